@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,10 +50,6 @@ class AlignmentOptions(LabelOptions):
         metavar="FILE",
     )
     align_target: Path | None = option(None, "The target lines of --align-corpus.", metavar="FILE")
-    aligner: Literal["auto", "own", "systran"] = option(
-        "auto",
-        "What aligns without --alignments; auto: systran-align where it is installed, else our own.",
-    )
 
 
 @analysis
@@ -64,8 +60,7 @@ class Alignment(Analysis):
     `aligned_fed` about that of y[t], `aligned_next` about that of y[t+2]. Positions count whose word has a link; the
     start is one of them. Words lie between spaces and tabs; a subword is of the word it begins in. Links are those
     of `--alignments` (Pharaoh format), or of an aligner trained on `--align-corpus` or on the text itself, if it has
-    1,000 lines: systran-align where that is installed, else fast_align's model (Dyer et al. 2013, both directions,
-    grow-diag-final-and).
+    1,000 lines: fast_align's model (Dyer et al. 2013, both directions, grow-diag-final-and).
 
     `aer_…` is the alignment error rate of Och & Ney (2003), 1 − (|A∩S| + |A∩P|) / (|A| + |S|), over words: A pairs
     the word with the argmax of each of its positions, S are sure links of words that positions are about, P sure and
@@ -141,7 +136,6 @@ class Alignment(Analysis):
             options.alignments,
             first=options.alignments_first,
             training=(options.align_corpus, options.align_target),
-            aligner=options.aligner,
         )
         self.offsets = self._offsets(self.links)
 

@@ -70,7 +70,6 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
 
 
 def _touched(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
-    """First and last token that each subword overlaps. Returns None if a subword overlaps no token."""
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
     touched: dict[int, Span] = {}
     for subword, span in enumerate(spans):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from queue import Full, Queue
-from threading import Event, Thread
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -39,48 +38,16 @@ from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
 
 T = TypeVar("T")
-PATIENCE = 0.1  # seconds after which the thread looks whether anybody still waits for it
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items in the same order; the next one is made in a thread meanwhile.
-
-    An error of `items` is raised where its item would have come. Whoever stops early ends the thread.
-    """
-    made: Queue[tuple[T | None, BaseException | None]] = Queue(maxsize=1)
-    over = Event()
-
-    def put(item: T | None, error: BaseException | None) -> None:
-        while not over.is_set():
-            try:
-                return made.put((item, error), timeout=PATIENCE)
-            except Full:
-                continue
-
-    def make() -> None:
-        try:
-            for item in items:
-                put(item, None)
-                if over.is_set():
-                    return
-        except BaseException as error:  # raised by the one who waits
-            put(None, error)
-        else:
-            put(None, StopIteration())
-
-    thread = Thread(target=copy_context().run, args=(make,), daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = made.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
+    """The same items in the same order; the next one is made in a thread meanwhile."""
+    over, context = object(), copy_context()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting = pool.submit(context.run, next, items, over)
+        while (item := waiting.result()) is not over:
+            waiting = pool.submit(context.run, next, items, over)
             yield item  # type: ignore[misc]
-    finally:
-        over.set()
-        thread.join()
 
 
 DEFAULT_LIMIT = 512
@@ -271,7 +238,6 @@ def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses:
 
 
 def _contrasts(group: list[_EncodedSentence]) -> Contrasts | None:
-    """What belongs to prompts; None for sentences that are none."""
     corrupt = [entry.corrupt for entry in group if entry.corrupt is not None]
     contrasts = [entry.sentence.contrast for entry in group if entry.sentence.contrast is not None]
     if not corrupt:
@@ -305,18 +271,6 @@ SHARE = 0.6  # of the memory that is free; texts that come later may need more t
 ASKED = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
 
 
-class Memory(Protocol):
-    """The memory of a device."""
-
-    def free(self) -> int:
-        """Bytes that are free for new tensors."""
-        ...
-
-    def peak(self, work: Callable[[], object]) -> int:
-        """Bytes of all tensors that were there at once while some work was done, beyond those of before."""
-        ...
-
-
 class DeviceMemory:
     """What torch knows of an accelerator's memory: of CUDA's, and of devices with the same functions."""
 
@@ -324,19 +278,19 @@ class DeviceMemory:
         self.device, self.of = device, getattr(torch, device.type)
 
     def free(self) -> int:
-        """What nobody has, and what torch keeps for new tensors."""
+        """Bytes that nobody has, and that torch keeps for new tensors."""
         unused: int = self.of.memory_reserved(self.device) - self.of.memory_allocated(self.device)
         return int(self.of.mem_get_info(self.device)[0]) + unused
 
     def peak(self, work: Callable[[], object]) -> int:
-        """See `Memory`."""
+        """Bytes of all tensors that were there at once while some work was done, beyond those of before."""
         before: int = self.of.memory_allocated(self.device)
         self.of.reset_peak_memory_stats(self.device)
         work()
         return int(self.of.max_memory_allocated(self.device)) - before
 
 
-def memory_of(device: torch.device) -> Memory | None:
+def memory_of(device: torch.device) -> DeviceMemory | None:
     """The memory of an accelerator. Returns None if torch cannot tell."""
     of: Any = getattr(torch, device.type, None)
     return DeviceMemory(device) if device.type != "cpu" and all(hasattr(of, name) for name in ASKED) else None
@@ -363,18 +317,16 @@ def automatic_tokens(
     *,
     limit: int,
     default: int = DEFAULT_TOKENS,
-    memory: Memory | None = None,
+    memory: DeviceMemory | None = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
-    """How many positions a batch should have: on an accelerator as many as memory allows; and what there is to say.
+    """Positions of a batch, by a trial as many as an accelerator's memory allows, and what there is to say.
 
-    By a trial, which is made where it is needed; None: there is nothing to try. Several processes take what the
-    smallest device allows. `memory` is the device's, if that can tell.
+    Several processes take what the smallest device allows. `memory` is the device's, if that can tell.
     """
-    memory = memory or memory_of(device)
     if device.type == "cpu":
         return default, ""
-    if memory is None:
+    if (memory := memory or memory_of(device)) is None:
         return default, (
             f"--batch-tokens auto: {device.type} does not say how much memory is free, so batches have "
             f"{default:,} positions; give a number where more fit"
@@ -384,7 +336,7 @@ def automatic_tokens(
     return min(processes.all(tokens)), ""
 
 
-def fitting_tokens(trial: BatchTrial, memory: Memory, *, limit: int) -> int:
+def fitting_tokens(trial: BatchTrial, memory: DeviceMemory, *, limit: int) -> int:
     """The positions of a batch for which memory suffices, a multiple of 2,048, by what a trial needs.
 
     `limit` is the longest sentence that may come: attention needs more for each position of a longer one.

@@ -249,7 +249,6 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
 
 
 def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
-    """Pairs of texts with a tab between."""
     for sentence in lines:
         first, _, second = sentence.source.partition("\t")
         if is_empty(first) or is_empty(second) or "\t" in second:

@@ -181,7 +181,6 @@ class Batch:
         return self._changed(lambda tensor: pinned(tensor, device))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """With all tensors changed but `indices`."""
         return replace(
             self,
             source=self.source.changed(change),

@@ -68,7 +68,6 @@ def prompt_ids(encoder: Encodes, text: str, *, special: bool = True) -> list[int
 
 
 def _add(waiting: list[str], encoder: Encodes, sentences: list[str], lengths: list[int]) -> None:
-    """Encode the waiting sentences and put them to the others."""
     if waiting:
         encoded = encoder.encode(waiting, side="source", limit=10**9)
         sentences += waiting

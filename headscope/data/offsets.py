@@ -63,7 +63,6 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Length of the common prefix of two lists of ids."""
     length = 0
     while length < min(len(ids), len(others)) and ids[length] == others[length]:
         length += 1
@@ -73,7 +72,6 @@ def _common(ids: Sequence[int], others: Sequence[int]) -> int:
 def _verified_spans(
     text: str, subwords: Sequence[str], spans: Sequence[Span | None], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
-    """The spans, empty for whitespace, if the subwords spell the text in any convention; else None."""
     groups = _groups(len(text), spans)
     if groups is None:
         return None
@@ -119,7 +117,6 @@ def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: 
 def _searched_spans(
     text: str, subwords: Sequence[str], special: Sequence[bool], is_unknown: Sequence[bool]
 ) -> list[Span | None] | None:
-    """Spans found by searching the subwords' characters, first exactly, then by looser comparisons."""
     levels: tuple[Level, ...] = ("written", "marks", "bare")
     for level in levels:
         folded_text = _FoldedText(text, level)
@@ -198,7 +195,6 @@ def _runs(spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[li
 
 
 def _spell(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
-    """The folded text that subwords spell together, and the range of it that each contributes to."""
     try:
         spelling = b"".join(spelled).decode()
     except UnicodeDecodeError:

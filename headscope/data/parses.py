@@ -93,8 +93,6 @@ class _Word:
 
 @dataclass
 class _Sentence:
-    """Rows of one sentence, checked as they are read."""
-
     path: str | PathLike[str]
     text: str | None = None
     forms: list[tuple[int, str, bool]] = field(default_factory=list)  # line, form, space after

@@ -13,11 +13,11 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headscope.data.parses import Parse, Relation, Token, main_type
 from headscope.errors import DataError
@@ -26,7 +26,7 @@ PROCESSORS = ("tokenize", "mwt", "pos", "lemma", "depparse")
 OPTIONAL = {"mwt"}  # languages without multiword tokens have no model for them
 LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
 LONGEST_LINE = 5000  # the parser needs memory quadratic in the words; such a line fits no model anyway
-CACHE_FORMAT = f"2 {LONGEST_TOKEN} {LONGEST_LINE}"
+CACHE_FORMAT = f"3 {LONGEST_TOKEN} {LONGEST_LINE}"
 
 
 def parse_with_stanza(
@@ -41,10 +41,9 @@ def parse_with_stanza(
 ) -> Iterator[Parse]:
     """One parse per line, in order; a line of several sentences gives the tokens and relations of all.
 
-    `resources` is the directory of a stanza download (default: stanza's own, which STANZA_RESOURCES_DIR
-    sets); nothing is downloaded unless `download`. Parses are cached in `cache_dir`
-    (default: headscope/parses in the user's cache) once all lines are done. A line of more than 5,000
-    characters, or one whose tokens stanza does not locate, gives a parse without tokens, which cannot be
+    `resources` is the directory of a stanza download (default: stanza's own, which STANZA_RESOURCES_DIR sets). Parses
+    are cached in `cache_dir` (default: headscope/parses in the user's cache) once all lines are done. A line of more
+    than 5,000 characters, or one whose tokens stanza does not locate, gives a parse without tokens, which cannot be
     aligned. DataError, before the first parse, where a model is missing or does not load.
     """
     lines = lines if isinstance(lines, Sequence) else list(lines)
@@ -55,7 +54,7 @@ def parse_with_stanza(
         content = line.encode(errors="surrogatepass")
         digest.update(b"%d:%b" % (len(content), content))
     cache = (Path(cache_dir) if cache_dir else _default_cache()) / f"{digest.hexdigest()}.jsonl"
-    if _is_complete(cache, len(lines)):
+    if cache.is_file():
         return _cached(cache, lines)
     return _caching(cache, _parses(_pipeline(models, use_gpu), lines, batch))
 
@@ -72,7 +71,10 @@ class _Models:
 
 
 def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool) -> _Models:
-    directory = Path(resources or os.environ.get("STANZA_RESOURCES_DIR") or _stanza_home())
+    if not (chosen := resources or os.environ.get("STANZA_RESOURCES_DIR")):
+        with _quiet():
+            from stanza.resources.common import DEFAULT_MODEL_DIR as chosen
+    directory = Path(chosen)
     try:
         return _installed(lang, directory)
     except DataError:
@@ -92,16 +94,13 @@ def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool)
     return _installed(lang, directory)
 
 
-def _stanza_home() -> str:
-    with _quiet():
-        from stanza.resources.common import DEFAULT_MODEL_DIR
-
-        return str(DEFAULT_MODEL_DIR)
-
-
 def _installed(lang: str, directory: Path) -> _Models:
-    """The default models of a language; DataError where a file is missing."""
-    listed = _listing(directory)
+    path = directory / "resources.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        listed = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise _missing(f"no stanza models: cannot read {path}") from None
     lang = lang.strip().lower()
     lang = listed.get(lang, {}).get("alias", lang)
     packages = listed.get(lang, {}).get("packages", {}).get("default", {})
@@ -113,18 +112,6 @@ def _installed(lang: str, directory: Path) -> _Models:
         raise _missing(f"stanza has no {absent[0]} model for language {lang!r} in {directory}")
     processors = {name: packages[name] for name in PROCESSORS if name in packages}
     return _Models(lang, directory, processors, tuple(_files(lang, directory, processors, listed[lang])))
-
-
-def _listing(directory: Path) -> dict[str, dict[str, Any]]:
-    """The languages of resources.json."""
-    path = directory / "resources.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: entry for name, entry in content.items() if isinstance(entry, dict)}
-    except OSError as error:
-        raise _missing(f"no stanza models: cannot read {path} ({error.strerror})") from None
-    except (ValueError, AttributeError, RecursionError):
-        raise _missing(f"no stanza models: {path} is not a stanza resources file") from None
 
 
 def _files(lang: str, directory: Path, packages: dict[str, str], listed: dict[str, Any]) -> Iterator[str]:
@@ -233,7 +220,7 @@ def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
     return token.text == "<UNK>" or "".join(token.text.split()) == "".join(line[start:end].split())
 
 
-# The cache: a JSON line per parse, and a last one with the digest of those before it.
+# The cache: a JSON line per parse.
 
 
 def _default_cache() -> Path:
@@ -241,77 +228,31 @@ def _default_cache() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "headscope" / "parses"
 
 
-def _is_complete(path: Path, count: int) -> bool:
-    """Whether a cache file exists, is complete and has its digest."""
-    digest, rows, last = hashlib.sha256(), 0, b""
-    try:
-        with path.open("rb") as stream:
-            for line in stream:
-                if last:
-                    digest.update(last)
-                    rows += 1
-                last = line
-        return rows == count and bool(json.loads(last) == {"sha256": digest.hexdigest()})
-    except (OSError, ValueError):
-        return False
-
-
 def _cached(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
     with path.open(encoding="utf-8") as stream:
-        for line, row in zip(lines, stream, strict=False):
-            tokens, relations = json.loads(row)
-            yield Parse(line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations))
+        try:
+            for line, row in zip(lines, stream, strict=True):
+                tokens, relations = json.loads(row)
+                yield Parse(line, tuple(Token(*token) for token in tokens), tuple(Relation(*r) for r in relations))
+        except (TypeError, ValueError):
+            raise DataError(f"{path} is damaged; delete it, and the text is parsed again") from None
 
 
 def _caching(path: Path, parses: Iterable[Parse]) -> Iterator[Parse]:
-    """The parses, written to the cache as they pass; the file is renamed to `path` after the last one."""
-    cache = _CacheFile(path)
+    """The parses, kept in a file that gets its name after the last one; none where it cannot be written."""
     try:
-        for parse in parses:
-            cache.add(parse)
-            yield parse
-        cache.finish()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", encoding="utf-8", delete=False)  # noqa: SIM115
+    except OSError:
+        yield from parses
+        return
+    try:
+        with stream:
+            for parse in parses:
+                tokens = [(token.start, token.end, token.tag, token.lemma) for token in parse.tokens]
+                relations = [(r.relation, r.head, r.dependent) for r in parse.relations]
+                stream.write(json.dumps([tokens, relations], separators=(",", ":")) + "\n")
+                yield parse
+        os.replace(stream.name, path)
     finally:
-        cache.discard()
-
-
-class _CacheFile:
-    """A cache file that is being written; where that fails there is no cache, and parsing continues."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.digest = hashlib.sha256()
-        self.stream: IO[bytes] | None = None
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.stream = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
-
-    def add(self, parse: Parse) -> None:
-        tokens = [(token.start, token.end, token.tag, token.lemma) for token in parse.tokens]
-        relations = [(r.relation, r.head, r.dependent) for r in parse.relations]
-        row = json.dumps([tokens, relations], separators=(",", ":")).encode() + b"\n"
-        self.digest.update(row)
-        self._write(row)
-
-    def finish(self) -> None:
-        self._write(json.dumps({"sha256": self.digest.hexdigest()}).encode() + b"\n")
-        if self.stream is not None:
-            with suppress(OSError):
-                self.stream.close()
-                os.replace(self.stream.name, self.path)
-
-    def discard(self) -> None:
-        """Remove the unfinished file, if there is one."""
-        if self.stream is not None:
-            with suppress(OSError):
-                self.stream.close()
-            with suppress(OSError):
-                os.unlink(self.stream.name)
-            self.stream = None
-
-    def _write(self, row: bytes) -> None:
-        if self.stream is not None:
-            try:
-                self.stream.write(row)
-            except OSError:
-                self.discard()
+        Path(stream.name).unlink(missing_ok=True)

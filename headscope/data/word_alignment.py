@@ -1,18 +1,14 @@
 """Which word translates which: links from a file (Pharaoh format), or by an aligner trained on parallel text.
 
 Words are what spaces and tabs separate, as fast_align counts them; other white space is part of a word. The aligner is
-fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose
-prior prefers the diagonal, λ fitted, lexical probabilities by variational Bayes), in both directions, joined by
-grow-diag-final-and (Koehn et al. 2003). All tokens of all sentences
-are laid out flat, one cell for each pair of a source and a target word, so that there are loops over iterations and
-chunks of sentences only.
+fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose prior prefers the diagonal, λ fitted, lexical
+probabilities by variational Bayes), in both directions, joined by grow-diag-final-and (Koehn et al. 2003). Tokens are
+laid out flat, one cell for each pair of a source and a target word of the same sentence.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from scipy.special import digamma
 
 from headscope.data.lines import raw_lines
 from headscope.data.offsets import Span
-from headscope.errors import ConfigError, DataError
+from headscope.errors import DataError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -288,11 +284,7 @@ def _fit(
 
 def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
     """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities in which rare pairs are discounted."""
-    above, below = (
-        torch.digamma(torch.as_tensor(part, dtype=torch.float64)).numpy()
-        for part in (counts + ALPHA, totals + ALPHA * kinds)
-    )
-    shares: Floats = np.exp(above - below)
+    shares: Floats = np.exp(digamma(counts + ALPHA) - digamma(totals + ALPHA * kinds))
     return shares
 
 
@@ -342,7 +334,6 @@ def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
 
 
 def _first(candidates: Bools, axis: int) -> Bools:
-    """The first one along an axis."""
     first = np.zeros_like(candidates)
     np.put_along_axis(first, candidates.argmax(axis=axis, keepdims=True), True, axis=axis)
     return first & candidates
@@ -356,39 +347,3 @@ def _shifted(links: Bools, way: tuple[int, int]) -> Bools:
     (e, f), (g, h) = ((max(-step, 0), size + min(-step, 0)) for step, size in zip(way, (m, n), strict=True))
     moved[:, a:b, c:d] = links[:, e:f, g:h]
     return moved
-
-
-def has_systran() -> bool:
-    """Whether the package systran-align is installed."""
-    return importlib.util.find_spec("systran_align") is not None
-
-
-@dataclass(frozen=True)
-class Systran:
-    """The aligner of the package systran-align: fast_align with its usual options."""
-
-    aligner: Any
-
-    @classmethod
-    def train(cls, pairs: Iterable[Pair]) -> tuple[Systran, int]:
-        """One trained on parallel lines, and how many; ConfigError where the package is not installed."""
-        if not has_systran():
-            raise ConfigError("--aligner systran needs the package systran-align; install it, or take --aligner own")
-        import systran_align  # type: ignore[import-not-found]
-
-        with tempfile.TemporaryDirectory() as folder:
-            text, forward, backward = (str(Path(folder) / name) for name in ("text", "forward", "backward"))
-            count = 0
-            with open(text, "w", encoding="utf-8") as file:
-                for count, (source, target) in enumerate(pairs, start=1):  # noqa: B007
-                    file.write(f"{' '.join(words_of(source))} ||| {' '.join(words_of(target))}\n")
-            usual = {"favor_diagonal": True, "optimize_tension": True, "variational_bayes": True}
-            systran_align.generate_alignment_probabilities(text, forward, backward, **usual)
-            return cls(systran_align.Aligner(forward, backward)), count
-
-    def align(self, pairs: Sequence[Pair]) -> list[Links]:
-        """The links of parallel lines, all of them sure."""
-        found = [self.aligner.align(words_of(source), words_of(target))["alignments"] for source, target in pairs]
-        return [
-            Links(np.array(links, dtype=np.int64).reshape(-1, 2), np.ones(len(links), dtype=bool)) for links in found
-        ]

@@ -20,7 +20,7 @@ from headscope.data.batching import (
     UNCUT,
     BatchingOptions,
     BatchTrial,
-    Memory,
+    DeviceMemory,
     Omissions,
     ahead,
     automatic_tokens,
@@ -253,7 +253,7 @@ def batch_tokens(
     analyses: Sequence[type[Analysis]],
     options: RunOptions,
     *,
-    memory: Memory | None = None,
+    memory: DeviceMemory | None = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
     """How many positions a batch should have, and what there is to say: `headscope.data.batching.automatic_tokens`.

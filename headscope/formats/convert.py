@@ -90,7 +90,6 @@ def goals() -> list[str]:
 
 
 def _card(checkpoint: Checkpoint, written: Conversion, goal: str, difference: float) -> Card:
-    """What the folder's README says."""
     name = Path(checkpoint.path).name
     made = f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})"
     proof = f"{written.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"

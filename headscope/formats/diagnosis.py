@@ -119,7 +119,6 @@ def explained(path: Path, formats: Formats) -> Iterator[None]:
 
 
 def _file_of_folder(path: Path, formats: Formats) -> str | None:
-    """A file of a checkpoint that is a folder."""
     if path.is_file() and not is_lfs_pointer(path) and any(each.recognise(path.parent) for _, each in formats):
         return f"{path} is a file of a checkpoint; give its folder, {path.parent}"
     return None
@@ -206,7 +205,6 @@ def _without_config(path: Path, formats: Formats) -> str | None:
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Names of the files of a folder that match any of the patterns."""
     return sorted({file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
@@ -237,7 +235,6 @@ def _is_model(head: bytes) -> bool:
 
 
 def _number(path: Path) -> int:
-    """The number that a name ends with, -1 for others."""
     digits = re.search(r"(\d{1,18})$", path.stem)
     return int(digits[1]) if digits else -1
 
@@ -270,7 +267,6 @@ def _results(path: Path, formats: Formats) -> str | None:
 
 
 def _instead(record: Mapping[str, Any], inside: Sequence[str]) -> str:
-    """What to give in the place of results: a checkpoint among them, or the one that they are about."""
     if inside:
         return f"give one that lies in it: {shortlist(inside)}"
     source = record.get("checkpoint", record.get("source"))

@@ -128,7 +128,6 @@ class Card:
         return "\n".join(parts)
 
     def _head(self) -> list[str]:
-        """The metadata as YAML: JSON is YAML too."""
         lines = [f"{name}: {json.dumps(value)}" for name, value in self.metadata.items()]
         return ["\n".join(["---", *lines, "---", ""])] if lines else []
 

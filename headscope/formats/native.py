@@ -168,7 +168,6 @@ def opened_dtype(dtype: str, stored: Mapping[str, torch.dtype], device: str) -> 
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """sha256 of what a config file says, whatever the order and layout of its lines."""
     values = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 

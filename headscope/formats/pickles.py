@@ -70,7 +70,6 @@ def rows_of(value: object) -> list[NDArray[Any]] | None:
 
 
 def _described(value: object) -> tuple[tuple[int, ...], str, object] | None:
-    """Shape, type and content as an array's state (version, shape, dtype, Fortran order, content) says them."""
     if not (isinstance(value, StubType) and value.name.endswith("multiarray._reconstruct")):
         return None
     state = value.state

@@ -1,9 +1,8 @@
 """The one reader of pickles that others wrote: nothing that a file names is imported or called.
 
-A pickle is a program. `Unpickler` is Python's own with a short list of instructions, names and steps; a class is at
-most a `StubType` that keeps its name, arguments and state. `torch.load(weights_only=True)` reads torch files alone, does
-not bound the steps that a file takes (hashing one key can take for ever), and refuses classes that are not installed and
-listed by name, as those of fairseq's and omegaconf's configs are.
+A pickle is a program. `Unpickler` is Python's own with few instructions, names and steps; a class is at most a
+`StubType` that keeps its name, arguments and state. `torch.load(weights_only=True)` reads torch files alone, does not
+bound the steps (hashing one key can take for ever), and refuses classes that are not installed, as fairseq's.
 """
 
 from __future__ import annotations
@@ -227,7 +226,6 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Stor
 
 
 def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
-    """A numpy number as a Python one."""
     kind: Sequence[Any] = _as(StubType, dtype).args
     spelled = kind[0] if kind else None
     if not isinstance(spelled, str) or spelled not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
@@ -274,10 +272,10 @@ _KEYS = {
     pickle.ADDITEMS: slice(None),
 }
 _PLAIN = (
-    "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE "
-    "BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_DICT "
-    "EMPTY_LIST EMPTY_TUPLE EMPTY_SET LIST TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET "
-    "BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BINPERSID"
+    "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
+    "UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 "
+    "EMPTY_DICT EMPTY_LIST EMPTY_TUPLE EMPTY_SET LIST TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS PUT BINPUT LONG_BINPUT "
+    "MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BINPERSID"
 )
 _OURS = pickle._Unpickler.dispatch
 Unpickler.dispatch = _Instructions(

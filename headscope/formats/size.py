@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -21,6 +19,7 @@ from headscope.model.forward import ModelInputs, outputs
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import parameters_by_part, written_type
+from headscope.model.taps import frozen_parameters
 
 
 @dataclass(frozen=True)
@@ -80,62 +79,23 @@ def flops(checkpoint: Checkpoint, batch: ModelInputs) -> Counter[str]:
     Those of "all", within "attention" modules, and of the "output" layer.
     """
     model, output = checkpoint.model, _embedding(checkpoint.model, "get_output_embeddings")
-    products = _Products()
-    with ExitStack() as stack, through_attend(model):
+    calls, counter, counts = checkpoint.attention_sites.calls, FlopCounterMode(display=False), Counter[str]()
+
+    def count(kind: str, sign: int, *_: Any) -> None:
+        counts[kind] += sign * counter.get_total_flops()
+
+    with ExitStack() as stack, through_attend(model), frozen_parameters(model), counter:
         for part in model.modules():
-            kind = "attention" if id(part) in checkpoint.attention_sites.calls else "output" if part is output else ""
+            kind = "attention" if id(part) in calls else "output" if part is output else ""
             if kind:
-                stack.enter_context(products.within(part, kind))
-        stack.enter_context(products)
+                stack.enter_context(part.register_forward_pre_hook(partial(count, kind, -1)))
+                stack.enter_context(part.register_forward_hook(partial(count, kind, 1)))
         outputs(model, batch)
-    return products.counts
-
-
-class _Products(TorchDispatchMode):
-    """Counts by torch's formulas; its own FlopCounterMode follows every module too, and takes twice the time."""
-
-    supports_higher_order_operators = True  # what is within them is not counted
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts, self.inside = Counter[str](), ["all"]
-
-    @contextmanager
-    def within(self, part: nn.Module, kind: str) -> Iterator[None]:
-        """In the block what this module computes is counted as of this kind, too."""
-        hooks = (
-            part.register_forward_pre_hook(lambda *_: self.inside.append(kind)),
-            part.register_forward_hook(lambda *_: self.inside.remove(kind), always_call=True),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        count, kwargs = flop_registry.get(getattr(func, "_overloadpacket", func)), kwargs or {}
-        if count is None and _made_of_others(func):
-            with self:
-                return func.decompose(*args, **kwargs)
-        result = func(*args, **kwargs)
-        if count is not None:
-            self.counts.update(dict.fromkeys(self.inside, count(*args, **kwargs, out_val=result)))
-        return result
-
-
-@functools.cache
-def _made_of_others(func: Any) -> bool:
-    """Whether an operation has no kernel of its own, as `linear` in inference mode."""
-    return isinstance(func, OpOverload) and bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    )
+    counts["all"] = counter.get_total_flops()
+    return counts
 
 
 def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
-    """The input embedding or the output layer of a model; None where it has no such."""
     if isinstance(model, Transformer):
         return model.output if getter == "get_output_embeddings" else model.decoder.embeddings.tokens
     try:

@@ -220,7 +220,6 @@ class TransformerCheckpoint(Checkpoint):
         }
 
     def _searching(self, options: TranslateOptions) -> SearchConfig:
-        """The checkpoint's own way to search, with what `options` says instead."""
         names = ("beam", "power", "max_ratio", "max_extra")
         settings = {name: value for name in names if (value := getattr(options, name)) is not None}
         if options.exact is not None:  # the rule of story-of-heads would stop early

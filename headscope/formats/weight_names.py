@@ -106,7 +106,6 @@ def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model
 
 
 def _position_type(config: Any) -> str:
-    """What earlier releases of transformers computed, of BERT and its like."""
     kind = getattr(config, "position_embedding_type", "absolute")
     return "" if kind == "absolute" else f", as position_embedding_type {str(kind)[:40]!r} of config.json needs"
 

@@ -214,8 +214,6 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     assert any("2 lines more than the text" in remark for remark in study(checkpoint, corpus, alignments=path).remarks)
     with pytest.raises(ConfigError):
         study(checkpoint, corpus, align_corpus=path)
-    with pytest.raises(ConfigError, match="--alignments has the links, --aligner own"):
-        study(checkpoint, corpus, alignments=path, aligner="own")
 
 
 def test_too_little_text_gives_the_score_alone_and_says_how_to_get_more() -> None:
@@ -229,7 +227,7 @@ def test_too_little_text_gives_the_score_alone_and_says_how_to_get_more() -> Non
 def test_an_aligner_needs_lines_that_it_can_be_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linked_words, "LEAST_PAIRS", SENTENCES)
     monkeypatch.setattr(word_alignment, "LONGEST", 1)
-    found = study(tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True), aligner="own")
+    found = study(tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True))
     assert any("0 parallel lines are too few" in remark and "words are needed" in remark for remark in found.remarks)
     assert "alignment" not in found.tables
 

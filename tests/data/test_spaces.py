@@ -48,7 +48,7 @@ def test_words_of_aligners_are_those_of_fast_align(space: str) -> None:
 def test_links_of_a_text_with_other_spaces_are_remarked(tmp_path: Path) -> None:
     (tmp_path / "links").write_text("1-1\n0-0\n")
     corpus = open_corpus(["a\u00a0b c", "d"], target=["x y", "z"])
-    links = links_of(corpus, tmp_path / "links", first=0, training=(None, None), aligner="auto")
+    links = links_of(corpus, tmp_path / "links", first=0, training=(None, None))
     assert np.array_equal(links.of(list(corpus))[0].pairs, [[1, 1]])
     assert any("1 lines have white space other than spaces" in remark for remark in links.remarks)
 

@@ -161,19 +161,16 @@ def test_other_models_are_another_key(fake: type[Fake], resources: Path, tmp_pat
     assert fake.built == 2 and len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda c: c[:-9], lambda c: c.replace(b"0", b"1", 1), lambda c: b"", lambda c: b"\xff" * 9]
-)
-def test_corrupt_cache_is_rebuilt(
+@pytest.mark.parametrize("spoil", [lambda c: c[:-9], lambda c: b"", lambda c: b"\xff" * 9])
+def test_a_corrupt_cache_is_named(
     fake: type[Fake], resources: Path, tmp_path: Path, spoil: Callable[[bytes], bytes]
 ) -> None:
     lines = ["a b c", "d"]
-    first = list(parse_with_stanza(lines, resources=resources, cache_dir=tmp_path))
+    list(parse_with_stanza(lines, resources=resources, cache_dir=tmp_path))
     (file,) = tmp_path.iterdir()
-    good = file.read_bytes()
-    file.write_bytes(spoil(good))
-    assert list(parse_with_stanza(lines, resources=resources, cache_dir=tmp_path)) == first
-    assert fake.built == 2 and file.read_bytes() == good
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(DataError, match=f"{file} is damaged; delete it"):
+        list(parse_with_stanza(lines, resources=resources, cache_dir=tmp_path))
 
 
 def test_unfinished_run_leaves_no_file(fake: type[Fake], resources: Path, tmp_path: Path) -> None:
@@ -252,7 +249,7 @@ def test_missing_models(resources: Path, tmp_path: Path, what: str, message: str
 
 
 def test_missing_directory_and_language(resources: Path, tmp_path: Path) -> None:
-    looked = re.escape(f"cannot read {tmp_path / 'none' / 'resources.json'} (No such file or directory)")
+    looked = re.escape(f"cannot read {tmp_path / 'none' / 'resources.json'}")
     with pytest.raises(DataError, match=f"no stanza models: {looked}{HINT}"):
         parse_with_stanza(["a"], resources=tmp_path / "none")
     with pytest.raises(DataError, match=rf"'de'.*en\){HINT}"):

@@ -32,7 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 DAMAGED_NUMBERS: tuple[Any, ...] = (
     [9, 9, 9],
-    [3, 4, 9],
     [3, 4, 4],
     [-1, 4, 5],
     [3, 4],
@@ -40,15 +39,13 @@ DAMAGED_NUMBERS: tuple[Any, ...] = (
     [3, 4, "5"],
     [0, True, 3],
 )
-DAMAGED_NUMBERS += ([3, 4, 5.0], [3, 4, None], [3, 4, [5]], [3, 4, 10**400], None, "345", 3, {"a": 3})
+DAMAGED_NUMBERS += ([3, 4, 5.0], [3, 4, None], [3, 4, [5]], None, "345", 3, {"a": 3})
 KEPT = {"decoder-self": {"0": [3, 4, 5], "1": [0, 1, 2, 3, 4, 5]}}
 DAMAGED: list[Any] = [
     *({"decoder-self": {**KEPT["decoder-self"], "0": numbers}} for numbers in DAMAGED_NUMBERS),
     {"decoder-self": {"0": [3, 4, 5]}},
     {"decoder-self": {**KEPT["decoder-self"], "7": [0]}},
     {"decoder-self": {**KEPT["decoder-self"], "x": [0]}},
-    {"decoder-self": {**KEPT["decoder-self"], "1": [0, 1, 2, 3, 4, 6]}},
-    {**KEPT, "decoder": {}},
     *({"encoder-self": KEPT["decoder-self"]}, {"0": [9, 9, 9]}, {"decoder-self": [[3, 4, 5]]}, {}, [], "x", 3, None),
 ]
 

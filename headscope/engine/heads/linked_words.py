@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from headscope.data.encoded import Side, SideName
 from headscope.data.lines import in_step, read_lines
 from headscope.data.word_alignment import (
     LONGEST,
+    Aligner,
     Bools,
     Ints,
     Links,
     Pair,
-    Systran,
     check_links,
     has_other_spaces,
-    has_systran,
     read_links,
     train,
     trainable,
@@ -48,14 +47,6 @@ POSSIBLE, SURE, SHUFFLED = 1, 2, 4
 SAID = 20  # lines with links that show from where words are counted
 
 
-class Aligns(Protocol):
-    """What gives parallel lines their links."""
-
-    def align(self, pairs: Sequence[Pair]) -> list[Links]:
-        """The links of each pair of lines."""
-        ...
-
-
 @dataclass
 class SentenceLinks:
     """The links of a corpus: of a file, as `filed` (pairs [n 2], which are sure [n], ends of lines), or by `aligner`.
@@ -66,7 +57,7 @@ class SentenceLinks:
     corpus: Corpus
     name: str = "none"
     filed: tuple[Ints, Ints, Ints] | None = None
-    aligner: Aligns | None = None
+    aligner: Aligner | None = None
     remarks: list[str] = field(default_factory=list)
     window: dict[int, Sentence] = field(default_factory=dict)
     donors: list[tuple[Sentence, Links]] = field(default_factory=list)
@@ -136,7 +127,6 @@ def links_of(
     *,
     first: int,
     training: tuple[Path | None, Path | None],
-    aligner: str,
 ) -> SentenceLinks:
     """Links of a corpus with target: read from a file, or made by an aligner, where there is text enough to train it.
 
@@ -147,26 +137,23 @@ def links_of(
         raise ConfigError("--align-corpus and --align-target are the two sides of a text; give both")
     if path is not None and source is not None:
         raise ConfigError("--alignments has the links, --align-corpus is to train an aligner that makes some; give one")
-    if path is not None and aligner != "auto":
-        raise ConfigError(f"--alignments has the links, --aligner {aligner} is to make some; give one")
     if path is not None:
         return _links_of_file(corpus, path, first)
     pairs: Iterator[Pair] = ((sentence.source, sentence.target or "") for sentence in corpus)
     if source is not None and target is not None:
         pairs = in_step(read_lines(source), read_lines(target), (str(source), str(target)))
-    chosen = aligner if aligner != "auto" else "systran" if has_systran() else "own"
-    pairs, short = (trainable(pairs), f" of at most {LONGEST} words") if chosen == "own" else (pairs, "")
+    pairs = trainable(pairs)
     lines = list(islice(pairs, LEAST_PAIRS))
     if len(lines) < LEAST_PAIRS:
         advice = "give --alignments FILE, or --align-corpus and --align-target, the text that the model was trained on"
         remark = (
-            f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,}{short} are needed; "
-            f"{advice}"
+            f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,} of at most {LONGEST} "
+            f"words are needed; {advice}"
         )
         return SentenceLinks(corpus, remarks=[remark])
     where = "the text" if source is None else source.name
-    made, count = (Systran.train if chosen == "systran" else train)(chain(lines, pairs))
-    return SentenceLinks(corpus, name=f"{chosen}({where}:{count})", aligner=made)
+    aligner, count = train(chain(lines, pairs))
+    return SentenceLinks(corpus, name=f"own({where}:{count})", aligner=aligner)
 
 
 def _sizes(sentence: Sentence) -> tuple[int, int]:

@@ -197,7 +197,6 @@ def _style(settings: Settings) -> str:
 
 
 def _listed(value: Any) -> list[str]:
-    """The texts of a list, or of a text with commas."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
     return [part for part in parts if isinstance(part, str) and part]
 

@@ -185,7 +185,6 @@ def _write_file(path: Path, options: Mapping[str, Any], weights: Mapping[str, Te
 
 
 def _pruned(checkpoint: FairseqCheckpoint) -> bool:
-    """Whether some layers have fewer heads than the options say."""
     config = checkpoint.model.config
     full = {stack.d_model // stack.d_head for stack in (config.encoder, config.decoder) if stack is not None}
     return bool(set(checkpoint.layout.values()) - full)
@@ -196,7 +195,6 @@ FORMATS.register("fairseq", FAIRSEQ, where=__name__)
 
 
 def _notes(checkpoint: FairseqCheckpoint) -> tuple[str, ...]:
-    """What fairseq and its fork cannot do with a file that has lost heads."""
     notes = []
     if checkpoint.origin.folded:
         notes.append("the matrices that mix heads are folded into the output projections: no longer a file of the fork")
@@ -219,7 +217,6 @@ def _content(path: Path) -> Mapping[str, Any]:
 
 
 def _completed(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that older files leave out: a tied output, alphas of modules that were never mixed."""
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         for site, mixing, heads in _sites(stack):
             for layer in range(len(heads) if mixing else 0):

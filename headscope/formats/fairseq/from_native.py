@@ -157,7 +157,6 @@ def _begin(vocabulary: Vocabulary) -> int | None:
 
 
 def _lacking(own: Vocabulary, side: str) -> list[str]:
-    """Why the subwords of a side are no dictionary of fairseq's."""
     special = {"<s>": _begin(own), "<pad>": own.pad, "<unk>": own.unknown, "</s>": own.end}
     reasons = [f"its {LANGUAGES[side]} vocabulary has no id for {name}" for name, id_ in special.items() if id_ is None]
     if reasons:
@@ -174,7 +173,6 @@ def _lacking(own: Vocabulary, side: str) -> list[str]:
 
 
 def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
-    """What fairseq's Transformer has not."""
     sides = _sides(config)
     stacks = list(sides.values())
     reasons = {
@@ -209,7 +207,6 @@ def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
 
 
 def _renumber(weights: dict[str, Tensor], config: TransformerConfig, orders: Mapping[str, Sequence[int]]) -> None:
-    """Rows of embeddings and of the output matrix in fairseq's order."""
     for side in _sides(config):
         key = f"{side}.embeddings.tokens.weight"
         weights[key] = weights[key][list(orders[side])]
@@ -279,7 +276,6 @@ def _layer_keys(name: str, *, cross: bool) -> list[str]:
 
 
 def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_table: bool) -> dict[str, Any]:
-    """fairseq's options of the architecture, over the defaults of its tasks."""
     decoder, options = config.decoder, dict[str, Any](DEFAULTS)
     for side, stack in _sides(config).items():
         options |= {
@@ -315,7 +311,6 @@ def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_t
 
 
 def _notes(config: TransformerConfig, *, restarted: bool, of_fork: bool, folded: bool) -> tuple[str, ...]:
-    """What a user of the file should know."""
     notes = []
     if of_fork:
         notes.append("it has the matrices `alphas` of the fork MHR, which opens it; fairseq itself does not")

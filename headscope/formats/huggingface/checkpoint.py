@@ -149,7 +149,6 @@ class HuggingFaceCheckpoint(Predicting):
         return self._encoded(first, coded, "source")
 
     def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[TokenIds]:
-        """Ids cut at the limit, how many there were, and token types of pairs."""
         tokenizer = self._of_side("target" if "text_target" in arguments else "source")
         with TOKENISING:
             uncut = fitting = tokenizer(**arguments, verbose=False)
@@ -270,7 +269,6 @@ class HuggingFaceCheckpoint(Predicting):
 
     @property
     def _reads(self) -> str:
-        """What the model's main input is called: text models read input_ids."""
         return str(getattr(self.model, "main_input_name", "input_ids"))
 
     def _tokenizer(self) -> Any:

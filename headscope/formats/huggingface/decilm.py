@@ -42,7 +42,6 @@ def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[
 
 
 def _problems(values: dict[str, Any]) -> list[str]:
-    """Why such a Llama cannot be built; nothing where it can."""
     blocks, heads = values["block_configs"], values["num_attention_heads"]
     if len(blocks) != values["num_hidden_layers"]:
         return [f"block_configs has {len(blocks)} layers, and num_hidden_layers is {values['num_hidden_layers']}"]

@@ -48,13 +48,11 @@ class Predicting(Checkpoint):
         return {side: of_side(read, side) for side in SIDE_NAMES}
 
     def _of_side(self, side: SideName) -> Any:
-        """The tokenizer with the vocabulary of a side."""
         self._tokenizer()
         return self._sides[side]
 
     @cached_property
     def _special(self) -> dict[SideName, frozenset[int]]:
-        """Ids of each side that stand for no text."""
         return {side: special_ids(of) if self.tokenizer else frozenset() for side, of in self._sides.items()}
 
     @property
@@ -260,17 +258,14 @@ class Predicting(Checkpoint):
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 
     def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
-        """What `generate` writes, with what it is begun with [b·n t]."""
         model: Any = self.model
         ids: Tensor = model.generate(**self._source(source), generation_config=config, logits_processor=processors)
         return ids
 
     def _begun(self) -> int:
-        """With how many tokens `generate` begins."""
         return 1
 
     def _generation_config(self, options: TranslateOptions) -> GenerationConfig:
-        """The checkpoint's own generation config, without sampling, with what `options` says instead."""
         model: Any = self.model
         if not (self.two_sided and model.can_generate()):
             raise CheckpointError(
@@ -354,7 +349,6 @@ class Predicting(Checkpoint):
         return scores
 
     def _forced(self, config: GenerationConfig, width: int) -> list[int]:
-        """Which of the first `width` generated ids are forced by the config."""
         longest = config.max_length or 0 if config.max_new_tokens is None else config.max_new_tokens + self._begun()
         first = [] if config.forced_bos_token_id is None else [self._begun() - 1]
         last = [] if config.forced_eos_token_id is None else [longest - 2]
@@ -373,7 +367,6 @@ def _changed(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _last(flags: Tensor) -> Tensor:
-    """The last of the flags [b t] in each row."""
     return flags & (flags.flip(1).cumsum(dim=1).flip(1) == 1)
 
 

@@ -11,7 +11,6 @@ comes from a file, so it is compared with the weights before anything counts on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,84 +30,32 @@ from headscope.model.projections import (
     graph_nodes,
     hooked_matrices,
     is_product,
-    output_axis,
     weight_of,
 )
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.taps import frozen_parameters, unclipped
 from headscope.model.transformers_models import is_linear
 
-MOST_HEADS = 10**6
 NumbersOfHeads = dict[str, dict[str, list[int]]]
 
 
 def check_kept_heads(model: nn.Module, path: str, sites: AttentionSites) -> None:
-    """CheckpointError where `config.kept_heads` of a narrowed model cannot be of its weights.
-
-    Every layer needs as many different numbers as it has heads, below the number that its plain class has.
-    """
-    kept = getattr(model.config, "kept_heads", None)
-    if problem := _problem(kept, sites, _heads_before(model, sites)):
-        raise CheckpointError(
-            f"{path}: kept_heads in config.json is damaged: {problem}; take the folder as `prune remove` wrote it"
-        )
-
-
-def _problem(kept: Any, sites: AttentionSites, before: dict[tuple[Site, int], int] | None) -> str:
-    """What is wrong with the numbers of heads; "" if nothing is. `before`: how many there were, where that is known."""
-    if not isinstance(kept, dict) or not all(isinstance(layers, dict) for layers in kept.values()):
-        return f"{_short(kept)} is no table of heads by site and layer"
-    known = {site.value for site, _ in sites.layout}
-    places = {(site.value, str(layer)): (site, layer) for site, layer in sites.layout}
-    stored = {(str(site), layer): numbers for site, layers in kept.items() for layer, numbers in layers.items()}
-    unknown = [site for site in kept if site not in {site.value for site in Site}]
-    unknown += [f"{site}.{layer}" for site, layer in stored if site in known and (site, layer) not in places]
-    if unknown:
-        return f"there is no {unknown[0]!r} in the model"
-    for name, (site, layer) in places.items():
-        heads, numbers = sites.layout[site, layer], stored.get(name)
-        most = MOST_HEADS if before is None else before.get((site, layer), heads)
-        if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
-            return f"{site}.{layer} needs a list of {heads} numbers, and has {_short(numbers)}"
-        if len(numbers) != heads or len(set(numbers)) != heads or not all(0 <= number < most for number in numbers):
-            return f"{site}.{layer} has {heads} heads, and {_short(numbers)} are not {heads} numbers below {most}"
-    return ""
-
-
-def _heads_before(model: nn.Module, sites: AttentionSites) -> dict[tuple[Site, int], int] | None:
-    """Heads in the plain class, where a layer has fewer now: its output projection has so many times fewer columns.
-
-    That is in the attention module, or beside it (BERT). None for a model that was not opened from a file.
-    """
-    plain: Any = getattr(model, "plain_shapes", None)
-    if plain is None:
-        return None
-    names = {id(parameter): name for name, parameter in base_of(model).named_parameters()}
-    before: dict[tuple[Site, int], int] = {}
-    for module in model.modules():
-        for site in sites.calls.get(id(module), ()):
-            around = model.get_submodule(site.name.rpartition(".")[0])
-            shares = [(now, whole) for part in (module, around) for now, whole in _columns(part, names, plain)]
-            now, whole = shares[0] if shares else (1, 1)
-            before[site.site, site.layer] = site.heads * whole // now
-    return before
-
-
-def _columns(part: nn.Module, names: dict[int, str], plain: dict[str, tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """Of every matrix that reads fewer numbers than in the plain class: how many it reads, now and there."""
-    for module in part.modules():
-        weight = getattr(module, "weight", None)
-        shape = plain.get(names.get(id(weight), ""), ())
-        axis = 1 - output_axis(module)
-        if len(shape) == 2 and weight is not None and shape[axis] > weight.shape[axis]:
-            yield int(weight.shape[axis]), shape[axis]
-
-
-def _short(value: Any) -> str:
+    """CheckpointError where `config.kept_heads` has not as many different numbers as a layer has heads, for each."""
+    kept: Any = getattr(model.config, "kept_heads", None)
+    known = {site for site, _ in sites.layout}
     try:
-        return repr(value)[:60]
-    except ValueError:  # a number of more digits than Python prints
-        return "something else"
+        numbers = {(Site(site), int(layer)): own for site, layers in kept.items() for layer, own in layers.items()}
+        own = {place: heads for place, heads in numbers.items() if place[0] in known}
+        fitting = own.keys() == sites.layout.keys() and all(
+            count == len(own[place]) == len({head for head in own[place] if type(head) is int and head >= 0})
+            for place, count in sites.layout.items()
+        )
+    except (AttributeError, TypeError, ValueError):
+        fitting = False
+    if not fitting:
+        raise CheckpointError(
+            f"{path}: kept_heads in config.json does not fit the weights; take the folder as `prune remove` wrote it"
+        )
 
 
 def renumbered(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOfHeads:
@@ -229,7 +176,6 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
 
 
 def _side(states: Tensor) -> StateParts:
-    """The parts of states [1 h t k]."""
     if states.grad_fn is None:
         return StateParts(why=NO_GRADIENT)
     units = list(states[0])
@@ -292,7 +238,6 @@ def _position_bias(call: AttentionCall) -> StateParts:
 
 
 def _reaches(states: Tensor, mask: Tensor | None) -> bool:
-    """Whether an additive mask is made of these states."""
     if mask is None or not mask.requires_grad or not states.requires_grad:
         return False
     return torch.autograd.grad(mask.sum(), states, retain_graph=True, allow_unused=True)[0] is not None

@@ -47,7 +47,6 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
 
 
 def _means(model: nn.Module, plan: RemovalPlan) -> list[_Mean]:
-    """What becomes the mean of what, layer by layer."""
     owners = {
         id(weight): (module, name)
         for module in model.modules()
@@ -97,14 +96,12 @@ def _pool(values: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def _pool_alike(parameters: Sequence[Tensor]) -> None:
-    """Put the mean of parameters in the place of each."""
     mean = torch.stack([parameter.double() for parameter in parameters]).mean(dim=0)
     for parameter in parameters:
         parameter.copy_(mean)
 
 
 def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:
-    """ConfigError where attention modules know no groups of keys."""
     for site in find_attention(model).order:
         module = model.get_submodule(site.name)
         grouped = any(hasattr(module, name) for name in (*GROUPS, *SHARING))

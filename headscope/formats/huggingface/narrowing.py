@@ -209,7 +209,6 @@ def _resize(module: Any, name: str, shape: tuple[int, ...]) -> None:
 
 
 def _sizes_of_weight(module: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What a module says of the size of its weight, besides the weight itself; nothing where it says nothing."""
     if isinstance(module, nn.Linear):
         return {"out_features": shape[0], "in_features": shape[1]}
     if isinstance(module, nn.Embedding):

@@ -232,7 +232,6 @@ def _config(path: str, options: dict[str, bool]) -> tuple[Any, frozenset[str]]:
 
 
 def _check_depth(config: Any) -> None:
-    """Refuse a config of absurdly many layers, which would be built before any weight is looked at."""
     for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
         layers = getattr(config, name, None)
         if isinstance(layers, int) and layers > MOST_LAYERS:
@@ -263,7 +262,6 @@ def _model_class(path: str, config: Any) -> Any:
 
 
 def _filled(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The model of a config and what transformers says of its weights."""
     model, info = load(_model_class(path, config))
     if not config.architectures and info["unexpected_keys"]:
         return _with_head(load, config) or (model, info)
@@ -301,7 +299,6 @@ def _multiplies_experts_at_once(model: PreTrainedModel) -> bool:
 
 
 def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[Any, str]:
-    """The tokenizer, or None and the reason."""
     files = [file for pattern in VOCABULARIES for file in folder.glob(pattern)]
     read = [file for file in files if file.name == VOCABULARIES[0]] or files
     if pointers := [file.name for file in read if is_lfs_pointer(file)]:
@@ -353,7 +350,6 @@ def _digest(folder: Path) -> str:
 
 @contextmanager
 def _quiet(path: str) -> Iterator[None]:
-    """Keep transformers' log lines and progress bars away; turn what it raises into one line."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         with quiet_transformers(), warnings.catch_warnings():
@@ -366,7 +362,6 @@ def _quiet(path: str) -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    """What is wrong and what to do, for what transformers and torch raise at broken checkpoints."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "trust_remote_code" in text or "custom code" in text:
         return "it needs program code of its own, which headscope never runs; take a model type of transformers"

@@ -30,7 +30,7 @@ from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
 from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
-from headscope.formats.huggingface.narrowing import Narrowed, narrow
+from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.attention import attend
 from headscope.model.removal_plan import RemovalPlan, padded_plan
@@ -61,12 +61,10 @@ def is_narrowed(config: Any) -> bool:
 
 @cache
 def narrowed_class(plain: Any) -> Any:
-    """The subclass of a transformers class that is narrowed as its config says; `plain_shapes` are those before."""
+    """The subclass of a transformers class that is narrowed as its config says."""
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, config, *args, **kwargs)
-        base = narrowing.without_task_head(self)
-        self.plain_shapes = {name: tuple(weight.shape) for name, weight in base.named_parameters()}
         narrow(self, getattr(config, "narrowed", None), empty=EMPTY)
 
     attributes = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}
@@ -106,9 +104,6 @@ def _classes(config: Any) -> dict[str, str]:
         if hasattr(transformers, model_class.__name__):
             classes[auto] = model_class.__name__
     return classes
-
-
-__all__ = ["EMPTY", "MODULE", "Narrowed", "is_narrowed", "narrowed_class", "plain_name", "write_code"]
 
 
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -237,7 +232,6 @@ def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint
 
 
 def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
-    """A model of the plain class, or of its stand-in, with the weights of a shrunk one."""
     weights = model.state_dict()
     reasons: list[str] = []
     shapes = {key: values.shape for key, values in weights.items()}
@@ -275,7 +269,6 @@ def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: lis
 
 
 def _sizes(config: Any, heads: int, groups: int) -> dict[str, int]:
-    """The entries of a config that say how many heads there are and how wide they are."""
     known = config.to_dict()
     number = next((name for name in COUNTS if name in known), COUNTS[1])
     width = next((name for name in WIDTHS if known.get(name)), WIDTHS[1])
@@ -290,7 +283,6 @@ def _sizes(config: Any, heads: int, groups: int) -> dict[str, int]:
 
 
 def _filled(cls: Any, config: Any, model: Any, weights: dict[str, Any]) -> Any:
-    """A model of the class with the weights, in the type and on the device of the shrunk one."""
     with quiet_transformers():
         built = cls._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
     if built.config._experts_implementation != model.config._experts_implementation:

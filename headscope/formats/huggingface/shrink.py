@@ -144,8 +144,6 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
 
 
 class _Cutter:
-    """Collects what changes, attention module by attention module."""
-
     def __init__(self, base: nn.Module, removal: RemovalPlan) -> None:
         self.done = Narrowing()
         self.removal = removal
@@ -254,7 +252,6 @@ class _Cutter:
             self.done.picked[name] = [number for unit in stays if (number := picked[unit]) is not None]
 
     def _listed(self, name: str) -> tuple[str, int]:
-        """The list of modules that a parameter is in, and the number of its module there."""
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             owner = ".".join(parts[:end])
@@ -288,7 +285,6 @@ class _Cutter:
         self.done.empty.append(name)
 
     def _owners(self, weight: Tensor) -> list[str]:
-        """The modules whose weight this is."""
         return [name.rpartition(".")[0] for name in self.names[id(weight)]]
 
 
@@ -327,7 +323,6 @@ def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: 
 
 
 def _code(module: nn.Module) -> str:
-    """The source of a module's forward pass; empty where there is none to read."""
     try:
         return inspect.getsource(inspect.unwrap(type(module).forward))
     except (OSError, TypeError):

@@ -155,7 +155,6 @@ def _rows(shape: Shape, loss: str) -> list[ArrayRule]:
 
 
 def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
-    """Our state dict; CheckpointError names missing arrays and those of another shape than expected."""
     with torch.device("meta"):
         expected = Transformer(shape.config).state_dict()
     table = _rows(shape, loss_scope(arrays, hp))
@@ -242,7 +241,6 @@ def _codes(bpe: Path | None, name: str) -> bytes | None:
 
 
 def _unfit(checkpoint: StoryCheckpoint) -> str | None:
-    """Why the format cannot hold a model any more."""
     shape, model = checkpoint.shape, checkpoint.model
     if model.config != shape.config:
         return "story-of-heads files hold one number of heads, so this is a native one"

@@ -215,7 +215,6 @@ def _widths(arrays: Arrays, hp: Hp, side: str, d: int, layers: int) -> tuple[int
 
 
 def _layers(arrays: Arrays, side: str, expected: int | None) -> int:
-    """How many layers there are; a layer that was asked for and is not there is named."""
     first = "mod/{}_attn-{}/mem_conv/W:0"
     count = 0
     while first.format(side, count) in arrays.names and count != expected:

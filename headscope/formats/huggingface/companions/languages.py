@@ -100,7 +100,6 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
 
 
 def _set_adapters(model: Any, language: str | None, path: str) -> None:
-    """Make X-MOD, which has adapters for every language, read this one, or the one of its config."""
     known, language = [*model.config.languages], language or model.config.default_language
     if language is None:
         raise CheckpointError(f"{path} reads {shortlist(known)}, and nothing says which one; give --src-lang")

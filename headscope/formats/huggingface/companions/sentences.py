@@ -44,12 +44,10 @@ Stage = Callable[[Tensor], Tensor]
 
 
 def _sum(states: Tensor, weights: Tensor) -> Tensor:
-    """Σ of states [b t d] times weights [b t]: [b d]."""
     return (weights.to(states.dtype)[:, None] @ states)[:, 0]
 
 
 def _at(states: Tensor, places: Tensor) -> Tensor:
-    """States [b t d] at one position [b] of each row: [b d]."""
     return states[torch.arange(len(states), device=states.device), places]
 
 
@@ -135,7 +133,6 @@ def sentence_encoder(path: str) -> SentenceEncoder | None:
 
 
 def _around(home: Path) -> tuple[tuple[str, ...], bool, tuple[Stage, ...], tuple[str, ...]]:
-    """Ways of pooling, whether these take in the prompt, what follows, and the modules that are not run."""
     (kind, pooling), *behind = [(kind, home / folder) for kind, folder in modules_of(home)][1:] or [("", home)]
     config = json_object(pooling / CONFIG) if kind == "Pooling" else {}
     named = config.get("pooling_mode") or [mode for key, mode in LEGACY.items() if config.get(key)] or "mean"
@@ -187,7 +184,6 @@ def _dense(vectors: Tensor, *, weights: dict[str, Tensor], activation: nn.Module
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Weights of a module; CheckpointError where there are none, or broken ones."""
     try:
         if (file := folder / MODULE_WEIGHTS[0]).is_file():
             return load_file(file)

@@ -160,7 +160,6 @@ def set_spoken(tokenizer: Any, model: Any, companions: Companions, path: str) ->
 
 
 def _begin_with(tokenizer: Any, ids: list[int]) -> None:
-    """Make a tokenizer put these ids in front of a transcript, and its end behind it."""
     begin, end = tokenizer.convert_ids_to_tokens(ids), tokenizer.eos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=[*begin, "$A", end],

@@ -131,7 +131,6 @@ def _longest(config: TransformerConfig) -> int:
 
 
 def _alone(target: Target, decoder: StackConfig) -> dict[str, Any]:
-    """The names that a decoder-only class has for sizes."""
     sizes = {"vocab_size": decoder.vocabulary}
     if target.name.startswith("XGLM"):
         return sizes | {
@@ -251,7 +250,6 @@ def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> 
 
 
 def _limits(checkpoint: TransformerCheckpoint) -> tuple[str, ...]:
-    """What a folder of any class cannot be used for."""
     if checkpoint.target is None:
         return ("texts: there is no vocabulary, so give ids",)
     return ("fairseq and headscope's own trainer: they go on from the original",)

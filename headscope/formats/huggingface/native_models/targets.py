@@ -91,7 +91,6 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
 
 
 def _never(config: TransformerConfig) -> list[str]:
-    """What none of the classes has."""
     stacks = config.stacks
     reasons = {
         "its decoder starts with a zero vector": config.start == "zero",
@@ -114,7 +113,6 @@ def _never(config: TransformerConfig) -> list[str]:
 
 
 def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
-    """Why a class does not express a model."""
     decoder = config.decoder
     size = None if config.encoder is None else config.encoder.vocabulary
     final = {stack.final_norm for stack in config.stacks}

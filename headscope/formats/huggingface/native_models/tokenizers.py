@@ -164,5 +164,4 @@ def _bpe(model: Any) -> Any:
 
 
 def _controls(model: Any) -> list[str]:
-    """Pieces that no text is split into."""
     return [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
