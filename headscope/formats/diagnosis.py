@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from headscope.errors import CheckpointError, shortlist
 from headscope.files.digests import OPENED
@@ -19,7 +19,7 @@ from headscope.files.reading import LFS_POINTER, is_lfs_pointer, no_path, read_r
 from headscope.files.zips import first_member
 from headscope.formats.pickles import is_torch_file
 
-ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime", ".tflite": "LiteRT", ".mlpackage": "Core ML"}
+ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime"}
 """Files that programs run, by how their names end."""
 STATE = "state.pt"
 """What a run goes on from: a file of torch, as checkpoints of fairseq are."""
@@ -40,7 +40,7 @@ FIRST_BYTES: tuple[tuple[re.Pattern[bytes], str, str], ...] = tuple(
         (rb"$", "is empty", "copy it again"),
         (re.escape(LFS_POINTER), "is a Git LFS pointer and not the file itself", "run `git lfs pull` in its folder"),
         (rb"\s*<(!doctype|!DOCTYPE|html|HTML)", "is a web page", "download the file itself"),
-        (rb"GGUF", "is for llama.cpp, which runs models", "give the checkpoint that it was made of"),
+        (rb"GGUF", "is for llama.cpp", "give the checkpoint that it was made of"),
         (rb"\x89HDF", "holds weights of Keras or TensorFlow", PROGRAM),
         (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!|.{257}ustar", "is an archive", "unpack it"),
         (rb".{8}\{.*\"data_offsets\"", "holds weights alone", f"give a folder with {CONFIG} beside them"),
@@ -48,14 +48,10 @@ FIRST_BYTES: tuple[tuple[re.Pattern[bytes], str, str], ...] = tuple(
 )
 TORCH_PROGRAMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("OpenNMT-py", ("vocab", "opt", "generator")),
-    ("OpenNMT-py", ("torchtext.",)),
-    ("OpenNMT-py", ("onmt.",)),
     ("Joey NMT", ("model_state", "best_ckpt_iteration")),
     ("PyTorch Lightning", ("pytorch-lightning_version",)),
     ("OpenAI's Whisper", ("dims", "model_state_dict")),
-    ("DeepSpeed", ("ds_config",)),
     ("DeepSpeed", ("ds_version",)),
-    ("Megatron", ("megatron.",)),
     ("transformers as a whole Python object", ("transformers.models.",)),
 )
 """Programs that write files of torch, by entries or, with a point, packages that their pickles name."""
@@ -73,16 +69,8 @@ FOREIGN = {
 """Weights that transformers 5 does not read, and the argument with which transformers 4 does."""
 
 
-class Format(Protocol):
-    """What is asked of a format here."""
-
-    summary: ClassVar[str]
-
-    def recognise(self, path: Path) -> bool:
-        """Whether the file or directory is of this format."""
-
-
-Formats = Iterable[tuple[str, Format]]
+Formats = Iterable[tuple[str, Any]]
+"""Checkpoint formats by name, with their `summary` and `recognise`."""
 
 
 def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
@@ -163,7 +151,7 @@ def _pointers(path: Path, formats: Formats) -> str | None:
     """Files of a folder that is cloned without Git LFS."""
     names = _matching(path, (CONFIG, *VOCABULARIES, *(OPENED if _matching(path, OPENED) else WEIGHTS)))
     if pointers := [name for name in names if is_lfs_pointer(path / name)]:
-        return f"{path}: {shortlist(pointers)} {_are(pointers, 'a Git LFS pointer')}; run `git lfs pull` in its folder"
+        return f"{path}: {shortlist(pointers)} is a Git LFS pointer; run `git lfs pull` in its folder"
     return None
 
 
@@ -208,35 +196,27 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:
     return sorted({file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
-def _are(names: Sequence[str], what: str) -> str:
-    return f"is {what}" if len(names) == 1 else f"are {what.removeprefix('a ')}s"
-
-
 def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
-    """The checkpoints in a folder and its folders; the one with the largest number in its name first."""
+    """The checkpoints in a folder and its folders; the one with the largest number in its name first.
+
+    Of torch files those with the entries of fairseq's: not a Trainer's optimizer.pt and training_args.bin.
+    """
 
     def recognised(path: Path) -> bool:
         if path.name == STATE or not any(each.recognise(path) for _, each in formats):
             return False
-        return not is_torch_file(path) or _is_model(_head(path))
+        head = _head(path) if is_torch_file(path) else b""
+        return not head or (_names(head, "model") and (_names(head, "args") or _names(head, "cfg")))
 
-    found = []
-    for entry in sorted(folder.iterdir(), key=_number, reverse=True):
-        if recognised(entry):
-            found.append(entry)
-        elif entry.is_dir():
-            found += filter(recognised, sorted(entry.iterdir(), key=_number, reverse=True))
-    return found
+    def number(path: Path) -> int:
+        digits = re.search(r"(\d{1,18})$", path.stem)
+        return int(digits[1]) if digits else -1
 
-
-def _is_model(head: bytes) -> bool:
-    """Whether a file of torch has the entries of fairseq's, unlike a Trainer's optimizer.pt and training_args.bin."""
-    return _names(head, "model") and (_names(head, "args") or _names(head, "cfg"))
-
-
-def _number(path: Path) -> int:
-    digits = re.search(r"(\d{1,18})$", path.stem)
-    return int(digits[1]) if digits else -1
+    entries = sorted(folder.iterdir(), key=number, reverse=True)
+    below = {entry: sorted(entry.iterdir(), key=number, reverse=True) if entry.is_dir() else [] for entry in entries}
+    return [
+        path for entry, inner in below.items() for path in ([entry] if recognised(entry) else filter(recognised, inner))
+    ]
 
 
 def _text(path: Path, formats: Formats) -> str | None:
@@ -259,16 +239,7 @@ def _results(path: Path, formats: Formats) -> str | None:
     for name in RECORDS:
         record = read_record(path / name)
         if isinstance(kind := record.get("kind"), str):
-            return (
-                f"{path} holds results of headscope ({kind}, {name}), and is no checkpoint; "
-                f"{_instead(record, [str(inner) for inner in _checkpoints(path, formats)])}"
-            )
+            inside = [str(inner) for inner in _checkpoints(path, formats)]
+            instead = f"one that lies in it: {shortlist(inside)}" if inside else "the checkpoint that they are about"
+            return f"{path} holds results of headscope ({kind}, {name}), and is no checkpoint; give {instead}"
     return None
-
-
-def _instead(record: Mapping[str, Any], inside: Sequence[str]) -> str:
-    if inside:
-        return f"give one that lies in it: {shortlist(inside)}"
-    source = record.get("checkpoint", record.get("source"))
-    about = source.get("path") if isinstance(source, Mapping) else source
-    return f"give the one that they are about, {about}" if isinstance(about, str) else "give a checkpoint"

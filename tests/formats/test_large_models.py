@@ -194,10 +194,10 @@ def test_quantised_weights_are_read_as_they_are_used(quantised: tuple[str, Path]
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("gptq", "gptq.*pip install gptqmodel optimum"),
-        ("awq", "awq.*pip install gptqmodel"),
-        ("compressed-tensors", "pip install compressed-tensors"),
-        ("torchao", "pip install torchao"),
+        ("gptq", "pip install (optimum|gptqmodel)"),
+        ("awq", "pip install gptqmodel"),
+        ("compressed-tensors", "compressed-tensors"),
+        ("torchao", "torchao"),
         ("unheard-of", "unheard-of"),
     ],
 )

@@ -17,52 +17,25 @@ from headscope.model.native.transformer_config import StackConfig, TransformerCo
 OFFSET = 2  # fairseq's padding index plus one, where positions begin
 
 
-def _both(**options: Any) -> dict[str, Any]:
-    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+def _heads(count: int, **flags: Any) -> dict[str, Any]:
+    return {"encoder_attention_heads": count, "decoder_attention_heads": count, **flags}
 
 
-def _lm(**options: Any) -> dict[str, Any]:
-    return {f"decoder_{name}": value for name, value in options.items()}
-
-
-_BIG = _both(embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
-_GPT2 = {"activation_fn": "gelu"}
 _GPT3 = {"decoder_learned_pos": True, "activation_fn": "gelu", "share_decoder_input_output_embed": True}
-# What an architecture's name says where the file itself does not; whatever is left has its BASE value.
+_GPT3_HEADS = {"small": 12, "medium": 16, "large": 16, "xl": 32, "2_7": 32, "6_7": 32, "13": 40, "175": 96}
+_GPT2_HEADS = {"2_tiny": 1, "": 12, "2_small": 16, "2_medium": 20, "2_big": 25}
+_EIGHT = ("transformer", "transformer_wmt_en_de", "transformer_align", "transformer_lm")
+_BIG = (*("wmt_en_de_big_align", "vaswani_wmt_en_fr_big", "wmt_en_de_big", "vaswani_wmt_en_de_big"), "lm_big")
+# What an architecture's name says where the file itself does not: heads, which weights do not tell, and flags.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "transformer": {},
-    "transformer_tiny": _both(embed_dim=64, ffn_embed_dim=64, layers=2, attention_heads=2),
-    "transformer_iwslt_de_en": _both(embed_dim=512, ffn_embed_dim=1024, layers=6, attention_heads=4),
-    "transformer_wmt_en_de": {},
-    "transformer_vaswani_wmt_en_de_big": _BIG,
-    "transformer_vaswani_wmt_en_fr_big": _BIG,
-    "transformer_wmt_en_de_big": _BIG,
-    "transformer_wmt_en_de_big_t2t": _BIG | _both(normalize_before=True),
-    "transformer_align": {},
-    "transformer_wmt_en_de_big_align": _BIG,
-    "transformer_lm": {},
-    "transformer_lm_big": _lm(layers=12, embed_dim=1024, ffn_embed_dim=4096, attention_heads=16),
-    "transformer_lm_gpt": _GPT2 | _lm(embed_dim=768, ffn_embed_dim=3072, layers=12, attention_heads=12),
-    "transformer_lm_gpt2_tiny": _GPT2 | _lm(embed_dim=64, ffn_embed_dim=64, layers=2, attention_heads=1),
-    "transformer_lm_gpt2_small": _GPT2 | _lm(embed_dim=1024, ffn_embed_dim=4096, layers=24, attention_heads=16),
-    "transformer_lm_gpt2_medium": _GPT2 | _lm(embed_dim=1280, ffn_embed_dim=5120, layers=36, attention_heads=20),
-    "transformer_lm_gpt2_big": _GPT2 | _lm(embed_dim=1600, ffn_embed_dim=6400, layers=48, attention_heads=25),
-    **{
-        f"transformer_lm_gpt3_{name}": _GPT3
-        | _lm(layers=layers, embed_dim=d, ffn_embed_dim=4 * d, attention_heads=heads)
-        for name, layers, d, heads in (
-            ("small", 12, 768, 12),
-            ("medium", 24, 1024, 16),
-            ("large", 24, 1536, 16),
-            ("xl", 24, 2048, 32),
-            ("2_7", 32, 2560, 32),
-            ("6_7", 32, 4096, 32),
-            ("13", 40, 5120, 40),
-            ("175", 96, 12288, 96),
-        )
-    },
+    **dict.fromkeys(_EIGHT, _heads(8)),
+    **{f"transformer_{name}": _heads(16) for name in _BIG},
+    "transformer_wmt_en_de_big_t2t": _heads(16, encoder_normalize_before=True, decoder_normalize_before=True),
+    "transformer_tiny": _heads(2),
+    "transformer_iwslt_de_en": _heads(4),
+    **{f"transformer_lm_gpt{name}": _heads(count, activation_fn="gelu") for name, count in _GPT2_HEADS.items()},
+    **{f"transformer_lm_gpt3_{name}": _heads(count, **_GPT3) for name, count in _GPT3_HEADS.items()},
 }
-BASE = {**_both(embed_dim=512, ffn_embed_dim=2048, layers=6, attention_heads=8), "activation_fn": "relu"}
 ACTIVATIONS = {
     **{name: name for name in ("relu", "gelu", "tanh", "linear")},
     "gelu_fast": "gelu-tanh",
@@ -96,7 +69,7 @@ class Settings:
         value = ARCHITECTURES.get(self.arch, {}).get(name) if value is None else value
         return default if value is None else value
 
-    def number(self, name: str, default: int | None) -> int:
+    def number(self, name: str, default: int | None = None) -> int:
         """A positive whole number."""
         value = self.get(name, default)
         if value is None:
@@ -244,60 +217,34 @@ def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> Trans
         )
     two_sided = not settings.arch.startswith("transformer_lm")
     shared = two_sided and settings.on("share_all_embeddings")
-    d_output = settings.number("decoder_output_dim", _width(settings, "decoder"))
+    output = state.get("decoder.project_out_dim.weight")
     try:
         return TransformerConfig(
             encoder=_stack(settings, state, "encoder") if two_sided else None,
             decoder=_stack(settings, state, "decoder"),
             share_embeddings=shared,
             tie_output=shared or settings.on("share_decoder_input_output_embed"),
-            d_output=None if d_output == _width(settings, "decoder") else d_output,
+            d_output=None if output is None else len(output),
         )
     except ConfigError as error:
         raise CheckpointError(f"{settings.path}: {error}") from None
 
 
-def _width(settings: Settings, side: str) -> int:
-    base = (
-        settings.get("encoder_embed_dim", BASE["encoder_embed_dim"]) if side == "decoder" else BASE["encoder_embed_dim"]
-    )
-    lm = settings.arch.startswith("transformer_lm")
-    return settings.number(f"{side}_embed_dim", BASE["decoder_embed_dim"] if lm else base)
-
-
 def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackConfig:
-    d = _width(settings, side)
-    lm = settings.arch.startswith("transformer_lm")
-    name = f"{side}_attention_heads"
-    alpha = state.get(f"{side}.layers.0.self_attn.alphas")
-    # the fork of MHR has other defaults than fairseq; its alphas say how many heads there are
-    inferred = len(alpha) if alpha is not None and alpha.ndim and settings.values.get(name) is None else None
-    heads = inferred or settings.number(name, BASE[name] if settings.arch in ARCHITECTURES else None)
+    if not (layers := layer_counts(state).get(side)):
+        raise CheckpointError(f"{settings.path}: its weights are none of a {settings.arch}: no layers of the {side}")
+    d_ffn, d = _shape(settings, state, f"{side}.layers.0.fc1.weight")
+    vocabulary, d_embedding = _shape(settings, state, f"{side}.embed_tokens.weight")
+    heads = _number_of_heads(settings, state, side)
     if d % heads:
-        raise CheckpointError(
-            f"{settings.path}: {side}_embed_dim {d} is not divisible by {heads} {side}_attention_heads"
-        )
-    layers = _layers(settings, state, side)
-    ffn = settings.number(f"{side}_ffn_embed_dim", settings.get("encoder_ffn_embed_dim", 2048) if not lm else 2048)
-    d_embedding = settings.number("decoder_input_dim", d) if side == "decoder" else d
-    for option, value, key, axis in (
-        (f"{side}_embed_dim", d, f"{side}.layers.0.fc1.weight", 1),
-        (f"{side}_ffn_embed_dim", ffn, f"{side}.layers.0.fc1.weight", 0),
-        (
-            "decoder_input_dim" if side == "decoder" else "encoder_embed_dim",
-            d_embedding,
-            f"{side}.embed_tokens.weight",
-            1,
-        ),
-    ):
-        _fits(settings, option, value, _size(settings, state, key, axis))
+        raise CheckpointError(f"{settings.path}: its width {d} is not divisible by {heads} {side}_attention_heads")
     pre = _pre(settings, state, side)
     table = settings.on(f"{side}_learned_pos") and not settings.on("no_token_positional_embeddings")
-    cross = side == "decoder" and not lm
+    cross = side == "decoder" and not settings.arch.startswith("transformer_lm")
     return StackConfig(
-        vocabulary=_size(settings, state, f"{side}.embed_tokens.weight", 0),
+        vocabulary=vocabulary,
         d_model=d,
-        d_ffn=ffn,
+        d_ffn=d_ffn,
         d_head=d // heads,
         self_heads=_counts(settings, state, f"{side}.layers.{{}}.self_attn", layers, d // heads),
         cross_heads=_counts(settings, state, "decoder.layers.{}.encoder_attn", layers, d // heads) if cross else (),
@@ -307,7 +254,7 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
         activation=_activation(settings),
         positions="none" if settings.on("no_token_positional_embeddings") else "learned" if table else "sinusoidal",
         position_offset=OFFSET,
-        max_positions=_most(settings, state, side, learned=table),
+        max_positions=_max_positions(settings, state, side, learned=table),
         scale_embedding=not settings.on("no_scale_embedding"),
         embedding_norm=settings.on("layernorm_embedding"),
         self_mixing=_mixing(state, f"{side}.layers.", ".self_attn."),
@@ -315,28 +262,24 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
     )
 
 
-def _layers(settings: Settings, state: Mapping[str, Tensor], side: str) -> int:
-    count = layer_counts(state).get(side)
-    if count is None:
-        raise CheckpointError(f"{settings.path}: its weights are none of a {settings.arch}: no weights of the {side}")
-    _fits(settings, f"{side}_layers", settings.number(f"{side}_layers", count), count)
-    return count
+def _number_of_heads(settings: Settings, state: Mapping[str, Tensor], side: str) -> int:
+    """As the file says; the fork of MHR has other defaults than fairseq, and its alphas say how many there are."""
+    name, alpha = f"{side}_attention_heads", state.get(f"{side}.layers.0.self_attn.alphas")
+    if alpha is not None and alpha.ndim and settings.values.get(name) is None:
+        return len(alpha)
+    return settings.number(name)
 
 
-def _fits(settings: Settings, name: str, option: int, size: int) -> None:
-    if option != size:
-        raise CheckpointError(f"{settings.path}: {name} is {option}, and its weights say {size}; the file is damaged")
-
-
-def _size(settings: Settings, state: Mapping[str, Tensor], key: str, axis: int) -> int:
+def _shape(settings: Settings, state: Mapping[str, Tensor], key: str) -> tuple[int, int]:
     if key not in state or state[key].ndim != 2:
         raise CheckpointError(f"{settings.path}: weight {key} is {'missing' if key not in state else 'no matrix'}")
-    return state[key].shape[axis]
+    rows, columns = state[key].shape
+    return rows, columns
 
 
 def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: int, width: int) -> tuple[int, ...]:
     """Heads of every layer by the size of its queries: all alike in fairseq's own files, fewer after pruning."""
-    rows = [_size(settings, state, f"{name.format(i)}.q_proj.weight", 0) for i in range(layers)]
+    rows = [_shape(settings, state, f"{name.format(i)}.q_proj.weight")[0] for i in range(layers)]
     if odd := [count for count in rows if count % width]:
         raise CheckpointError(
             f"{settings.path}: {name.format('N')}.q_proj has {odd[0]} rows, no multiple of {width} a head"
@@ -370,7 +313,7 @@ def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> b
 
 
 def _activation(settings: Settings) -> str:
-    name = settings.get("activation_fn", BASE["activation_fn"])
+    name = settings.get("activation_fn", "relu")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise CheckpointError(
             f"{settings.path}: activation_fn is {shown(name)}; headscope has {', '.join(ACTIVATIONS)}"
@@ -378,11 +321,10 @@ def _activation(settings: Settings) -> str:
     return ACTIVATIONS[name]
 
 
-def _most(settings: Settings, state: Mapping[str, Tensor], side: str, *, learned: bool) -> int:
-    """The longest text: rows of a learned table, else what the options say."""
+def _max_positions(settings: Settings, state: Mapping[str, Tensor], side: str, *, learned: bool) -> int:
+    """Rows of a learned table, else what the options say."""
     if learned:
-        return max(_size(settings, state, f"{side}.embed_positions.weight", 0) - OFFSET, 1)
+        return max(_shape(settings, state, f"{side}.embed_positions.weight")[0] - OFFSET, 1)
+    lm = settings.arch.startswith("transformer_lm")
     name = "max_source_positions" if side == "encoder" else "max_target_positions"
-    return settings.number(
-        name, settings.get("tokens_per_sample", 1024) if settings.arch.startswith("transformer_lm") else 1024
-    )
+    return settings.number(name, settings.get("tokens_per_sample", 1024) if lm else 1024)

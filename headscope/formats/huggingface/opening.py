@@ -51,7 +51,7 @@ from headscope.formats.huggingface.companions.sentences import sentence_encoder
 from headscope.formats.huggingface.companions.spoken import set_spoken
 from headscope.formats.huggingface.head_parts import check_kept_heads
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
-from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
+from headscope.formats.huggingface.placement import check_devices, is_quantised, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.formats.weight_names import check_weights, common_prefix, forget_renamings
@@ -59,8 +59,6 @@ from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 
 INDEX = "*.index.json"
-UNMERGEABLE = ("PROMPT", "P_TUNING", "PREFIX", "ADAPTION_PROMPT", "CPT")
-"""Beginnings of the kinds of PEFT that add virtual tokens instead of changing weights."""
 WEIGHTS = ("*.safetensors", "*.bin")
 HEADS = (
     transformers.AutoModelForMaskedLM,
@@ -86,8 +84,7 @@ def open_model(
         config, absent = _config(path, options)
         _check_depth(config)
         _forget_kernels(config)
-        quantised = check_quantisation(path, config) is not None
-        placed = stack.enter_context(placement(device, device_map, quantised=quantised))
+        placed = stack.enter_context(placement(device, device_map, quantised=is_quantised(path, config)))
         stored = _dtype(dtype, config, "" if device_map else device)
 
         def load(cls: Any, **more: Any) -> Any:
@@ -136,8 +133,7 @@ def open_model(
 def located(path: str) -> tuple[str, dict[str, bool]]:
     """The folder of a model, or its name on the hub, and how transformers is to look for its files.
 
-    CheckpointError for an adapter, for weights that lie elsewhere, and for a name that neither this machine nor the hub
-    has.
+    CheckpointError for an adapter, weights that lie elsewhere, and a name that neither this machine nor the hub has.
     """
     local = os.path.exists(path)
     if local:
@@ -155,25 +151,15 @@ def located(path: str) -> tuple[str, dict[str, bool]]:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """CheckpointError for a folder with an adapter, which says what it is and how to get the model that it makes."""
+    """CheckpointError for a folder with an adapter, which says how to get the model that it makes."""
     if not is_adapter(folder):
         return
-    adapter = json_object(folder / ADAPTER)
-    base = str(adapter.get("base_model_name_or_path") or adapter.get("model_name") or "its base model")[:100]
-    kind = str(adapter.get("peft_type") or "")[:40].upper()
-    merge = (
-        f"merge the adapter in Python (PeftModel.from_pretrained(MODEL, {str(folder)!r}).merge_and_unload()"
-        ".save_pretrained(DIR), and the tokenizer) and open DIR"
+    base = str(json_object(folder / ADAPTER).get("base_model_name_or_path") or "its base model")[:100]
+    raise CheckpointError(
+        f"{folder} holds an adapter of {base} ({ADAPTER}), which computes something else than its model: merge it in "
+        f"Python (PeftModel.from_pretrained(MODEL, {str(folder)!r}).merge_and_unload().save_pretrained(DIR), and the "
+        f"tokenizer) and open DIR, or open {base} without it"
     )
-    if kind.startswith(UNMERGEABLE):
-        merge = f"{kind} adds virtual tokens, which cannot be merged: open {base} itself"
-    if os.path.isfile(folder / CONFIG):
-        raise CheckpointError(
-            f"{folder} holds a model and an adapter ({ADAPTER}), and the model without it computes something else: "
-            f"{merge}, or move {ADAPTER} elsewhere to open the model without it"
-        )
-    named = f"{kind} adapter" if kind else "adapter"
-    raise CheckpointError(f"{folder} holds no model but an adapter of one ({named} of {base}): {merge}")
 
 
 def check_shards(folder: Path) -> None:
@@ -204,10 +190,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def _hub_has(name: str) -> bool | None:
-    """Whether the hub has a model of this name (a few have no owner). Returns None if the hub does not answer.
-
-    transformers itself would try an absent network for half a minute.
-    """
+    """None if the hub does not answer, as transformers itself would try an absent network for half a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -239,10 +222,7 @@ def _check_depth(config: Any) -> None:
 
 
 def _forget_kernels(config: Any) -> None:
-    """Let transformers choose the attention where a config asks for a kernel: headscope's replaces either.
-
-    A stored "flash_attention_2" would ask for a package that nothing here calls.
-    """
+    """A stored "flash_attention_2" would ask for a package that nothing here calls."""
     if config._attn_implementation not in ("eager", "sdpa"):
         config._attn_implementation_internal = None
     for name in config.sub_configs:
@@ -269,10 +249,7 @@ def _filled(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, di
 
 
 def _with_head(load: Callable[[Any], Any], config: Any) -> tuple[Any, dict[str, Any]] | None:
-    """The model with the task head that its files have, of a config that names no class; None where they have none.
-
-    Such are many checkpoints of 2019 and 2020 (SciBERT, BioBERT), which would be encoders that predict nothing.
-    """
+    """With the task head that files have whose config names no class, as many of 2019 (SciBERT, BioBERT)."""
     for auto in HEADS:
         if type(config) in auto._model_mapping:
             model, info = load(auto)
@@ -341,11 +318,8 @@ def _fetched(path: str, options: dict[str, bool]) -> Path:
 
 
 def _digest(folder: Path) -> str:
-    files = [folder / CONFIG]
-    for pattern in WEIGHTS:
-        if weights := sorted(folder.glob(pattern)):
-            return file_digest([*files, *weights])
-    return file_digest(files)
+    weights = next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
+    return file_digest([folder / CONFIG, *weights])
 
 
 @contextmanager
@@ -361,33 +335,27 @@ def _quiet(path: str) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be loaded: {_one_line(error)}") from error
 
 
+PROBLEMS = (
+    ("trust_remote_code|custom code", "it needs program code of its own, which headscope never runs"),
+    ("model type `(.*?)` but Transformers does not recognize", "its model type {} is unknown to this transformers"),
+    ("(?i)should have a `model_type`", 'its config.json says no model_type, such as "model_type": "bert"; add it'),
+    (r"GLOBAL (\S+)", "its weights file holds a Python object ({}), and nothing of it is run; save it as safetensors"),
+    ("file named config.json", "there is no config.json in it, so it is no model of transformers"),
+    ("no file named", "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"),
+    ("(?i)connect", "it is no local directory, and the model hub cannot be reached; check the path or the connection"),
+)
+"""What transformers and torch raise at checkpoints that they cannot open, and what is wrong and what to do."""
+
+
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    if "trust_remote_code" in text or "custom code" in text:
-        return "it needs program code of its own, which headscope never runs; take a model type of transformers"
-    if unknown := re.search(r"model type `(.*?)` but Transformers does not recognize", text):
-        return f"model type {unknown[1]!r} is unknown to transformers {transformers.__version__}"
-    if "should have a `model_type`" in text.lower():
-        return 'its config.json says no model_type; add that of its architecture, such as "model_type": "bert"'
-    if foreign := re.search(r"GLOBAL (\S+)", text):
-        return (
-            f"its weights file holds a Python object ({foreign[1]}), and headscope runs nothing that a "
-            "checkpoint brings; save the weights as safetensors"
-        )
     frames = traceback.extract_tb(error.__traceback__)
     unpickling = any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)
-    if "Safetensor" in type(error).__name__ or unpickling:
+    if ("Safetensor" in type(error).__name__ or unpickling) and "GLOBAL" not in text:
         return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
-    if "file named config.json" in text:
-        return "there is no config.json in it, so it is no model of transformers"
-    if "no file named" in text:
-        return "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"
-    if isinstance(error, OSError) and "connect" in text.lower():
-        return "it is no local directory, and the model hub cannot be reached; check the path or the connection"
-    if isinstance(error, json.JSONDecodeError):
-        return f"one of its json files is broken ({text})"
-    if isinstance(error, AttributeError):
-        return f"its config.json does not fit the architecture that it names ({text})"
-    if isinstance(error, KeyError):
-        return f"its json files hold or lack the entry {text}, which transformers cannot go on with"
+    if isinstance(error, (AttributeError, KeyError, json.JSONDecodeError)):
+        return f"its json files are broken or do not fit the architecture that they name ({text[:300]})"
+    for pattern, advice in PROBLEMS:
+        if match := re.search(pattern, text):
+            return advice.format(*match.groups())
     return text if len(text) <= 300 else text[:300] + "…"

@@ -1,7 +1,7 @@
-"""Where the modules of a Hugging Face model go: on one device, or as a device map says; and what its weights need.
+"""Where the modules of a Hugging Face model go: on one device, or as a device map of accelerate's says.
 
-A device map is accelerate's: it names a device for modules, "cpu" and "disk" too, whose weights come to where the
-model runs when their turn comes. Weights of safetensors files are read from these files each time, not copied.
+Such a map names a device for modules, "cpu" and "disk" too, whose weights come to where the model runs when their turn
+comes. Weights of safetensors files are read from these files each time, not copied.
 """
 
 from __future__ import annotations
@@ -22,27 +22,10 @@ from headscope.files.reading import read_json
 from headscope.registry import unknown
 
 AUTO = "auto"
-NEEDED: Mapping[str, tuple[str, ...]] = {
-    "bitsandbytes": ("bitsandbytes", "accelerate"),
-    "bitsandbytes_4bit": ("bitsandbytes", "accelerate"),
-    "bitsandbytes_8bit": ("bitsandbytes", "accelerate"),
-    "gptq": ("gptqmodel", "optimum"),
-    "awq": ("gptqmodel",),
-    "compressed-tensors": ("compressed_tensors",),
-    "torchao": ("torchao",),
-    "hqq": ("hqq",),
-    "quanto": ("optimum.quanto",),
-    "aqlm": ("aqlm",),
-    "vptq": ("vptq",),
-}
-"""Packages that transformers needs for weights of a quantisation method."""
 
 
 def read_device_map(text: str) -> str | dict[str, int | str]:
-    """What `--device-map` says: "auto", or the devices of modules that a JSON file has.
-
-    ConfigError for anything else, and where accelerate is missing.
-    """
+    """What `--device-map` says: "auto", or the devices of modules that a JSON file has; ConfigError for others."""
     if find_spec("accelerate") is None:
         raise ConfigError("--device-map needs accelerate, which is not installed; pip install 'headscope[large]'")
     if text == AUTO:
@@ -50,32 +33,23 @@ def read_device_map(text: str) -> str | dict[str, int | str]:
     if not os.path.exists(text):
         raise ConfigError(f"--device-map {text}: give auto, or a JSON file that maps modules to devices")
     devices = read_json(Path(text))
-    fitting = isinstance(devices, dict) and all(_is_device(device) for device in devices.values())
-    if not (fitting and devices):
+    if not (isinstance(devices, dict) and devices and all(map(_is_device, devices.values()))):
         raise ConfigError(
             f'--device-map {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
             'cuda:N or N, mps, "cpu" and "disk"'
         )
-    return dict(devices)
+    return devices
 
 
-def check_quantisation(path: str, config: Any) -> str | None:
-    """By which method a checkpoint's weights are quantised. Returns None if they are not.
-
-    CheckpointError naming the packages that are missing.
-    """
+def is_quantised(path: str, config: Any) -> bool:
+    """Whether weights are quantised; CheckpointError for a method that transformers would pass over."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
-        return None
-    settings = settings if isinstance(settings, Mapping) else vars(settings)
-    method = settings.get("quant_method")
-    name = str(getattr(method, "value", method))
-    if name not in {*AUTO_QUANTIZATION_CONFIG_MAPPING, *NEEDED}:
+        return False
+    method = (settings if isinstance(settings, Mapping) else vars(settings)).get("quant_method")
+    if (name := str(getattr(method, "value", method))) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise CheckpointError(f"{path}: its weights are quantised ({name}), which transformers does not know")
-    if missing := [package for package in NEEDED.get(name, ("accelerate",)) if not _installed(package)]:
-        packages = " ".join(package.replace(".", "-").replace("_", "-") for package in missing)
-        raise CheckpointError(f"{path}: its weights are quantised ({name}); pip install {packages} to open it")
-    return name
+    return True
 
 
 @contextmanager
@@ -96,27 +70,16 @@ def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) 
     """ConfigError for a device map that names what is no module, or that leaves out a part of the model."""
     if devices is None or isinstance(devices, str):
         return
-    known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
-    if strange := [name for name in devices if name not in known]:
-        parts = [name for name, _ in model.named_modules() if name.count(".") <= 1 and name]
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    if strange := [name for name in devices if name not in {*modules, *parameters}]:
+        parts = [name for name in modules if name.count(".") <= 1 and name]
         raise ConfigError(f"--device-map: {unknown('module', strange[0], parts)}")
-    left_out = [
-        name
-        for name, _ in model.named_parameters()
-        if not any(part in ("", name) or name.startswith(f"{part}.") for part in devices)
-    ]
-    if left_out:
+    placed = tuple(part and f"{part}." for part in devices)
+    if left_out := [name for name in parameters if not f"{name}.".startswith(placed)]:
         raise ConfigError(f"--device-map gives no device for {left_out[0]}; name every module, or those around them")
 
 
 def _is_device(device: Any) -> bool:
     if isinstance(device, str):
         return device in ("cpu", "disk", "mps") or device.partition(":")[0] == "cuda"
-    return isinstance(device, int) and not isinstance(device, bool)
-
-
-def _installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
+    return type(device) is int
