@@ -37,11 +37,11 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "MBART, learned": ("MBartForConditionalGeneration", PRE | ALL | NORM | LEARNED),
 }
 LMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "XGLM, tied": ("XGLMForCausalLM", TIED),
-    "XGLM, untied": ("XGLMForCausalLM", {"activation_fn": "gelu"}),
+    "OPT, sinusoids, tied": ("OPTForCausalLM", TIED),
+    "OPT, sinusoids": ("OPTForCausalLM", {"activation_fn": "gelu"}),
     "OPT": ("OPTForCausalLM", {"decoder_learned_pos": True, "no_scale_embedding": True}),
     "OPT, tied": ("OPTForCausalLM", TIED | {"decoder_learned_pos": True, "no_scale_embedding": True}),
-    "BioGPT": ("BioGptForCausalLM", {"decoder_learned_pos": True, "activation_fn": "gelu"}),
+    "OPT, scaled": ("OPTForCausalLM", {"decoder_learned_pos": True, "activation_fn": "gelu"}),
 }
 HEADS = {f"{side}_attention_heads": heads for side, heads in (("encoder", 3), ("decoder", 2))}
 EXPRESSED = {name: (its, fairseq.BASE | HEADS | more) for name, (its, more) in CLASSES.items()}
@@ -84,12 +84,12 @@ def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> 
     done = convert(opened(written(tmp_path / "in", options)), tmp_path / "out", goal="huggingface")
     assert (done.architecture, done.goal) == (wanted, "huggingface")
     two_sided = not fairseq.lm(options)
-    dtype = torch.float32 if wanted.startswith(("FSMT", "XGLM")) else torch.float64  # both fail in double precision
+    dtype = torch.float32 if wanted.startswith("FSMT") else torch.float64  # it fails in double precision
     found = hf_logits(tmp_path / "out", two_sided=two_sided, dtype=dtype)
     source = [*(number % 19 for number in SOURCE[:-1]), 2] if two_sided else None
     expected = fairseq.logits(options, weights, source, PREVIOUS)
     # transformers keeps sinusoids in single precision
-    exact = "learned" in name or name.startswith(("OPT", "BioGPT"))
+    exact = "learned" in name or name.startswith("OPT")
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-8 if exact else 2e-5)
     assert done.difference is not None and done.difference < (1e-8 if exact else 1e-5)
 
@@ -156,7 +156,9 @@ def test_one_vocabulary_gets_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
-    convert(opened(written(tmp_path / "in", EXPRESSED["XGLM, tied"][1])), tmp_path / "out", goal="huggingface")
+    convert(
+        opened(written(tmp_path / "in", EXPRESSED["OPT, sinusoids, tied"][1])), tmp_path / "out", goal="huggingface"
+    )
     again = open_checkpoint(str(tmp_path / "out"), device="cpu")
     assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [2, 4, 6]
     assert not again.two_sided
@@ -257,12 +259,12 @@ def test_folders_are_replaced_only_with_force(tmp_path: Path) -> None:
 
 
 def test_other_goals_and_other_checkpoints_are_refused(tmp_path: Path) -> None:
-    checkpoint = opened(written(tmp_path / "in", EXPRESSED["XGLM, tied"][1]))
+    checkpoint = opened(written(tmp_path / "in", EXPRESSED["OPT, sinusoids, tied"][1]))
     with pytest.raises(ConfigError, match=r"'spoken'.*fairseq, huggingface, native"):
         convert(checkpoint, tmp_path / "out", goal="spoken")
     convert(checkpoint, tmp_path / "out", goal="huggingface")
     theirs = open_checkpoint(str(tmp_path / "out"), device="cpu")
-    with pytest.raises(ConfigError, match=r"huggingface.*xglm"):
+    with pytest.raises(ConfigError, match=r"huggingface.*opt"):
         convert(theirs, tmp_path / "more", goal="native")
 
 

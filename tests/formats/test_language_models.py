@@ -123,7 +123,7 @@ def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) ->
         ({"norm": "pre"}, "OPTForCausalLM"),
         ({"tie_output": False, "activation": "gelu-tanh"}, "OPTForCausalLM"),
         ({"positions": "learned", "max_length": 40}, "OPTForCausalLM"),
-        ({"positions": "learned", "norm": "pre", "max_length": 40}, "BioGptForCausalLM"),
+        ({"positions": "learned", "norm": "pre", "max_length": 40}, "OPTForCausalLM"),
         ({"positions": "none", "norm": "pre", "activation": "silu"}, "OPTForCausalLM"),
     ],
 )

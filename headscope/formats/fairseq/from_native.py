@@ -172,21 +172,28 @@ def _lacking(own: Vocabulary, side: str) -> list[str]:
     return reasons
 
 
-def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
-    sides = _sides(config)
-    stacks = list(sides.values())
-    reasons = {
-        "heads were removed from some of its layers, and fairseq has one number of heads in all "
-        "(`headscope prune remove --export masked` leaves zeros in their place)": any(
-            len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks
-        ),
-        "its heads do not fill its width": any(s.most_heads * s.d_head != s.d_model for s in stacks),
+def unusual_parts(config: TransformerConfig) -> dict[str, bool]:
+    """What no Transformer of fairseq has, nor any class of transformers that grew out of it: whether a model has it."""
+    stacks = config.stacks
+    return {
         "its decoder starts with a zero vector": config.start == "zero",
-        "its output has a bias": config.output_bias,
+        "its heads do not fill its width": any(s.most_heads * s.d_head != s.d_model for s in stacks),
         "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
         "its heads read slices of the input (head_input)": any(s.head_input == "slice" for s in stacks),
         "its embeddings have a bias (embedding_bias)": any(s.embedding_bias for s in stacks),
         "its norms have another epsilon (norm_epsilon)": any(s.norm_epsilon != 1e-5 for s in stacks),
+    }
+
+
+def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
+    sides = _sides(config)
+    stacks = list(sides.values())
+    reasons = unusual_parts(config) | {
+        "heads were removed from some of its layers, and fairseq has one number of heads in all "
+        "(`headscope prune remove --export masked` leaves zeros in their place)": any(
+            len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks
+        ),
+        "its output has a bias": config.output_bias,
         "its encoder's embeddings have another width": (
             config.encoder is not None and config.encoder.d_embedding not in (None, config.encoder.d_model)
         ),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Encoded, NothingReadError
+from headscope.data.encoded import IGNORED, Encoded, NothingReadError
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import LONGEST, SideName
+from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.formats.huggingface.generation import Predicting
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class TokenIds(NamedTuple):
-    """Ids of a text as its tokenizer gives them, how many there were before it was cut, and token types."""
+    """Ids of a text as its tokenizer gives them, cut at a limit and before that, and token types."""
 
     ids: list[int]
-    length: int
+    uncut: list[int]
     segments: list[int]
 
 
@@ -149,7 +150,7 @@ class HuggingFaceCheckpoint(Predicting):
         return self._encoded(first, coded, "source")
 
     def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[TokenIds]:
-        tokenizer = self._of_side("target" if "text_target" in arguments else "source")
+        tokenizer = self._of_side("target" if "text_target" in arguments or not self.two_sided else "source")
         with TOKENISING:
             uncut = fitting = tokenizer(**arguments, verbose=False)
             if any(len(ids) > limit for ids in uncut["input_ids"]):
@@ -157,13 +158,26 @@ class HuggingFaceCheckpoint(Predicting):
         types: list[list[int]] = [[]] * len(uncut["input_ids"])
         if "text_pair" in arguments and "token_type_ids" in inspect.signature(self.model.forward).parameters:
             types = fitting.get("token_type_ids", types)
-        lengths = map(len, uncut["input_ids"])
-        return [TokenIds(*row) for row in zip(fitting["input_ids"], lengths, types, strict=True)]
+        return [TokenIds(*row) for row in zip(fitting["input_ids"], uncut["input_ids"], types, strict=True)]
+
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+        """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before.
+
+        The end of a text counts where the model learnt it (`CLOSED`).
+        """
+        tokenizer = self._of_side("target")
+        with in_target_language(tokenizer, self.model, self.path):
+            rows = self._ids({"text_target" if self.two_sided else "text": list(texts)}, limit)
+        if self.two_sided:
+            return [row.ids if len(row.ids) == len(row.uncut) else self._without_end(row.ids) for row in rows]
+        if tokenizer.init_kwargs.get(CLOSED) is True:
+            return [[*row.uncut, tokenizer.eos_token_id][1 : len(row.ids) + 1] for row in rows]
+        return [[*row.ids[1:], IGNORED] for row in rows]
 
     def _encoded(self, texts: Sequence[str], coded: Sequence[TokenIds], side: SideName) -> list[Encoded]:
         size, unknown_id = self.vocabularies[side == "target"], self._of_side(side).unk_token_id
         special_ids, encoded = self._special[side], list[Encoded]()
-        for text, (ids, length, segments) in zip(texts, coded, strict=True):
+        for text, (ids, uncut, segments) in zip(texts, coded, strict=True):
             if not ids:
                 raise NothingReadError(text, len(encoded))
             if max(ids) >= size:
@@ -176,7 +190,7 @@ class HuggingFaceCheckpoint(Predicting):
             if side == "target":
                 special[0] = True
             unknown = sum(pair == (unknown_id, False) for pair in zip(inputs, special, strict=True))
-            encoded.append(Encoded(inputs, special, length - len(ids), unknown, segments))
+            encoded.append(Encoded(inputs, special, len(uncut) - len(ids), unknown, segments))
         return encoded
 
     def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:

@@ -16,8 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
-from headscope.formats.huggingface.companions.folder import CLOSED
-from headscope.formats.huggingface.companions.languages import in_target_language, of_side, special_ids, target_language
+from headscope.formats.huggingface.companions.languages import of_side, special_ids, target_language
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
@@ -71,10 +70,6 @@ class Predicting(Checkpoint):
         names = {int(number): str(name) for number, name in self.config.id2label.items()}
         return tuple(names.get(number, f"LABEL_{number}") for number in range(self.config.num_labels))
 
-    @finite
-    def _finite_output(self, batch: Batch) -> Any:
-        return self._output(batch)
-
     @property
     def vocabularies(self) -> tuple[int, int]:
         source, target = (vocabulary_size(self.model.config, target=side) for side in (False, True))
@@ -83,8 +78,9 @@ class Predicting(Checkpoint):
     def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
         return self._source(source) | ({} if target is None else _target(target))
 
-    def forward(self, batch: Batch) -> None:
-        self._finite_output(batch)
+    @finite
+    def forward(self, batch: Batch) -> Any:
+        return self._output(batch)
 
     def _output(self, batch: Batch, **asked: bool) -> Any:
         """The output object of one pass through the model without its task head, with what is `asked` for besides."""
@@ -135,24 +131,6 @@ class Predicting(Checkpoint):
             except ValueError as error:  # a text without an end
                 raise CheckpointError(f"{self.path} cannot classify these texts: {reason_of(error)}") from error
         return scores
-
-    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before.
-
-        The end of a text counts where the model learnt it (`CLOSED`).
-        """
-        tokenizer = self._of_side("target")
-        arguments = {"text_target" if self.two_sided else "text": list(texts)}
-        with in_target_language(tokenizer, self.model, self.path):
-            uncut = tokenizer(**arguments, verbose=False)["input_ids"]
-            ids = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)["input_ids"]
-        if not self.two_sided:
-            end = tokenizer.eos_token_id
-            if tokenizer.init_kwargs.get(CLOSED) is True:
-                return [[*full, end][1 : len(row) + 1] for row, full in zip(ids, uncut, strict=True)]
-            return [[*row[1:], IGNORED] for row in ids]
-        pairs = zip(ids, uncut, strict=True)
-        return [row if len(row) == len(full) else self._without_end(row) for row, full in pairs]
 
     def _without_end(self, labels: list[int]) -> list[int]:
         """Labels of a cut text: the end (and language) that truncation puts behind it is not what comes next there."""
@@ -235,17 +213,16 @@ class Predicting(Checkpoint):
 
         def generated() -> Tensor:
             with through_attend(model), suppress_warnings(), torch.no_grad(), threads_for_pass(model, rows):
-                return self._generate(source, config, LogitsProcessorList([_OnlyNumbers()]))
+                processors = LogitsProcessorList([_OnlyNumbers()])
+                return self._generate(source, generation_config=config, logits_processor=processors)
 
         try:
             ids = generated()
         except NumericalError:
             refuse_overflow(self, generated)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
-            most, limit = config.max_new_tokens or config.max_length or 0, self.limit or 0
-            longer = f"; its texts have {limit} positions at most: --max-len-b {limit - 2}" if most > limit > 2 else ""
             raise CheckpointError(
-                f"{self.path}: transformers cannot generate with this model ({reason_of(error)}){longer}"
+                f"{self.path}: transformers cannot generate so much with this model ({reason_of(error)}); --max-len-b"
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
@@ -257,9 +234,9 @@ class Predicting(Checkpoint):
         translations = [Translation(*pair) for pair in zip(written, scores, strict=True)]
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 
-    def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
+    def _generate(self, source: Side, **settings: Any) -> Tensor:
         model: Any = self.model
-        ids: Tensor = model.generate(**self._source(source), generation_config=config, logits_processor=processors)
+        ids: Tensor = model.generate(**self._source(source), **settings)
         return ids
 
     def _begun(self) -> int:
@@ -275,7 +252,11 @@ class Predicting(Checkpoint):
         if options.max_ratio:
             raise ConfigError("--max-len-a means nothing for a Hugging Face checkpoint; bound lengths by --max-len-b")
         settings = model.generation_config.to_dict()
-        self._complete(settings)
+        for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
+            if settings.get(name) is None:  # generation_config.json does not say it
+                settings[name] = getattr(self.config, name, None)
+        if settings["decoder_start_token_id"] is None and settings["bos_token_id"] is None:
+            raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
         settings.update(
             do_sample=False, num_return_sequences=options.best, num_beams=options.beam or settings["num_beams"] or 1
         )
@@ -301,14 +282,6 @@ class Predicting(Checkpoint):
         if settings["num_beams"] == 1:
             settings.pop("length_penalty", None), settings.pop("early_stopping", None)
         return GenerationConfig.from_dict(settings)
-
-    def _complete(self, settings: dict[str, Any]) -> None:
-        """What `generate` begins and ends with, from config.json where generation_config.json does not say it."""
-        for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
-            if settings.get(name) is None:
-                settings[name] = getattr(self.config, name, None)
-        if settings["decoder_start_token_id"] is None and settings["bos_token_id"] is None:
-            raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         """Beam, length penalty and the longest translation, as `generate` gets them."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoFeatureExtractor, GenerationConfig, GenerationMixin, LogitsProcessorList
+from transformers import AutoFeatureExtractor, GenerationMixin
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
@@ -73,15 +73,15 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         if side == "source":
             return [self._positions(name) for name in texts]
         encoded = []
-        for ids, length, _ in self._transcripts(texts, limit):
+        for ids, uncut, _ in self._transcripts(texts, limit):
             special = [number in self._special["target"] for number in ids[:-1]]
-            encoded.append(Encoded(list(ids[:-1]), [True, *special[1:]], length - len(ids)))
+            encoded.append(Encoded(list(ids[:-1]), [True, *special[1:]], len(uncut) - len(ids)))
         return encoded
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """Ids behind the start of the transcript, language and task among them as in transformers' own loss."""
         rows = self._transcripts(texts, limit)
-        return [row.ids[1:] if row.length == len(row.ids) else self._without_end(row.ids[1:]) for row in rows]
+        return [row.ids[1:] if len(row.uncut) == len(row.ids) else self._without_end(row.ids[1:]) for row in rows]
 
     def _transcripts(self, texts: Sequence[str], limit: int) -> list[TokenIds]:
         """Ids of transcripts with start and end; CheckpointError where nothing names the language of recordings."""
@@ -100,15 +100,14 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         spoken = Prompts(self.model, self.tokenizer, self.path).spoken()
         return {**({} if spoken is None else spoken._asdict()), **super().search_facts(options)}
 
-    def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
+    def _generate(self, source: Side, **settings: Any) -> Tensor:
         """Whisper's own `generate` cuts long recordings and returns less than what it wrote, so it is not that one.
 
         It begins with what the tokenizer puts in front of a transcript: its language and what is to be done.
         """
         begin = torch.tensor([self._begin], device=source.ids.device).expand(len(source.ids), -1)
-        given: dict[str, Any] = {**self._source(source), "decoder_input_ids": begin}
         model: Any = self.model
-        ids: Tensor = GenerationMixin.generate(model, **given, generation_config=config, logits_processor=processors)
+        ids: Tensor = GenerationMixin.generate(model, **self._source(source), decoder_input_ids=begin, **settings)
         return ids
 
     @cached_property

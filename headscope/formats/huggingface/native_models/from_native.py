@@ -29,7 +29,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.layers import DEFAULT_LENGTH, position_table
 from headscope.model.native.shrink import folded_weights, unmixed
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer_config import TransformerConfig
 
 ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
 
@@ -100,7 +100,7 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
 
     decoder, encoder = config.decoder, config.encoder
     values: dict[str, Any] = {
-        "activation_function": _act(decoder),
+        "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
         **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
         "max_position_embeddings": _longest(config),
         "tie_word_embeddings": _all_tied(config),
@@ -110,7 +110,16 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
         **{"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end},
     }
     if encoder is None:
-        values |= _alone(target, decoder)
+        values |= {
+            "vocab_size": decoder.vocabulary,
+            "hidden_size": decoder.d_model,
+            "word_embed_proj_dim": decoder.d_model,
+            "ffn_dim": decoder.d_ffn,
+            "num_hidden_layers": decoder.layers,
+            "num_attention_heads": decoder.most_heads,
+            "do_layer_norm_before": decoder.norm == "pre",
+            "layerdrop": 0.0,
+        }
     else:
         values |= {"d_model": decoder.d_model, "decoder_start_token_id": ids.start, "forced_eos_token_id": None}
         for side, stack in (("encoder", encoder), ("decoder", decoder)):
@@ -128,35 +137,6 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
 
 def _longest(config: TransformerConfig) -> int:
     return max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
-
-
-def _alone(target: Target, decoder: StackConfig) -> dict[str, Any]:
-    sizes = {"vocab_size": decoder.vocabulary}
-    if target.name.startswith("XGLM"):
-        return sizes | {
-            "d_model": decoder.d_model,
-            "ffn_dim": decoder.d_ffn,
-            "num_layers": decoder.layers,
-            "attention_heads": decoder.most_heads,
-            "layerdrop": 0.0,
-        }
-    sizes |= {
-        "hidden_size": decoder.d_model,
-        "num_hidden_layers": decoder.layers,
-        "num_attention_heads": decoder.most_heads,
-    }
-    if target.name.startswith("OPT"):
-        before = {
-            "do_layer_norm_before": decoder.norm == "pre",
-            "word_embed_proj_dim": decoder.d_model,
-            "layerdrop": 0.0,
-        }
-        return sizes | before | {"ffn_dim": decoder.d_ffn, "activation_function": _act(decoder)}
-    return sizes | {"intermediate_size": decoder.d_ffn, "hidden_act": _act(decoder), "layerdrop": 0.0}
-
-
-def _act(stack: StackConfig) -> str:
-    return ACTIVATIONS.get(stack.activation, stack.activation)
 
 
 def _all_tied(config: TransformerConfig) -> bool:
@@ -219,7 +199,7 @@ def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Te
         weights[f"{prefix}.{last}.{part}"] = weights[f"{prefix}.{last}.{part}"] / scale
 
 
-OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision
+OWN_CODE = ("FSMT",)  # it bypasses transformers' attention interface, and overflows in double precision
 
 
 def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:

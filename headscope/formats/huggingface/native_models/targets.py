@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.errors import CheckpointError
+from headscope.formats.fairseq.from_native import unusual_parts
 from headscope.model.native.layers import DEFAULT_LENGTH
 from headscope.model.native.transformer_config import TransformerConfig
 
@@ -38,7 +39,6 @@ class Target:
     norm: tuple[str, ...]
     positions: tuple[str, ...]
     embedding_norm: bool = False
-    scale: tuple[bool, ...] = (False, True)
     shared: str | None = None
     bias: bool = False
     one_vocabulary: bool = False
@@ -55,16 +55,11 @@ _SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
 _ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight", one_vocabulary=True)
 _BART: dict[str, Any] = _ONE | dict(positions=("learned", "sinusoidal"), embedding_norm=True, bias=True)
 _SINUSOIDS = ("sinusoidal",)
-# Class, names of its stacks, its output matrix, norms, positions.
 TARGETS = (
     Target("FSMTForConditionalGeneration", _SIDES, "model.decoder.output_projection.weight", ("post",), _SINUSOIDS),
     Target("M2M100ForConditionalGeneration", **_ONE, norm=("pre",), positions=_SINUSOIDS),
     Target("BartForConditionalGeneration", **_BART, norm=("post",)),
     Target("MBartForConditionalGeneration", **_BART, norm=("pre",)),
-    Target("XGLMForCausalLM", {"decoder": "model"}, "lm_head.weight", ("pre",), _SINUSOIDS),
-    Target(
-        "BioGptForCausalLM", {"decoder": "biogpt"}, "output_projection.weight", ("pre",), ("learned",), scale=(True,)
-    ),
     Target(
         "OPTForCausalLM",
         {"decoder": "model.decoder"},
@@ -92,18 +87,10 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
 
 def _never(config: TransformerConfig) -> list[str]:
     stacks = config.stacks
-    reasons = {
-        "its decoder starts with a zero vector": config.start == "zero",
+    reasons = unusual_parts(config) | {
         "its output has a projection before it (d_output)": config.d_output is not None,
         "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
-        "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
-        "its heads read slices of the input (head_input)": any(s.head_input == "slice" for s in stacks),
-        "its embeddings have a bias (embedding_bias)": any(s.embedding_bias for s in stacks),
-        "its norms have another epsilon (norm_epsilon)": any(s.norm_epsilon != 1e-5 for s in stacks),
         "its layers have different numbers of heads": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
-        "its heads do not fill its width": any(
-            count * s.d_head != s.d_model for s in stacks for count in (*s.self_heads, *s.cross_heads)
-        ),
     }
     for name in ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm"):
         reasons[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
@@ -122,7 +109,6 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
         "it has a norm after a stack": decoder.norm == "post" and final != {False},
         f"embedding_norm is {decoder.embedding_norm}": decoder.embedding_norm != target.embedding_norm,
         f"its positions are {decoder.positions}": decoder.positions not in target.positions,
-        f"scale_embedding is {decoder.scale_embedding}": decoder.scale_embedding not in target.scale,
         "it has no layers": target.folds_scale and not decoder.layers,
         "its output has a bias": config.output_bias and not target.bias,
         f"positions begin at {decoder.position_offset} and the padding id is {ids.pad}": (
