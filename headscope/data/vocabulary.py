@@ -33,14 +33,12 @@ class Subword(NamedTuple):
 class Splitter:
     """Splits the words of a text into subwords and joins subwords to text.
 
-    `codes` are the bytes of a file of BPE merges ("bpe" and "backtick") or of a SentencePiece model.
-    `allowed`: subwords that BPE may produce, others are split further (subword-nmt's vocabulary
-    threshold); None for no limit. DataError for codes that cannot be read.
+    `codes` are the bytes of a file of BPE merges ("bpe" and "backtick") or of a SentencePiece model; DataError where
+    they cannot be read.
     """
 
     kind: Kind = "words"
     codes: bytes | None = field(default=None, repr=False)
-    allowed: frozenset[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -90,7 +88,7 @@ class Splitter:
         if self.codes is None:
             return [_bare(Subword(word, start, start + len(word)), self.kind)]
         subwords: list[Subword] = []
-        for number, part in enumerate(parts := self._merges.split(word, self.allowed)):
+        for number, part in enumerate(parts := self._merges.split(word)):
             text = part + "@@" if self.kind == "bpe" and number < len(parts) - 1 else part
             text = "`" + part if self.kind == "backtick" and number else text
             subwords.append(Subword(text, start, start + len(part)))
@@ -154,7 +152,6 @@ class Merges:
 
     def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glued: bool) -> None:
         self.ranks, self.begin, self.end, self.glued = ranks, begin, end, glued
-        self._halves = {left + right: (left, right) for left, right in reversed(ranks)}
         self._known: dict[str, list[str]] = {}
 
     @classmethod
@@ -191,16 +188,12 @@ class Merges:
             ranks[fields[0], fields[1]] = int(fields[2])
         return cls(ranks, begin="^", end="$", glued=False)
 
-    def split(self, word: str, allowed: frozenset[str] | None) -> list[str]:
-        """The subwords of a word, without marks; those that are not `allowed` (as `part@@`) are split again."""
+    def split(self, word: str) -> list[str]:
+        """The subwords of a word, without marks."""
         if word not in self._known:
-            parts = self._parts(word)
-            if allowed is not None:
-                last = len(parts) - 1
-                parts = [part for n, long in enumerate(parts) for part in self._allowed(long, n == last, allowed)]
             if len(self._known) >= 1 << 16:
                 self._known.clear()
-            self._known[word] = parts
+            self._known[word] = self._parts(word)
         return self._known[word]
 
     def _parts(self, word: str) -> list[str]:
@@ -216,20 +209,6 @@ class Merges:
         joined = [part.removesuffix(self.end) if n == len(symbols) - 1 else part for n, part in enumerate(symbols)]
         joined[0] = joined[0].removeprefix(self.begin)
         return ["".join(hidden.get(c, c) for c in part) for part in joined if part]
-
-    def _allowed(self, part: str, last: bool, allowed: frozenset[str]) -> list[str]:
-        """The part itself where the vocabulary has it, else the two parts that it was merged from, recursively."""
-        parts: list[str] = []
-        pending = [(part, last)]
-        while pending:
-            part, last = pending.pop()
-            halves = self._halves.get(part + self.end if last else part)
-            if (part if last else part + "@@") in allowed or halves is None:
-                parts.append(part)
-                continue
-            left, right = halves[0], halves[1].removesuffix(self.end) if last else halves[1]
-            pending += [*([(right, last)] if right else []), (left, False)]
-        return parts
 
 
 def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:

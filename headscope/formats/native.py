@@ -1,8 +1,7 @@
 """headscope's own checkpoints: a directory with config.toml, model.safetensors and the vocabularies.
 
-`config.toml` says the version of the format and the `TransformerConfig`, how to search, how each side splits
-text, and the sha256 of every file and of itself, so that damage is noticed; `model.safetensors` has the state
-dict of the model, tied weights once. What `train`, `prune` and `convert` write.
+`config.toml` has the `TransformerConfig`, how to search, how each side splits text, and the sha256 of every file and of
+itself, so that damage is noticed; `model.safetensors` has the state dict of the model, tied weights once.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
 SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
 """Fields that a vocabulary and its table share."""
-FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes", "allowed.json")))
+FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
 
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
@@ -57,7 +56,7 @@ class SideTable:
     suffix: tuple[int, ...] | None = None
     begin: tuple[int, ...] = ()
     codes: bool = False
-    allowed: bool = False
+    allowed: bool = False  # once: a list of subwords beside the codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,22 +208,20 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=200)})") from None
 
 
-# Vocabularies: SIDE.pieces.json, SIDE.codes and SIDE.allowed.json.
+# Vocabularies: SIDE.pieces.json and SIDE.codes.
 
 
 def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:
     splitter = vocabulary.splitter
-    _write_list(folder / f"{name}.pieces.json", vocabulary.subwords)
+    pieces = json.dumps(vocabulary.subwords, ensure_ascii=False, indent=0) + "\n"
+    (folder / f"{name}.pieces.json").write_text(pieces, encoding="utf-8")
     if splitter.codes is not None:
         (folder / f"{name}.codes").write_bytes(splitter.codes)
-    if splitter.allowed is not None:
-        _write_list(folder / f"{name}.allowed.json", sorted(splitter.allowed))
     return SideTable(
         **{name: getattr(vocabulary, name) for name in SPECIAL},
         kind=splitter.kind,
         special=tuple(sorted(vocabulary.special)),
         codes=splitter.codes is not None,
-        allowed=splitter.allowed is not None,
     )
 
 
@@ -232,21 +229,14 @@ def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary |
     if table is None:
         return None
     codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.codes else None
-    allowed = frozenset(_read_list(folder / f"{name}.allowed.json")) if table.allowed else None
+    if table.allowed:
+        raise DataError(f"{name}.allowed.json, a vocabulary threshold, is not read any more; split the text beforehand")
+    pieces = read_json(folder / f"{name}.pieces.json")
+    if not isinstance(pieces, list) or not all(isinstance(subword, str) for subword in pieces):
+        raise DataError(f"{name}.pieces.json is no JSON list of subwords")
     return Vocabulary(
-        subwords=tuple(_read_list(folder / f"{name}.pieces.json")),
-        splitter=Splitter(table.kind, codes, allowed),
+        subwords=tuple(pieces),
+        splitter=Splitter(table.kind, codes),
         special=frozenset(table.special),
         **{name: getattr(table, name) for name in SPECIAL},
     )
-
-
-def _write_list(path: Path, subwords: Any) -> None:
-    path.write_text(json.dumps(list(subwords), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-
-
-def _read_list(path: Path) -> list[str]:
-    subwords = read_json(path, name=path.name)
-    if not isinstance(subwords, list) or not all(isinstance(subword, str) for subword in subwords):
-        raise DataError(f"{path.name} is no JSON list of subwords")
-    return subwords

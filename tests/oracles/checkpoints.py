@@ -125,11 +125,9 @@ def mhr(shared: Path) -> TransformerCheckpoint:
 
 def _mhr_words(data: Path, language: str) -> Vocabulary:
     listed = (data / f"dict.{language}.txt").read_text(encoding="utf-8").splitlines()
-    counted = [line.split() for line in (data / f"vocab.{language}").read_text(encoding="utf-8").splitlines()]
-    allowed = frozenset(line[0] for line in counted if len(line) == 2 and int(line[1]) >= 2)
     return Vocabulary(
         (*SPECIAL, *(line.rsplit(" ", 1)[0] for line in listed)),
-        Splitter("bpe", (data / "codes").read_bytes(), allowed),
+        Splitter("bpe", (data / "codes").read_bytes()),
         start=2,
         end=2,
         unknown=3,

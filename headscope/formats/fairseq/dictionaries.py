@@ -44,7 +44,7 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
         folders = _folders(settings, companions)
         path = next((folder / name for folder in folders if (folder / name).is_file()), None) if name else None
         if path is None:
-            missing[side] = _missing(name, side, folders, companions)
+            missing[side] = _missing(name, side, folders)
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
             added = added_subwords(settings, _listing(settings, path.parent))
@@ -71,23 +71,19 @@ def _file_name(settings: Settings, side: SideName, *, lm: bool) -> str | None:
 
 
 def _folders(settings: Settings, companions: Companions) -> list[Path]:
+    folder, data = Path(settings.path).parent, (settings.text("data") or "").split(":")[0]
     if companions.dicts is not None:
         return [companions.dicts]
-    folder = Path(settings.path).parent
-    data = (settings.text("data") or "").split(":")[0]
-    if not data or not data.isprintable() or len(data) > 4096:
-        return [folder]
-    return [folder, folder / Path(data).name, Path(data)]
+    usable = data and data.isprintable() and len(data) <= 4096
+    return [folder, folder / Path(data).name, Path(data)] if usable else [folder]
 
 
-def _missing(name: str | None, side: SideName, folders: list[Path], companions: Companions) -> str:
+def _missing(name: str | None, side: SideName, folders: list[Path]) -> str:
     if name is None:
         option = "--src-lang" if side == "source" else "--tgt-lang"
         return f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
     similar = similar_file(folders[0] / name)
-    if companions.dicts is not None:
-        return f"the {side} dictionary {name} is not in {folders[0]}, which --dicts names{similar}"
-    return f"there is no {side} dictionary {name} beside it{similar}; give its folder with --dicts"
+    return f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with --dicts"
 
 
 def _listing(settings: Settings, folder: Path) -> str | None:

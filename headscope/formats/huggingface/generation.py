@@ -221,9 +221,8 @@ class Predicting(Checkpoint):
         except NumericalError:
             refuse_overflow(self, generated)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
-            raise CheckpointError(
-                f"{self.path}: transformers cannot generate so much with this model ({reason_of(error)}); --max-len-b"
-            ) from error
+            fewer = f"; --max-len-b {self.limit - 2}" if self.limit else ""
+            raise CheckpointError(f"{self.path} cannot generate so much ({reason_of(error)}){fewer}") from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
         tokenizer, said = self._of_side("target"), ids[:, self._begun() :].tolist()

@@ -1,10 +1,8 @@
 """Hyper-parameters of story-of-heads models: from a file, and from array shapes where these tell.
 
-What a file does not say is taken from the arrays (layers, widths, biases, norms, sharing, gates). Three things
-shape every number and leave no trace in them, so they are never guessed: `res_steps`, whose default differs
-between the original's classes, `rescale_emb`, which every published recipe sets although its default is False, and
-`num_heads`, which only gates show. The rest has the default of the original class: dropouts, how to search, and
-`alive_heads`, which are there only in models that were trained with them.
+Three things shape every number and leave no trace in arrays, so they are never guessed: `res_steps`, whose default
+differs between the original's classes, `rescale_emb`, which every published recipe sets although its default is False,
+and `num_heads`, which only gates show. Dropouts, search, and `alive_heads` have the original's defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.npz import Arrays
-from headscope.files.reading import read_json
+from headscope.files.reading import read_object
 from headscope.files.serialize import from_plain, read_toml
 from headscope.formats.story_of_heads.arrays import SOURCE, TARGET
 from headscope.heads import Site
@@ -31,7 +29,6 @@ UNKNOWN_HERE = ("dst_reverse", "dst_rand_offset", "force_bos", "attn_beta", "rep
 LOSS = "loss_xent_lm"
 LOGITS = re.compile(r"(.+)/logits/[Wb]:0")
 GATES = re.compile(r"mod/(\w+)-\d+/gate/log_a:0")
-DROPOUTS = ("res_dropout", "attn_dropout", "relu_dropout", "attn_value_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +77,7 @@ class Shape(NamedTuple):
 
 def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
     """Hyper-parameters from JSON or TOML, and the file's content; ConfigError says what is wrong with them."""
-    values = read_toml(path) if path.suffix == ".toml" else _read_json(path)
+    values = read_toml(path) if path.suffix == ".toml" else read_object(path, error=ConfigError)
     if str(values.get("res_steps")) not in NORMS:
         raise ConfigError(
             f"{path}: res_steps is {str(values.get('res_steps'))[:20]!r}; headscope knows 'nlda' (norm before) and "
@@ -92,42 +89,28 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
             "their width, as in every published recipe) or false"
         )
     if refused := [name for name in UNKNOWN_HERE if values.get(name)]:
-        raise ConfigError(
-            f"{path}: {refused[0]} = {str(values[refused[0]])[:20]} is not supported; "
-            "set it to 0 to read the model without it"
-        )
+        shown = f"{refused[0]} = {str(values[refused[0]])[:20]}"
+        raise ConfigError(f"{path}: {shown} is not supported; set it to 0 to read the model without it")
     names = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
     try:
         hp = from_plain(Hp, {name: value for name, value in values.items() if name in names and value is not None})
-        gated, alive = values.get("concrete_heads"), values.get("alive_heads") or {}
-        return _with_gates(hp, gated, alive), values
+        return _with_gates(hp, values.get("concrete_heads"), values.get("alive_heads") or {}), values
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    values = read_json(path, error=ConfigError, name=f"{path} (name a TOML file .toml)")
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no table of hyper-parameters")
-    return values
-
-
-def _with_gates(hp: Hp, gated: object, alive: object) -> Hp:
-    if not isinstance(alive, Mapping) or not all(_is_mask(rows) for rows in alive.values()):
+def _with_gates(hp: Hp, gated: Any, alive: Any) -> Hp:
+    tables = alive.values() if isinstance(alive, Mapping) else [None]
+    masks = [mask for table in tables for mask in (table if isinstance(table, list) else [None])]
+    if not all(isinstance(mask, list) and all(gate in (0, 1) for gate in mask) for mask in masks):
         raise ConfigError("alive_heads must give lists of 0 and 1, a list per layer, for attention types")
     sites = None if gated is None else tuple(gated) if isinstance(gated, (list, tuple, dict)) else (str(gated),)
     names = [str(name) for name in (*(sites or ()), *alive)]
     if strange := [name for name in names if name not in SITES]:
         raise ConfigError(f"there is no attention type {strange[0][:20]!r}; available: {', '.join(SITES)}")
-    if twice := [name for name in alive if name in (sites or ())]:
-        raise ConfigError(f"{twice[0]} is in concrete_heads and in alive_heads; it can have gates of one kind only")
+    if len(names) > len(set(names)):
+        raise ConfigError("an attention type is in concrete_heads and in alive_heads, or twice; it has gates once")
     return replace(hp, gated=sites, alive=dict(alive))
-
-
-def _is_mask(layers: object) -> bool:
-    return isinstance(layers, list) and all(
-        isinstance(layer, list) and all(gate in (0, 1) for gate in layer) for layer in layers
-    )
 
 
 def loss_scope(arrays: Arrays, hp: Hp) -> str:
@@ -183,9 +166,6 @@ def _stack(
     count = heads[0] if heads else 1
     if key % count or value % count:
         raise ConfigError(f"num_heads {count} does not divide key_size {key} and value_size {value}")
-    dropouts = dict(
-        zip(("dropout", "attention_dropout", "activation_dropout", "context_dropout"), DROPOUTS, strict=True)
-    )
     return StackConfig(
         vocabulary=words,
         d_model=d,
@@ -201,7 +181,10 @@ def _stack(
         embedding_bias=side == "enc" and _setting(hp.inp_emb_bias, "mod/emb_inp_bias:0" in arrays.names),
         self_mixing=_mixing(f"{side}-self", hp, gated),
         cross_mixing=_mixing("dec-enc", hp, gated) if side == "dec" else None,
-        **{option: getattr(hp, name) for option, name in dropouts.items()},
+        dropout=hp.res_dropout,
+        attention_dropout=hp.attn_dropout,
+        activation_dropout=hp.relu_dropout,
+        context_dropout=hp.attn_value_dropout,
     )
 
 
