@@ -43,11 +43,15 @@ T = TypeVar("T")
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """The same items in the same order; the next one is made in a thread meanwhile."""
     over, context = object(), copy_context()
+
+    def following() -> Any:
+        return context.run(next, items, over)
+
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting = pool.submit(context.run, next, items, over)
+        waiting = pool.submit(following)
         while (item := waiting.result()) is not over:
-            waiting = pool.submit(context.run, next, items, over)
-            yield item  # type: ignore[misc]
+            waiting = pool.submit(following)
+            yield item
 
 
 DEFAULT_LIMIT = 512

@@ -71,10 +71,7 @@ class _Models:
 
 
 def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool) -> _Models:
-    if not (chosen := resources or os.environ.get("STANZA_RESOURCES_DIR")):
-        with _quiet():
-            from stanza.resources.common import DEFAULT_MODEL_DIR as chosen
-    directory = Path(chosen)
+    directory = Path(resources or os.environ.get("STANZA_RESOURCES_DIR") or _stanza_home())
     try:
         return _installed(lang, directory)
     except DataError:
@@ -92,6 +89,13 @@ def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool)
                 "name a directory that already holds them with --stanza-dir DIR"
             ) from None
     return _installed(lang, directory)
+
+
+def _stanza_home() -> str:
+    with _quiet():
+        from stanza.resources.common import DEFAULT_MODEL_DIR
+
+        return str(DEFAULT_MODEL_DIR)
 
 
 def _installed(lang: str, directory: Path) -> _Models:

@@ -123,6 +123,8 @@ class Unpickler(pickle._Unpickler):
     may be none). Refused after `most_steps` steps, and for names and values that do not belong there.
     """
 
+    stack: list[Any]
+
     def __init__(
         self,
         data: bytes | io.BytesIO,
