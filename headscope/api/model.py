@@ -28,7 +28,7 @@ from headscope.config import Companions
 from headscope.config.inputs import BleuTokenizer
 from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError, check_one_given
-from headscope.evaluation.opened import Intact, made_of
+from headscope.evaluation.opened import Intact, load_intact
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.formats.convert import Converted
@@ -325,7 +325,7 @@ class SmallModel(Model):
     def _made_of(self) -> Intact:
         """The model that heads were removed from: as it is open, else from its files."""
         whole = self._whole()
-        return Intact(whole) if whole is not None else made_of(self._shrunk.source, self._opened_as)
+        return Intact(whole) if whole is not None else load_intact(self._shrunk.source, self._opened_as)
 
     @property
     def removed(self) -> tuple[HeadId, ...]:

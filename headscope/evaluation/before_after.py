@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,19 +23,10 @@ from headscope.evaluation.metrics.base import (
     reference_texts,
     resampled,
 )
-from headscope.evaluation.non_inferiority import (
-    NON_INFERIOR,
-    WORSE,
-    NonInferiority,
-    bounded,
-    groups_needed,
-    judge,
-    why_open,
-)
+from headscope.evaluation.non_inferiority import NonInferiority, groups_needed, judge
 from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.signature import counted
 
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
@@ -85,13 +75,12 @@ def compare(values: Array, others: Array) -> Comparison:
     shifted = differences[1:] - differences[1:].mean()
     beyond = int((np.abs(shifted) >= abs(differences[0]) - 1e-12).sum())
     varies = bool(beyond) or float(np.abs(shifted).max()) > 1e-12
-    low, high, least, most = (_quantile(numbers[1:], share) for numbers in (values, differences) for share in _TAILS)
+    ends = []
+    for numbers in (values[1:], differences[1:]):
+        finite = np.isfinite(numbers).all()
+        ends += np.quantile(numbers, _TAILS).tolist() if finite else [float("nan")] * 2
     p = (1 + beyond) / (1 + len(shifted)) if varies and np.isfinite(shifted).all() else float("nan")
-    return Comparison(float(values[0]), low, high, float(differences[0]), least, most, p)
-
-
-def _quantile(values: Array, share: float) -> float:
-    return float(np.quantile(values, share)) if np.isfinite(values).all() else float("nan")
+    return Comparison(float(values[0]), *ends[:2], float(differences[0]), *ends[2:], p)
 
 
 SEED, REPLICATES = 1, 1000
@@ -218,19 +207,3 @@ def no_baseline(
         f"the unpruned model's {metric.title}, {baseline.value:.3g}{ends}, is not beyond {floor.value:.3g}, "
         f"{floor.words}: no loss can be judged against it; give a model that can do the task, or more text"
     )
-
-
-def verdict_words(change: Mapping[str, Any]) -> str:
-    """The verdict of a `QualityChange.record` in a sentence."""
-    judged = change["verdict"]
-    if judged is None:
-        return str(change["why"])
-    size = f"{change['margin']} ({judged['margin']:.3g})" if str(change["margin"]).endswith("%") else change["margin"]
-    numbers = bounded(judged["worse"], judged["worse_limit"])
-    if judged["verdict"] == NON_INFERIOR:
-        return f"{change['title']}: non-inferior within {size}: {numbers}"
-    if judged["verdict"] == WORSE:
-        return f"{change['title']}: worse, beyond the margin of non-inferiority, {size}: {numbers}"
-    limits = {name: judged[name] for name in ("worse_limit", "margin", "detectable")}
-    seen = why_open(**limits, text=counted(change["sentences"], "sentence"))
-    return f"{change['title']}: non-inferior within {size} is not established: {numbers}; {seen}"

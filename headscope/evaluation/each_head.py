@@ -87,6 +87,8 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
     The most important heads come first. Interrupted by Ctrl-C while references are scored, it returns the metrics of
     the sentences before (`complete` is then false).
     """
+    import pandas as pd
+
     config = opened.config
     layout, masked_heads = opened.checkpoint.layout, set(opened.masked_heads)
     chosen = (select_heads(config.heads, layout) if config.heads else []) or all_heads(layout)
@@ -96,7 +98,7 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
         "layer": [None, *(head.layer for head in heads)],
         "head": [None, *(head.head for head in heads)],
     }
-    with opened.as_asked():
+    with opened.configured_model():
         found = measure(opened, [(), *([head] for head in heads)], progress, step="each head")
     if found.scored is not None:
         columns |= loss_columns(found.scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
@@ -104,9 +106,11 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
         metric = METRICS.get(name)
         columns |= metric.columns(metric.of(sums.sum(axis=0)))
     by, ascending = _order(opened, found)
+    table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
+    heads_off = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")  # the first row stays
     done = opened.corpus.count if found.done is None else found.done
     return EachHead(
-        _sorted(columns, by, ascending=ascending),
+        pd.concat([table.iloc[:1], heads_off], ignore_index=True),
         by,
         evaluation_signature(opened, done=done),
         opened.remarks,
@@ -132,18 +136,9 @@ def loss_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
 
 def _order(opened: OpenedEvaluation, found: MeasuredMetrics) -> tuple[str, bool]:
     """What heads are sorted by, and whether the lowest come first: translations, the loss, or states."""
-    measured = [metric for metric in opened.asked() if metric.name in found.sums]
+    measured = [metric for metric in opened.requested_metrics() if metric.name in found.sums]
     translated = [metric for metric in measured if metric.reads == "translations"]
     if not translated and found.scored is not None:
         return LOSS, False
     first = (translated or measured)[0]
     return first.name, first.higher_is_better
-
-
-def _sorted(columns: dict[str, Any], by: str, *, ascending: bool) -> pd.DataFrame:
-    """The first row stays; then the heads whose mask lowers performance most."""
-    import pandas as pd
-
-    table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
-    heads = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")
-    return pd.concat([table.iloc[:1], heads], ignore_index=True)

@@ -9,10 +9,10 @@ Salazar et al. 2020) or in a random share of 15 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -78,7 +78,59 @@ class LikelihoodOptions:
 
 
 @dataclass
-class Likelihood:
+class CorpusSums:
+    """Sums over a corpus of one pass, of so many `sentences`: what was omitted, and whether it came to its end."""
+
+    losses: Omissions = field(default_factory=Omissions)
+    sentences: int = 0
+    complete: bool = True
+
+    def add(self, other: CorpusSums) -> None:
+        """Take in the sums of another process, which has read the same text."""
+        for name, theirs in vars(other).items():
+            own = getattr(self, name)
+            if isinstance(own, GroupSums):
+                own.merge(theirs)
+            elif name == "complete":
+                self.complete = own and theirs
+            elif name != "losses":
+                setattr(self, name, own + theirs)
+
+
+S = TypeVar("S", bound=CorpusSums)
+B = TypeVar("B")
+
+
+def read_corpus(
+    sums: S,
+    parts: Iterable[B],
+    read: Callable[[B], int],
+    size: Callable[[B], int],
+    progress: Callable[[int], None],
+    processes: Processes,
+) -> S:
+    """The sums of all processes, of which each reads its share of the batches, `read` adding one of `size` sentences.
+
+    A KeyboardInterrupt ends the pass; the sums then cover the batches before it and have `complete=False`.
+    """
+    try:
+        with torch.inference_mode():
+            for number, part in enumerate(parts):
+                if processes.owns(number):
+                    sums.sentences += read(part)
+                progress(size(part))
+    except KeyboardInterrupt:
+        sums.complete = False
+    sums, *others = processes.all(sums)
+    for other in others:
+        sums.add(other)
+    if not (sums.complete or sums.sentences):
+        raise KeyboardInterrupt
+    return sums
+
+
+@dataclass
+class Likelihood(CorpusSums):
     """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) per sentence and mask.
 
     `classes` are, per sentence, mask and label of a classifier, how often it was right, predicted and wanted
@@ -92,9 +144,6 @@ class Likelihood:
     first: Array = field(default_factory=lambda: np.zeros(0))
     counts: Array = field(default_factory=lambda: np.zeros(0))
     shares: Array = field(default_factory=lambda: np.zeros(0))
-    losses: Omissions = field(default_factory=Omissions)
-    sentences: int = 0
-    complete: bool = True
 
 
 def likelihood(
@@ -108,38 +157,24 @@ def likelihood(
 ) -> Likelihood:
     """Score a corpus in one pass for all masks; what they have in common is computed once per batch.
 
-    Of several `processes` each scores its share of the batches, and all get the sums. A KeyboardInterrupt ends the
-    pass; the sums then cover the batches before it and have `complete=False`.
+    See `read_corpus` for several `processes` and for interruptions.
     """
     first, counts, shares = np.zeros((3, corpus.count))
     sums = Likelihood(first=first, counts=counts, shares=shares)
-    try:
-        with torch.inference_mode():
-            for number, part in enumerate(labelled(checkpoint, corpus, options, sums.losses)):
-                if processes.owns(number):
-                    indices = part.batch.indices
-                    nll, right, count, classes = _under_masks(checkpoint, part, masks)
-                    sums.nll.add(indices, Ratio(nll, count[:, None]))
-                    sums.right.add(indices, Ratio(right, count[:, None]))
-                    if checkpoint.label_names:
-                        sums.classes.add(indices, Ratio(classes, count[:, None]))
-                    np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
-                    np.add.at(sums.counts, indices.numpy(), count.numpy())
-                    np.add.at(sums.shares, indices.numpy(), part.shares)
-                    sums.sentences += part.done
-                progress(part.done)
-    except KeyboardInterrupt:
-        sums.complete = False
-    sums, *others = processes.all(sums)  # of all processes, which have read the same text
-    for other in others:
-        for name in ("nll", "right", "classes"):
-            getattr(sums, name).merge(getattr(other, name))
-        for name in ("first", "counts", "shares"):
-            setattr(sums, name, getattr(sums, name) + getattr(other, name))
-        sums.sentences, sums.complete = sums.sentences + other.sentences, sums.complete and other.complete
-    if not (sums.complete or sums.sentences):
-        raise KeyboardInterrupt
-    return sums
+
+    def read(part: Labelled) -> int:
+        indices = part.batch.indices
+        nll, right, count, classes = _under_masks(checkpoint, part, masks)
+        sums.nll.add(indices, Ratio(nll, count[:, None]))
+        sums.right.add(indices, Ratio(right, count[:, None]))
+        if checkpoint.label_names:
+            sums.classes.add(indices, Ratio(classes, count[:, None]))
+        for total, values in ((first, nll[:, 0].numpy()), (counts, count.numpy()), (shares, part.shares)):
+            np.add.at(total, indices.numpy(), values)
+        return part.done
+
+    parts = labelled(checkpoint, corpus, options, sums.losses)
+    return read_corpus(sums, parts, read, lambda part: part.done, progress, processes)
 
 
 def default_positions(checkpoint: Checkpoint) -> int:

@@ -83,7 +83,7 @@ class OpenedEvaluation:
     text: TextMode = RAW
 
     @contextmanager
-    def as_asked(self) -> Iterator[None]:
+    def configured_model(self) -> Iterator[None]:
         """Within the block the model runs without its masked heads, and with one expert if the config says so."""
         model = self.checkpoint.model
         with masked(model, self.masked_heads), one_expert(model, self.config.expert, seed=self.config.seed):
@@ -103,7 +103,7 @@ class OpenedEvaluation:
             self.likelihood_options = replace(reading, tokens=tokens)
             self.remarks += [said] if said and said not in self.remarks else []
 
-    def asked(self, reads: Pass | None = None) -> list[Metric]:
+    def requested_metrics(self, reads: Pass | None = None) -> list[Metric]:
         """The metrics that are measured, of all passes or one, in their order."""
         return metrics_in_order(self.metrics, reads=reads)
 
@@ -156,7 +156,7 @@ def matched(
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
     opened.text, opened.remarks = text, [*seen_before(checkpoint.path, corpus), *said]
-    if opened.asked("states"):
+    if opened.requested_metrics("states"):
         _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
     return opened
 
@@ -174,7 +174,7 @@ def _find_intact(opened: OpenedEvaluation, against: Against, *, altered: bool) -
     elif altered:
         opened.remarks += ["states are compared with those of the same model without --mask"] if found.remarks else []
     else:
-        left_out = [metric.name for metric in opened.asked("states")]
+        left_out = [metric.name for metric in opened.requested_metrics("states")]
         opened.metrics = tuple(name for name in opened.metrics if name not in left_out)
         why = (
             f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give --against "
@@ -236,10 +236,8 @@ def named(path: str, options: CheckpointOptions) -> Intact:
 
 def recorded(options: CheckpointOptions) -> Intact:
     """What the `pruning.json` of a removal says that the checkpoint was made of; nothing for any other checkpoint."""
-    record, path = removal_record(options.checkpoint), Path(options.checkpoint)
-    if not isinstance(source := record.get("source"), Mapping):
-        return Intact()
-    return made_of(source, options, beside=(path if path.is_dir() else path.parent).resolve().parent)
+    source = removal_record(options.checkpoint).get("source")
+    return load_intact(source, options) if isinstance(source, Mapping) else Intact()
 
 
 def removal_record(checkpoint: str) -> Mapping[str, Any]:
@@ -269,35 +267,20 @@ def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
     ]
 
 
-def made_of(source: Mapping[str, Any], options: CheckpointOptions, *, beside: Path | None = None) -> Intact:
-    """The checkpoint that a record's `source` names, if it is there and has the digest that it had.
-
-    Looked for where it was, and where a folder that was moved as a whole has it: under the end of its path, `beside`
-    the smaller one.
-    """
+def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:
+    """The checkpoint that a record's `source` names, if it is there and has the digest that it had."""
     path, why = str(source.get("path")), "is not there"
     companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).given()
-    for place in _places(path, beside):
+    if os.path.exists(path) or is_cached(path):
         try:
-            opened = open_configured(replace(options, checkpoint=place, format=source.get("format"), **companions))
+            opened = open_configured(replace(options, checkpoint=path, format=source.get("format"), **companions))
         except HeadscopeError:
             why = "cannot be opened"
-            continue
-        if opened.digest == source.get("digest"):
-            return Intact(opened, (f"states are compared with those of {place}, which {RECORD} names",))
-        why = "has changed since (another digest)"
+        else:
+            if opened.digest == source.get("digest"):
+                return Intact(opened, (f"states are compared with those of {path}, which {RECORD} names",))
+            why = "has changed since (another digest)"
     return Intact(None, (f"{RECORD} names {path} as the intact model, which {why}; --against CKPT names another",))
-
-
-def _places(path: str, beside: Path | None) -> Iterator[str]:
-    """Where a checkpoint may be: its path, or its name on the hub where that was fetched before."""
-    if os.path.exists(path) or is_cached(path):
-        yield path
-    if beside is not None:
-        parts = Path(path).parts
-        for count in range(1, min(len(parts), 3) + 1):
-            if os.path.exists(place := beside.joinpath(*parts[-count:])) and str(place) != path:
-                yield str(place)
 
 
 def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus, *, limit: int) -> None:

@@ -13,7 +13,7 @@ from headscope.data.corpus import Contrast, Corpus, Sentence
 from headscope.data.encoded import Encoded
 from headscope.data.labels import class_number
 from headscope.data.lines import Lines, in_step, read_lines, text_name
-from headscope.errors import CheckpointError, ConfigError, DataError, lookalike
+from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint, SideName
 
@@ -140,14 +140,8 @@ def _continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place
     length, last = len(prompt.ids) - ending, len(whole.ids) - ending
     _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)
     if last == length + 1 and whole.unknown > prompt.unknown:
-        raise DataError(f"the vocabulary has no {answer!r}{_other_form(checkpoint, answer)}")
+        raise DataError(f"the vocabulary has no {answer!r}")
     return Place(length, length - 1, whole.ids[length], last > length + 1, ending)
-
-
-def _other_form(checkpoint: Checkpoint, answer: str) -> str:
-    """A remark where the same letters in other code points are known."""
-    forms = (unicodedata.normalize(form, answer) for form in ("NFC", "NFD"))
-    return lookalike(answer, (form for form in forms if not _encoded(checkpoint, form).unknown))
 
 
 def _translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:

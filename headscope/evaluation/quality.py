@@ -14,17 +14,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headscope.bootstrap import Array, Bootstrap
-from headscope.data.batching import Omissions
 from headscope.data.corpus import check_predictions
 from headscope.data.encoded import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
-from headscope.evaluation.metrics.base import METRICS, Metric, Translations, reference_texts
+from headscope.evaluation.metrics.base import METRICS, Metric, Pass, Translations, reference_texts
 from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.text_mode import RAW, TextMode, text_remarks
@@ -73,34 +73,25 @@ def measure(
     """
     found = MeasuredMetrics()
     opened.fit_batches()
-    if metrics := opened.asked("likelihood"):
-        with progress(step or "scoring", opened.corpus.count) as report:
-            found.scored = likelihood(
-                opened.checkpoint,
-                opened.corpus,
-                opened.likelihood_options,
-                masks=masks,
-                progress=report,
-                processes=opened.processes,
-            )
-        opened.unknown, found.complete = found.scored.losses.unknown, found.scored.complete
-        if found.complete:
-            check_predictions(found.scored.counts.sum(), opened.corpus.name)
-        found.sums |= {metric.name: metric.sums(found.scored) for metric in metrics}
-    if found.complete and (of_states := opened.asked("states")):
-        with progress(step or "comparing", opened.corpus.count) as report:
-            found.compared = compare_states(
-                opened.checkpoint,
-                opened.corpus,
-                opened.likelihood_options,
-                intact=opened.intact,
-                masks=masks,
-                progress=report,
-                processes=opened.processes,
-            )
-        opened.unknown, found.complete = found.compared.losses.unknown, found.compared.complete
-        found.sums |= {metric.name: metric.sums(found.compared) for metric in of_states}
-    if found.complete and opened.asked("translations"):
+    passes: Sequence[tuple[Pass, str, Callable[..., Any]]] = (
+        ("likelihood", "scoring", likelihood),
+        ("states", "comparing", partial(compare_states, intact=opened.intact)),
+    )
+    for kind, title, over in passes:
+        if not found.complete or not (metrics := opened.requested_metrics(kind)):
+            continue
+        arguments = opened.checkpoint, opened.corpus, opened.likelihood_options
+        with progress(step or title, opened.corpus.count) as report:
+            read = over(*arguments, masks=masks, progress=report, processes=opened.processes)
+        if kind == "likelihood":
+            found.scored = read
+            if read.complete:
+                check_predictions(read.counts.sum(), opened.corpus.name)
+        else:
+            found.compared = read
+        opened.unknown, found.complete = read.losses.unknown, read.complete
+        found.sums |= {metric.name: metric.sums(read) for metric in metrics}
+    if found.complete and opened.requested_metrics("translations"):
         try:
             with progress(step or "translating", opened.corpus.count * len(masks)) as report:
                 _translate(opened, masks, found, report)
@@ -108,12 +99,11 @@ def measure(
             if not found.sums:
                 raise
             found.complete = False
-            names = ", ".join(metric.title for metric in opened.asked("translations"))
+            names = ", ".join(metric.title for metric in opened.requested_metrics("translations"))
             opened.remarks.append(f"translating was interrupted, so there is no {names}")
-    read = found.scored or found.compared
-    losses = Omissions() if read is None else read.losses
-    if losses.truncated:
-        opened.remarks.append(f"cut off at the length limit: {losses.truncated} sentences (--max-length, --long)")
+    first = found.scored or found.compared
+    if first is not None and first.losses.truncated:
+        opened.remarks.append(f"cut off at the length limit: {first.losses.truncated} sentences (--max-length, --long)")
     opened.remarks += opened.unknown.remarks(opened.checkpoint)
     return found
 
@@ -122,7 +112,7 @@ def _translate(
     opened: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], found: MeasuredMetrics, report: Callable[[int], None]
 ) -> None:
     """Add the metrics of translations under each mask; nothing where that is interrupted."""
-    references, metrics = reference_texts(opened.checkpoint, opened.corpus), opened.asked("translations")
+    references, metrics = reference_texts(opened.checkpoint, opened.corpus), opened.requested_metrics("translations")
     opened.remarks += text_remarks(references, opened.text)
     sums: dict[str, list[Array]] = {metric.name: [] for metric in metrics}
     for heads in masks:
@@ -247,14 +237,14 @@ class Evaluation:
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
-    with opened.as_asked():
+    with opened.configured_model():
         found = measure(opened, [()], progress)
     bootstrap, text = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap), opened.text
     scored, checkpoint = found.scored, opened.checkpoint
     return Evaluation(
         scores=[
             score_of(metric, found.sums[metric.name][:, 0], bootstrap, title=metric.title_of(checkpoint), text=text)
-            for metric in opened.asked()
+            for metric in opened.requested_metrics()
             if metric.name in found.sums
         ],
         sentences=_per_sentence(opened.corpus.count, found),
@@ -316,7 +306,7 @@ def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -
     count = f"{corpus.count}" if complete else f"{done} of {corpus.count} (interrupted)"
     hidden = {"hide": config.hiding} if hides_tokens(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
     search = {}
-    if opened.asked("translations"):
+    if opened.requested_metrics("translations"):
         search = checkpoint.search_facts(opened.translate_options) | {"text": config.text, "tok": opened.text.tokenize}
     return signature_of(
         {

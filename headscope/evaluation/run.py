@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from headscope.config import EvaluateConfig
 from headscope.distributed import ALONE, Processes
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Measured(Protocol):
-    """What `open_and_measure` needs of a result; `late`: another process wrote its file first."""
-
-    remarks: list[str]
-    complete: bool
-    late: bool
-
-
-R = TypeVar("R", bound=Measured)
+R = TypeVar("R", Evaluation, EachHead)
 
 
 def run_evaluation(

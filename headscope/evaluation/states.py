@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headscope.bootstrap import GroupSums, Ratio
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError
-from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.likelihood import CorpusSums, LikelihoodOptions, read_corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.attention import is_tapped, untapped
@@ -30,17 +29,8 @@ from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
 
 
-class StateDistances(NamedTuple):
-    """Cosines and relative l2 distances [b] of pooled states, and their sums over the tokens of a sentence [b]."""
-
-    cosine: Tensor
-    l2: Tensor
-    token_cosine: Tensor
-    token_l2: Tensor
-
-
 @dataclass
-class StateComparison:
+class StateComparison(CorpusSums):
     """Sums over a corpus per sentence and mask, of the pooled states and of all tokens; see `compare_states`.
 
     The last axis is cosine and l2 distance.
@@ -48,9 +38,6 @@ class StateComparison:
 
     pooled: GroupSums = field(default_factory=GroupSums)
     tokens: GroupSums = field(default_factory=GroupSums)
-    losses: Omissions = field(default_factory=Omissions)
-    sentences: int = 0
-    complete: bool = True
 
 
 def cosine(intact: Tensor, altered: Tensor) -> Tensor:
@@ -66,11 +53,11 @@ def relative_l2(intact: Tensor, altered: Tensor) -> Tensor:
     return distance
 
 
-def state_distances(intact: Tensor, altered: Tensor, real: Tensor, pool: Pool = mean_pooled) -> StateDistances:
-    """Both measures of states [b t d] at real positions [b t]."""
+def state_distances(intact: Tensor, altered: Tensor, real: Tensor, pool: Pool = mean_pooled) -> Tensor:
+    """Cosine and relative l2 distance of pooled states [b t d] at real positions [b t], and Σ over tokens: [b 4]."""
     first, other = pool(intact, real), pool(altered, real)
     tokens = [(measure(intact, altered) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
-    return StateDistances(cosine(first, other), relative_l2(first, other), *tokens)
+    return torch.stack([cosine(first, other), relative_l2(first, other), *tokens], dim=-1)
 
 
 def compare_states(
@@ -85,33 +72,22 @@ def compare_states(
 ) -> StateComparison:
     """Compare final states of a checkpoint, as its gates are now and under each mask, with those of the intact model.
 
-    `intact` is by default the checkpoint itself without masks and gates. One pass over the corpus, which `processes`
-    share; a KeyboardInterrupt ends it, and the sums then cover the batches before it and have `complete=False`.
+    `intact` is by default the checkpoint itself without masks and gates. See `likelihood.read_corpus` for several
+    `processes` and for interruptions.
     """
     sums, whole = StateComparison(), intact or checkpoint
-    read = batches(
+
+    def read(batch: Batch) -> int:
+        with threads_for_pass(checkpoint.model, batch.positions):
+            pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
+        sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
+        sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
+        return len(batch.indices)
+
+    parts = batches(
         corpus, checkpoint, tokens=options.tokens, limit=options.limit, long=options.long, losses=sums.losses
     )
-    try:
-        with torch.inference_mode():
-            for number, batch in enumerate(read):
-                if processes.owns(number):
-                    with threads_for_pass(checkpoint.model, batch.positions):
-                        pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
-                    sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
-                    sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
-                    sums.sentences += len(batch.indices)
-                progress(len(batch.indices))
-    except KeyboardInterrupt:
-        sums.complete = False
-    sums, *others = processes.all(sums)  # of all processes, which have read the same text
-    for part in others:
-        sums.pooled.merge(part.pooled)
-        sums.tokens.merge(part.tokens)
-        sums.sentences, sums.complete = sums.sentences + part.sentences, sums.complete and part.complete
-    if not (sums.complete or sums.sentences):
-        raise KeyboardInterrupt
-    return sums
+    return read_corpus(sums, parts, read, lambda batch: len(batch.indices), progress, processes)
 
 
 def _of_batch(
@@ -131,6 +107,6 @@ def _of_batch(
         if altered.shape != intact.shape:
             widths = f"their widths are {altered.shape[-1]} and {intact.shape[-1]}"
             raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")
-        columns.append(torch.stack(state_distances(intact, altered, real, whole.pooled), dim=-1))  # [b 4]
+        columns.append(state_distances(intact, altered, real, whole.pooled))
     distances = torch.stack(columns, dim=1)
     return distances[..., :2], distances[..., 2:], real.sum(dim=-1)

@@ -66,7 +66,8 @@ def norms_of(model: nn.Module) -> dict[nn.Module, NormParameters]:
 
 @torch.no_grad()
 def _recognise(module: nn.Module) -> NormParameters | None:
-    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    weight: Any = getattr(module, "weight", None)
+    bias: Any = getattr(module, "bias", None)
     given = isinstance(weight, Tensor)
     if (given and (weight.ndim != 1 or weight.is_meta)) or any(True for _ in module.children()):
         return None

@@ -57,16 +57,6 @@ def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path) -> Non
     assert table["cosine"].iloc[0] == pytest.approx(masked["cosine"], abs=1e-9)
 
 
-def test_a_folder_that_was_moved_is_found_beside_it(folder: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(folder, moved)
-    record = json.loads((moved / "small/pruning.json").read_text())
-    record["source"]["path"] = str(tmp_path / "gone/whole")
-    (moved / "small/pruning.json").write_text(json.dumps(record))
-    found, remarks = scores(moved, "small")
-    assert found["cosine"] < 0.999 and str(moved / "whole") in remarks
-
-
 def test_an_intact_model_that_is_not_there_or_has_changed_is_said(folder: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     shutil.copytree(folder / "small", alone / "small")
