@@ -161,7 +161,6 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
             **{name: f"save.{word}" for name, word in HUB.items()},
             **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
             **{name: f"times.{name}" for name in ("rounds", "batch")},
-            "time_engines": "times.engines",
             "column": "merge_by takes numbers by head, of any column",
         },
     ),

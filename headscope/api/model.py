@@ -360,12 +360,9 @@ class SmallModel(Model):
         return {"before": asdict(self._shrunk.before), "after": asdict(after)}
 
     @in_python
-    def times(self, *, rounds: int = 5, batch: int = 64, engines: str | Iterable[str] | None = None) -> list[Timing]:
-        """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search.
-
-        Also in `engines` ("gguf,onnx"), as they run files of both; ConfigError or CheckpointError where one cannot.
-        """
-        return times_of(self._shrunk, self._whole(), rounds=rounds, batch=batch, engines=engines)
+    def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
+        """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
+        return times_of(self._shrunk, self._whole(), rounds=rounds, batch=batch)
 
     @in_python
     def save(

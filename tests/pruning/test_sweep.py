@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import random
 import sys
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without, read_recipe
-from tests.makers.ranks import forked
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
@@ -535,17 +533,6 @@ def test_options_of_learners_are_those_of_the_cells_that_learnt(words: dict[str,
         run_sweep(config(words, out, **learns))
     found = run_sweep(config(words, out, **learns, updates=2, keep=(5,)))
     assert found.table["method"].value_counts().to_dict() == {"subset": 2, "unpruned": 1, "random": 1, "magnitude": 1}
-
-
-def test_several_processes_find_the_same(
-    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They begin with nothing but what is sent to them, though all imports are done."""
-    server = forked()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)
-    one = run_sweep(config(words, tmp_path / "one", keep=(2, 7)))
-    two = run_sweep(config(words, tmp_path / "two", keep=(2, 7), jobs=2))
-    pd.testing.assert_frame_equal(numbers(one), numbers(two), rtol=1e-12)
 
 
 def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> None:

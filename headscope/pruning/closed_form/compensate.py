@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import heapq
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
@@ -28,7 +28,6 @@ from headscope.model.prefix_cache import resumable_layers
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
-from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, between, reconstruction_error
@@ -61,12 +60,9 @@ def compensate(
     """
     options = options or RefitOptions()
     modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
-    large = LargeSums(sum(8 * projection.inputs**2 for projection, _ in modules), torch.device("cpu"))
-    refits = []
-    for projection, of_module in modules:
-        made = refit_module(projection, reached(moments, projection), of_module, options)
-        refits.append(replace(made, refit=replace(made.refit, weight=large.keep(made.refit.weight))))
-    return refits
+    return [
+        refit_module(projection, reached(moments, projection), of_module, options) for projection, of_module in modules
+    ]
 
 
 def heads_by_module(

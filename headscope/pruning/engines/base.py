@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,18 +73,6 @@ class EngineFile:
         return f"{self.file} ({self.sizes}): {self.quantity} {self.difference:.1e}{passes}, run by {self.runtime}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineRun:
-    """A file that its engine has opened: `work` runs it once on `sentences` and gives the tokens that were written.
-
-    Their number is forced, so that a pruned model writes as many as the intact one; 0: a pass that writes none.
-    """
-
-    what: str
-    sentences: int
-    work: Callable[[], int]
-
-
 class EngineExport(ABC):
     """One kind of file for one engine.
 
@@ -134,15 +121,6 @@ class EngineExport(ABC):
         ConfigError where the engine cannot say these numbers of heads, CheckpointError where it computes something
         else.
         """
-
-    def running(
-        self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path
-    ) -> AbstractContextManager[EngineRun]:
-        """The file that was written into `folder`, opened to be timed on as many threads as torch has.
-
-        ConfigError where it cannot be: there is no program to run it, or nothing that only it runs.
-        """
-        raise ConfigError(f"--export {self.name} has no program of its own to time")
 
 
 ENGINES: Registry[EngineExport] = engines.ENGINES

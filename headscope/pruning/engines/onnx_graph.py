@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +18,21 @@ from headscope.pruning.engines.base import (
     EngineExport,
     EngineFile,
     EngineOptions,
-    EngineRun,
     engine,
     refuse_difference,
 )
 from headscope.pruning.engines.onnx_decoder import (
     QUANTITY,
-    STEPS,
-    GraphDecoder,
     cache_shape,
     export_decoder,
     exported,
-    greedy,
     logits_apart,
-    prompt_pair,
     ran,
-    taken,
 )
 from headscope.pruning.engines.onnx_seq2seq import (
     ENCODER,
     FIRST,
     NEXT,
-    SeqToSeqGraphs,
     export_seq2seq,
     two_caches,
 )
@@ -106,35 +97,6 @@ class OnnxGraph(EngineExport):
             notes=notes,
         )
 
-    @contextmanager
-    def running(self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path) -> Iterator[EngineRun]:
-        batch = data.feeds[len(data.feeds) // 2]
-        arguments = {name: values.cpu() for name, values in batch.arguments.items()}
-        session, sentences = _session(folder / file.file), len(next(iter(arguments.values())))
-        if file.file == ENCODER:
-            graphs = SeqToSeqGraphs(session, _session(folder / FIRST), _session(folder / NEXT))
-            source, mask, target = (arguments[name] for name in ("input_ids", "attention_mask", "decoder_input_ids"))
-
-            def translate() -> int:
-                return sentences * (graphs.greedy(source, mask, target[:, :1])[0].shape[1] - 1)
-
-            written = f"{source.shape[1]} tokens read, {STEPS} written"
-            yield EngineRun(what=written, sentences=sentences, work=translate)
-        elif any(entry.name.startswith("past_key_values") for entry in session.get_inputs()):
-            shape, prompt = cache_shape(checkpoint), prompt_pair(data)
-            assert shape is not None
-            decoder, length = GraphDecoder(session, shape), prompt.shape[1]
-            written = f"{length} tokens read, {STEPS} written"
-            yield EngineRun(what=written, sentences=2, work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length))
-        else:
-            feed = taken(session, batch.arguments)
-
-            def forward() -> int:
-                session.run(None, feed)
-                return 0
-
-            yield EngineRun(what="forward", sentences=sentences, work=forward)
-
 
 _WITH_CACHE = (
     "onnxruntime and other ONNX runtimes, with past_key_values and present in the names that optimum uses; batch and "
@@ -195,11 +157,3 @@ def _free(name: str, values: Tensor) -> dict[int, Any]:
     """Axes whose size may change: sentences, and positions of texts."""
     batch = torch.export.Dim.DYNAMIC
     return {0: batch, 1: batch} if values.ndim == 2 else {0: batch}
-
-
-def _session(path: Path) -> Any:
-    """A graph in onnxruntime, on as many threads as torch has."""
-    onnxruntime = importlib.import_module("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

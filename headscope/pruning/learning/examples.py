@@ -176,9 +176,6 @@ def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, 
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
 
 
-QUANTITIES = ("nll", "damage")
-
-
 class PruningLoss(ABC):
     """The loss of a batch. `quantity` is what records call the number that is measured, `title` what a user reads."""
 

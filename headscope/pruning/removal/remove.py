@@ -37,7 +37,7 @@ from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, p
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engines_named
+from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
@@ -54,7 +54,7 @@ from headscope.pruning.removal.record import (
     shrunk_record,
     typed_command,
 )
-from headscope.pruning.removal.savings import Timing, allowed, engine_timing, timings
+from headscope.pruning.removal.savings import Timing, allowed, timings
 from headscope.pruning.removal.verify import compare, require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results.removal import RECORD, Removal
@@ -69,8 +69,8 @@ MEASURED = 1000
 class Destination:
     """Where a smaller checkpoint is written, and what besides: files of its `companions` and for `engines`.
 
-    Both models are timed in `rounds` runs, with `batch` sentences at once, and by engines if `time_engines`. `heads` is
-    the list as it was typed, for the record, and `command` what was typed, for the card (default: what would do it).
+    Both models are timed in `rounds` runs, with `batch` sentences at once. `heads` is the list as it was typed, for the
+    record, and `command` what was typed, for the card (default: what would do it).
     """
 
     out: Path
@@ -79,7 +79,6 @@ class Destination:
     options: EngineOptions = field(default_factory=EngineOptions)
     rounds: int = 0
     batch: int = 64
-    time_engines: bool = False
     heads: Mapping[str, str | None] | None = None
     command: str = ""
 
@@ -99,7 +98,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     HeadscopeError for whatever the user can fix; then nothing was written.
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    to = Destination.of(config, "prune remove", batch=config.batch, time_engines=config.time_engines)
+    to = Destination.of(config, "prune remove", batch=config.batch)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         progress("opening")
         checkpoint = open_configured(config)
@@ -301,10 +300,10 @@ def write_shrunk(
         for engine in to.engines:
             progress(f"exporting to {engine.name}")
             files.append(engine.write(done.checkpoint, done.data, made, to.options))
-    times, untimed = list[Timing](), list[str]()
+    times = list[Timing]()
     if to.rounds and whole is not None:
         progress("timing")
-        times, untimed = _times(done, whole, to, files, made)
+        times = timings(whole, done.checkpoint, done.data, batch=to.batch, rounds=to.rounds)
     after = size(done.checkpoint, done.data.feeds)
     record = shrunk_record(done) | {
         "output": {
@@ -320,7 +319,7 @@ def write_shrunk(
         "limits": [*written.limits, *(line for file in files for line in file.limits)],
         "after": asdict(after),
         "times": [{**asdict(timing), "at_most": allowed(timing, done.before, after)} for timing in times],
-        "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes), *untimed],
+        "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes)],
         "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
     }
     write_card(removal_card(Removal(record, to.out)), made)
@@ -329,20 +328,6 @@ def write_shrunk(
             write_json(made / RECORD, build.kind.described(record))
             add(made)
     return Removal.open(build.finish(record))
-
-
-def _times(
-    done: Shrunk, whole: Checkpoint, to: Destination, files: Sequence[EngineFile], folder: Path
-) -> tuple[list[Timing], list[str]]:
-    """Times of both models, also by engines where `to` says so, and why one could not be timed."""
-    both, untimed = (whole, done.checkpoint), list[str]()
-    times = timings(*both, done.data, batch=to.batch, rounds=to.rounds)
-    for engine, file in zip(to.engines, files, strict=True) if to.time_engines else ():
-        try:
-            times.append(engine_timing(engine, (file, folder), both, done.data, to.options, rounds=to.rounds))
-        except (ConfigError, CheckpointError) as error:
-            untimed.append(f"warning: {engine.name} was not timed: {error}")
-    return times, untimed
 
 
 def pushed(removal: Removal, target: HubTarget | None) -> Removal:

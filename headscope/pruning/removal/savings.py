@@ -10,17 +10,13 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import Size
 from headscope.model.discovery import eval_mode
@@ -28,7 +24,6 @@ from headscope.model.forward import ModelInputs, outputs, with_cache
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.in_parts import generates
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.removal.verify import BEAM, search_some
 
@@ -43,8 +38,7 @@ def allowed(timing: Timing, before: Size, after: Size) -> float:
     """How many times as fast a removal can make what was timed, by what has to be done.
 
     By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
-    search, and of an engine that reads and writes, which are neither alone, by the larger of both. Counts alone: caches
-    and kernels make some pairs faster.
+    search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
     """
     cached = timing.context * timing.sentences
     read = [size.read + cached * (size.cache + size.cross_cache) for size in (before, after)]
@@ -145,35 +139,6 @@ def in_turns(
     old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
     ratios = [first / second for first, second in pairs]
     return Timing(what, sentences, old, new, old / new, tokens=tokens, least=min(ratios), most=max(ratios))
-
-
-def engine_timing(
-    engine: EngineExport,
-    written: tuple[EngineFile, Path],
-    models: tuple[Checkpoint, Checkpoint],
-    data: InputTexts,
-    options: EngineOptions,
-    *,
-    rounds: int,
-) -> Timing:
-    """Times in one engine of the intact and the pruned of two `models`, in turns, on the same text.
-
-    `written` is the file of the pruned one and its folder; the intact one is exported into a temporary folder. Tokens
-    written are as many for both. ConfigError or CheckpointError where the engine has no run to be timed, or does not
-    take the intact model.
-    """
-    (file, folder), (whole, small) = written, models
-    with TemporaryDirectory() as temporary, ExitStack() as open_files:
-        after = open_files.enter_context(engine.running(file, small, data, folder))
-        intact = engine.write(whole, data, Path(temporary), options)
-        before = open_files.enter_context(engine.running(intact, whole, data, Path(temporary)))
-        tokens = before.work(), after.work()
-        if (before.what, tokens[0]) != (after.what, tokens[1]):
-            raise CheckpointError(
-                f"{file.runtime} does not run both alike ({before.what}, {tokens[0]} tokens; {after.what}, {tokens[1]})"
-            )
-        timing = measure_timing(f"{file.runtime}: {after.what}", after.sentences, before.work, after.work, rounds)
-    return replace(timing, tokens=tokens[0])
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -2,41 +2,31 @@
 
 Every cell that is finished is one small file in DIR/cells, written under a temporary name and renamed, so a killed
 sweep goes on with what is missing. `sweep.csv` has a row a cell, `survivors.csv` a row for every head that a cell
-keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by. Cells are done
-by this process, by several that it starts (--jobs), or by those that torchrun started.
+keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by. Processes of
+torchrun share the cells.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from headscope.config.option import changed, flag, identity
 from headscope.distributed import IndependentProcesses
-from headscope.errors import ConfigError, DataError, TrainingError
+from headscope.errors import ConfigError, DataError
 from headscope.evaluation.metrics.base import check_hiding
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.files.reading import read_objects, read_record
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_json
-from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.scores_file import other_weights
@@ -67,8 +57,6 @@ GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
 SAID = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
-Task = Cell | tuple[str, int]
-"""A cell, or the scores of heads by one criterion and seed."""
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
@@ -175,80 +163,12 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
 
 def do_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
     """Do cells and keep their records: scores of heads first, controls last."""
-    pruned: list[Task] = [cell for cell in cells if not cell.control]
-    controls: list[Task] = [cell for cell in cells if cell.control]
-    with progress("sweep", len(cells)) as step, _workers(context) as do:
-        for phase, count in ((context.rankings(cells), 0), (pruned, 1), (controls, 1)):
-            for _ in do(phase):
-                step(count)
-
-
-def do_task(context: SweepContext, task: Task) -> None:
-    """One cell, or the scores of one criterion unless they are kept."""
-    if isinstance(task, Cell):
-        write_cell(context.config.out, task, run_cell(context, task))
-    else:
-        context.scores(*task)
-
-
-@contextmanager
-def _workers(context: SweepContext) -> Iterator[Callable[[Sequence[Task]], Iterator[None]]]:
-    """What does tasks, here or in `jobs` processes, and yields after each of them."""
-    jobs = context.config.jobs
-    if jobs == 1:
-        yield lambda tasks: map(partial(do_task, context), tasks)
-        return
-    threads = max(1, torch.get_num_threads() // jobs)
-    before = set(multiprocessing.active_children())
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_enter, initargs=(context.config, threads))
-    try:
-        yield lambda tasks: _in_pool(pool, tasks, context.opened.remarks)
-        pool.shutdown()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-            child.join(POLL)
-        raise
-
-
-def _in_pool(pool: ProcessPoolExecutor, tasks: Sequence[Task], remarks: list[str]) -> Iterator[None]:
-    try:
-        for future in as_completed([pool.submit(_do_in_worker, task) for task in tasks]):
-            remarks += future.result()
-            yield
-    except BrokenProcessPool:
-        raise TrainingError(
-            "a process of --jobs was killed, perhaps for want of memory; what is finished is kept: run the same "
-            "command again, with fewer --jobs"
-        ) from None
-
-
-_CONFIG: list[SweepConfig] = []
-_CONTEXT: list[SweepContext] = []
-
-
-def _enter(config: SweepConfig, threads: int) -> None:
-    """A process of --jobs: leaves Ctrl-C to its parent, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        ended = partial(wait, [parent.sentinel])
-        threading.Thread(target=lambda: (ended(), os._exit(1)), daemon=True).start()
-    torch.set_num_threads(threads)
-    _CONFIG[:] = [config]
-
-
-def _do_in_worker(task: Task) -> list[str]:
-    """Returns the remarks that came with it."""
-    if not _CONTEXT:  # opened once in each process
-        _CONTEXT.append(SweepContext(_CONFIG[0]))
-    context = _CONTEXT[0]
-    known = len(context.opened.remarks)
-    with process_settings():  # the process is the sweep's own
-        do_task(context, task)
-    return context.opened.remarks[known:]
+    with progress("sweep", len(cells)) as step:
+        for ranking in context.rankings(cells):
+            context.scores(*ranking)
+        for cell in sorted(cells, key=lambda each: each.control):
+            write_cell(context.config.out, cell, run_cell(context, cell))
+            step(1)
 
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from headscope.pruning.engines.base import (
     EngineExport,
     EngineFile,
     EngineOptions,
-    EngineRun,
     engine,
     refuse_difference,
 )
@@ -184,7 +183,6 @@ def _set_tokens(spec: Any, translator: Translator) -> None:
 
 
 FOLDER = "ctranslate2"
-TIMED = 32  # tokens that each translation has where it is timed
 
 
 @engine
@@ -237,21 +235,6 @@ class CTranslate2(EngineExport):
             notes=notes,
         )
 
-    @contextmanager
-    def running(self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path) -> Iterator[EngineRun]:
-        translator = translator_of(checkpoint)
-        ids, _ = _sides(checkpoint, data.feeds[len(data.feeds) // 2])
-        sources = [source_tokens(each, translator.tokens) for each in ids]
-        steps = min(TIMED, (translator.config.decoder.max_positions or TIMED + 2) - 2)
-        length = {"min_decoding_length": steps, "max_decoding_length": steps}
-        engine = _opened(folder / file.file, threads=torch.get_num_threads())
-
-        def work() -> int:
-            return sum(len(each.hypotheses[0]) for each in engine.translate_batch(sources, beam_size=1, **length))
-
-        with _running():
-            yield EngineRun(what=f"greedy, {steps} tokens each", sentences=len(sources), work=work)
-
 
 def _usage(tokens: TranslatorTokens) -> tuple[str, ...]:
     end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
@@ -272,9 +255,9 @@ def _running() -> Iterator[None]:
         raise CheckpointError(f"CTranslate2 does not run what was written ({detail}); nothing was saved") from error
 
 
-def _opened(path: Path, *, threads: int = 1) -> Any:
+def _opened(path: Path) -> Any:
     engine = importlib.import_module("ctranslate2")
-    return engine.Translator(str(path), device="cpu", compute_type="float32", inter_threads=1, intra_threads=threads)
+    return engine.Translator(str(path), device="cpu", compute_type="float32", inter_threads=1, intra_threads=1)
 
 
 def scored(engine: Any, checkpoint: Checkpoint, tokens: TranslatorTokens, data: InputTexts) -> tuple[float, float]:

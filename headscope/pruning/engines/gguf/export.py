@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +22,6 @@ from headscope.pruning.engines.base import (
     EngineExport,
     EngineFile,
     EngineOptions,
-    EngineRun,
     engine,
     refuse_difference,
 )
@@ -34,7 +31,6 @@ from headscope.pruning.engines.gguf.writer import GgufVocabulary, write_gguf
 from headscope.pruning.model_inputs import InputTexts, prompts
 
 FILE = "model.gguf"
-TIMED = 32  # tokens written where llama.cpp is timed
 
 
 @engine
@@ -77,17 +73,6 @@ class Gguf(EngineExport):
             limits=_limits(decoder, vocabulary),
             notes=proof.notes,
         )
-
-    @contextmanager
-    def running(self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path) -> Iterator[EngineRun]:
-        if not file.runtime:
-            raise ConfigError("llama.cpp, which would run the file, is not installed")
-        model: Any = checkpoint.model
-        most = context_length(model.config) - 2
-        (prompt,) = prompts(data, max(most - TIMED, 1), count=1)
-        steps, threads = min(TIMED, most - len(prompt)), torch.get_num_threads()
-        with llama_cpp.speaking(folder / file.file, prompt, steps=steps, threads=threads) as work:
-            yield EngineRun(what=f"{len(prompt)} tokens read, {steps} written", sentences=1, work=work)
 
 
 def _written(

@@ -1,7 +1,6 @@
 """llama.cpp in a process of its own: an assertion that fails there ends that process only.
 
 `python -m headscope.pruning.engines.gguf.llama_cpp REQUEST ANSWER` reads and writes JSON, and needs xllamacpp alone.
-With REQUEST alone it continues one prompt for every line that it reads.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,6 @@ from headscope.errors import CheckpointError
 
 PACKAGE = "xllamacpp"
 LONGEST = 600  # seconds
-WROTE = "headscope: tokens"  # before the number in the lines of a process that continues prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,41 +71,6 @@ def ask(request: Request) -> Reply:
     return Reply(prompts, found["ids"])
 
 
-@contextmanager
-def speaking(file: Path, prompt: list[int], *, steps: int, threads: int) -> Iterator[Callable[[], int]]:
-    """A function that continues a prompt of ids by `steps` tokens and gives their number; the file is opened once.
-
-    All settings but the number of threads are llama.cpp's own. CheckpointError where it ends.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        request = Path(folder) / "request.json"
-        request.write_text(json.dumps({"file": str(file), "prompt": prompt, "steps": steps, "threads": threads}))
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(request)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-        )
-        try:
-            yield partial(_next, process)
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def _next(process: subprocess.Popen[str]) -> int:
-    """Tokens of one more continuation."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return next(int(line.removeprefix(WROTE)) for line in process.stdout if line.startswith(WROTE))
-    except (OSError, StopIteration):
-        raise CheckpointError("llama.cpp ended while it was timed") from None
-
-
 def _reason(said: str) -> str:
     """The line of llama.cpp's log that names an error."""
     words = ("error", "ASSERT", "failed", "Error")
@@ -126,25 +86,6 @@ def main(request_path: str, answer_path: str) -> None:
     answer = {"prompts": prompts, "ids": [_split(server, text) for text in request["texts"]]}
     Path(f"{answer_path}.part").write_text(json.dumps(answer), encoding="utf-8")
     os.replace(f"{answer_path}.part", answer_path)
-
-
-def speak(request_path: str) -> None:
-    """Continue the prompt of a request for every line that comes."""
-    import xllamacpp as llama
-
-    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    params = llama.CommonParams()
-    params.model.path, params.n_parallel = request["file"], 1
-    params.n_ctx = len(request["prompt"]) + request["steps"] + 8
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request["threads"]
-    server = llama.Server(params)
-    question = {"prompt": request["prompt"], "max_tokens": request["steps"], "temperature": -1}
-    question |= {"ignore_eos": True, "cache_prompt": False}
-    for _ in sys.stdin:
-        answer = server.handle_completions(question)
-        found = json.loads(answer) if isinstance(answer, str) else answer
-        sys.stdout.write(f"\n{WROTE} {found['usage']['completion_tokens']}\n")
-        sys.stdout.flush()
 
 
 def _server(request: dict[str, Any]) -> Any:
@@ -190,4 +131,4 @@ def _split(server: Any, text: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]) if sys.argv[2:] else speak(sys.argv[1])
+    main(*sys.argv[1:])
