@@ -159,7 +159,7 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
         {
             **{**TEXT, **VALID, **REFIT, "calibration_sentences": "Refit.sentences", "out": "save.folder"},
             **{name: f"save.{word}" for name, word in HUB.items()},
-            **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
+            **{name: f"save.{name}" for name in ("force", "quantize")},
             **{name: f"times.{name}" for name in ("rounds", "batch")},
             "column": "merge_by takes numbers by head, of any column",
         },
@@ -169,7 +169,7 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
         {
             **{**TEXT, **dict.fromkeys(VALID, "shrink.valid"), "out": "save.folder"},
             **{name: f"save.{word}" for name, word in HUB.items()},
-            **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
+            **{name: f"save.{name}" for name in ("force", "quantize")},
             "rounds": "times.rounds",
         },
     ),

@@ -36,7 +36,7 @@ from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, b
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
-from headscope.files.reading import read_objects, read_record
+from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
@@ -57,10 +57,9 @@ from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import Destination, pushed, shrink, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
-from headscope.pruning.sweep.cell_files import CELLS, SCORES, SWEEP, Record, finished_cells, write_cell
-from headscope.pruning.sweep.cell_files import RECORD as SWEEP_RECORD
-from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
-from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.cells import CELLS, SCORES, SWEEP, UNPRUNED, Cell, Record, read_cells, write_cell
+from headscope.pruning.sweep.cells import RECORD as SWEEP_RECORD
+from headscope.pruning.sweep.methods import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
 from headscope.results.removal import RECORD, Removal
@@ -206,7 +205,7 @@ def chosen_heads(
     if not opened.config.searches:
         return ranked_out(context, sized[0])
     folder = context.config.out
-    kept = finished_cells(read_objects(folder / CELLS), folder).records
+    kept = read_cells(folder)
     with progress("measuring the unpruned model", 1) as step:
         baseline = _measured(context, unpruned, kept)
         step(1)

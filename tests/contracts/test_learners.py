@@ -22,7 +22,7 @@ from headscope.pruning.learning.learner import GateLearner, learner
 from headscope.pruning.options import learn
 from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, learners
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.sweep.config import cells_of
+from headscope.pruning.sweep.cells import cells_of
 from tests.makers.sweeps import made_words
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered

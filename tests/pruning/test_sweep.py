@@ -36,11 +36,9 @@ from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
-from headscope.pruning.sweep.cell_files import read_cell
-from headscope.pruning.sweep.cells import run_cell
-from headscope.pruning.sweep.config import Cell, cells_of
-from headscope.pruning.sweep.result import Sweep
-from headscope.pruning.sweep.sweep import run_sweep
+from headscope.pruning.sweep.cells import Cell, cells_of, read_cells
+from headscope.pruning.sweep.methods import run_cell
+from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
@@ -187,7 +185,7 @@ def test_a_cell_has_the_heads_that_prune_rank_leaves(
         out = tmp_path / allocate
         sweep = run_sweep(config(words, out, methods=("entropy",), metric="perplexity", **options))
         assert (f"allocate:{allocate}" in str(sweep.signature)) == (allocate != "global")
-        kept[allocate] = set(read_cell(out, "entropy-keep3-seed1")["kept"])
+        kept[allocate] = set(read_cells(out)["entropy-keep3-seed1"]["kept"])
     for allocate in ("per-layer", "measured"):
         texts = {name: words[name] for name in ("checkpoint", "source", "target")}
         options = {"allocate": allocate, "batch_tokens": 241}
@@ -348,7 +346,7 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
         margin: run_sweep(config(words, tmp_path / "out", **options, margin=margin)) for margin in (None, "3", "1000")
     }
     table, rows = found["3"].table, found["3"].verdicts
-    cells = {name: read_cell(tmp_path / "out", name)["sums"] for name in table["cell"]}
+    cells = {name: read_cells(tmp_path / "out")[name]["sums"] for name in table["cell"]}
 
     def bleu(sums: list[list[float]]) -> float:
         total = [int(sum(column)) for column in zip(*sums, strict=True)]
@@ -397,7 +395,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert set(found.verdicts["verdict"]) <= {"worse", "not established"}
     row = found.verdicts.set_index("kept").loc[15]
     assert row["verdict"] == "not established" and row["worse"] == 0
-    largest = METRICS.get("bleu").largest_loss(np.array(read_cell(tmp_path / "out", "unpruned")["sums"]))
+    largest = METRICS.get("bleu").largest_loss(np.array(read_cells(tmp_path / "out")["unpruned"]["sums"]))
     assert row["worse_limit"] == pytest.approx((1 - 0.05 ** (1 / 17)) * largest)
     line = found.conclusions[0]
     assert line.startswith("magnitude: not established that heads can go within ")

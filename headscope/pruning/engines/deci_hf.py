@@ -20,7 +20,7 @@ from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, proved
+from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, MODULE = "deci-hf", "modeling_decilm"
@@ -38,7 +38,7 @@ class DeciHf(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         for problem in _problems(checkpoint):
             raise ConfigError(
-                f"--export deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
+                f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
                 f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
             )
 
@@ -60,12 +60,12 @@ class DeciHf(EngineExport):
         _write_code(path)
         with quiet_transformers():
             again: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
-        measured = proved(stored.model, again.to(stored.model.device).eval(), data)
         filled = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
-        return measured.file(
-            self.name,
-            FOLDER,
-            filled=filled,
+        proof = folder_proof(stored.model, again.to(stored.model.device).eval(), data, filled=filled)
+        return EngineFile(
+            **proof,
+            export=self.name,
+            file=FOLDER,
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",
             opens=(
                 f"`{FOLDER}`: transformers, with the modelling file beside the weights (`trust_remote_code=True`)",
@@ -100,7 +100,7 @@ def _sizes(layers: list[DecoderLayer], config: Any) -> tuple[int, list[int]]:
         if config.hidden_size % heads == 0 and None not in fitting:
             return heads, [count for count in fitting if count is not None]
     raise ConfigError(
-        f"--export deci-hf: no number of query heads up to {most} divides the width {config.hidden_size} and holds "
+        f"deci-hf: no number of query heads up to {most} divides the width {config.hidden_size} and holds "
         "the groups of every layer; take another --merge-kv, or --export gguf"
     )
 

@@ -168,7 +168,6 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
     chosen = {
         **companions.given(),
         "quantize": options.quantize if options.quantize != "none" else "",
-        "unverified": options.unverified,
         str(said["option"]).removeprefix("--"): said["list"],
         "export": (*([done.export.name] if done.export.name != default else []), *(each.name for each in engines)),
         "pad": bool(padding_note(done)),

@@ -85,7 +85,7 @@ class Destination:
     @classmethod
     def of(cls, config: RemoveConfig | ShrinkConfig, command: str, **more: Any) -> Destination:
         """What the options of a command say; ConfigError for engines that are not there."""
-        options = EngineOptions(quantize=config.quantize, unverified=config.unverified)
+        options = EngineOptions(quantize=config.quantize)
         engines = engines_named(split_export(config.export)[1], options)
         typed = typed_command(config.checkpoint, shaping(config), command=command)
         shared = {name: getattr(config, name) for name in ("out", "companions", "rounds")}

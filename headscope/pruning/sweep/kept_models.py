@@ -27,7 +27,7 @@ from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, Destination, shrink, write_shrunk
 from headscope.pruning.selection import PRUNED
-from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.cells import UNPRUNED, Cell
 
 SHOWN = 6  # names of cells in a remark
 COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one

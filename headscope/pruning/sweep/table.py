@@ -29,7 +29,7 @@ from headscope.evaluation.non_inferiority import (
     why_open,
 )
 from headscope.heads import HeadId
-from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.cells import UNPRUNED, Cell
 
 Record = Mapping[str, Any]
 VERDICT = tuple(field.name for field in fields(NonInferiority))

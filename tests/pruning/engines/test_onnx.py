@@ -20,7 +20,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.model.forward import ModelInputs
 from headscope.model.taps import masked
-from headscope.pruning.engines.onnx_decoder import exported, logits_apart
+from headscope.pruning.engines.onnx_session import exported, max_logit_diff
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
@@ -207,7 +207,7 @@ def test_outputs_that_are_not_one_a_token_are_compared_as_they_come(width: int) 
     batch = ModelInputs({"input_ids": torch.zeros(2, 2, dtype=torch.long)}, real)
     found: Any = made.clone()
     found[1, 1] += 1
-    assert logits_apart(found, model, batch) == (0 if width == 2 else pytest.approx(1 / 23))  # type: ignore[arg-type]
+    assert max_logit_diff(found, model, batch) == (0 if width == 2 else pytest.approx(1 / 23))  # type: ignore[arg-type]
 
 
 class _Constant(torch.nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,21 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
-from headscope.pruning.engines.base import (
-    FULL,
-    EngineExport,
-    EngineFile,
-    EngineOptions,
-    engine,
-    refuse_difference,
-)
-from headscope.pruning.engines.onnx_decoder import (
-    QUANTITY,
-    cache_shape,
-    export_decoder,
-    exported,
-    logits_apart,
-    ran,
-)
-from headscope.pruning.engines.onnx_seq2seq import (
+from headscope.pruning.engines.base import FULL, EngineExport, EngineFile, EngineOptions, check_difference, engine
+from headscope.pruning.engines.onnx_cache import (
     ENCODER,
     FIRST,
     NEXT,
+    CacheShape,
+    cache_shapes,
+    export_decoder,
     export_seq2seq,
-    two_caches,
 )
+from headscope.pruning.engines.onnx_session import exported, max_logit_diff, run_session
 from headscope.pruning.model_inputs import InputTexts
 
 FILE = "model.onnx"
-FILES = (FILE, ENCODER, FIRST, NEXT)
+QUANTITY = "outputs differ, as a share of the largest, by"
 LONGEST = 1024  # positions of a native model with sinusoids
 
 
@@ -59,31 +46,37 @@ class OnnxGraph(EngineExport):
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         notes: tuple[str, ...] = ()
         try:
-            if (shape := cache_shape(checkpoint)) is not None:
-                difference, note = export_decoder(checkpoint, shape, data, folder / FILE)
-                sizes = "decodes through a cache, in float32"
-                opens = f"`{FILE}`: {_WITH_CACHE}; the first step is given a past of length 0"
-                return self._file(FILE, difference, sizes, opens, (note,), uniform=shape.uniform)
-            if (caches := two_caches(checkpoint)) is not None:
-                difference, note = export_seq2seq(checkpoint, caches, data, folder)
-                sizes = f"with {FIRST} and {NEXT}: decodes through a cache, in float32"
-                opens = f"`{ENCODER}`, `{FIRST}` and `{NEXT}`: {_WITH_CACHE}"
-                uniform = caches.target.uniform and caches.source.uniform
-                return self._file(ENCODER, difference, sizes, opens, (note,), uniform=uniform)
+            if (shapes := cache_shapes(checkpoint)) is not None:
+                return self._decoding(checkpoint, shapes, data, folder)
         except CheckpointError as error:
             notes = (f"without a cache, as a graph with one cannot be made ({error})",)
-            for name in FILES:
+            for name in (FILE, ENCODER, FIRST, NEXT):
                 for path in (folder / name, folder / f"{name}.data"):
                     path.unlink(missing_ok=True)
         difference = export_onnx(checkpoint, data, folder / FILE)
         opens = f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free"
         return self._file(FILE, difference, "one forward pass in float32, without a cache", opens, notes)
 
+    def _decoding(
+        self, checkpoint: Checkpoint, shapes: tuple[CacheShape, ...], data: InputTexts, folder: Path
+    ) -> EngineFile:
+        uniform = all(shape.uniform for shape in shapes)
+        if len(shapes) == 1:
+            difference, note = export_decoder(checkpoint, shapes[0], data, folder / FILE)
+            opens = f"`{FILE}`: {_WITH_CACHE}; the first step is given a past of length 0"
+            sizes = "decodes through a cache, in float32"
+            return self._file(FILE, difference, sizes, opens, (note,), uniform=uniform)
+        difference, note = export_seq2seq(checkpoint, shapes, data, folder)
+        opens = f"`{ENCODER}`, `{FIRST}` and `{NEXT}`: {_WITH_CACHE}"
+        sizes = f"with {FIRST} and {NEXT}: decodes through a cache, in float32"
+        return self._file(ENCODER, difference, sizes, opens, (note,), uniform=uniform)
+
     def _file(
         self, file: str, difference: float, sizes: str, opens: str, notes: tuple[str, ...], *, uniform: bool = True
     ) -> EngineFile:
         """What is said of graphs; CheckpointError for a difference that is too large."""
-        refuse_difference(difference, FULL, "the ONNX graphs" if file == ENCODER else "the ONNX graph", QUANTITY)
+        what = "the ONNX graphs" if file == ENCODER else "the ONNX graph"
+        check_difference(difference, 1.0, torch.float32, what, QUANTITY)
         return EngineFile(
             export=self.name,
             file=file,
@@ -148,7 +141,7 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
         axes={"inputs": tuple(_free(name, values) for name, values in batch.arguments.items())},
     )
     return max(
-        logits_apart(next(iter(ran(session, feed.arguments).values())), checkpoint, feed)
+        max_logit_diff(next(iter(run_session(session, feed.arguments).values())), checkpoint, feed)
         for feed in (data.feeds[0], data.feeds[-1])
     )
 
