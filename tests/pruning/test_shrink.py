@@ -237,10 +237,10 @@ def test_sizes_are_judged_as_they_are_stored(
     save_file({name: values.bfloat16() for name, values in load_file(half).items()}, half, {"format": "pt"})
     exact, run = [], methods.run_cell
 
-    def watched(context: cells.SweepContext, cell: Any) -> Any:
+    def watched(context: methods.SweepContext, cell: Any) -> Any:
         if cell.keep is not None:
             assert context.refit is not None
-            made = context.refit(cells.ranked_out(context, cell)).model
+            made = context.refit(methods.ranked_out(context, cell)).model
             exact.append(all(torch.equal(its, its.bfloat16().float()) for its in made.parameters()))
         return run(context, cell)
 
