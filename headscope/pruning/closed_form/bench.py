@@ -176,22 +176,18 @@ class RefitBench:
 
     @property
     def _pooled(self) -> nn.Module | None:
-        """The model whose key/value groups are merged; None where heads go."""
         return None if self.altered is None else self.altered.model
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
-        """What masking does to both texts, or the merge alone."""
         held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
             measured = [meter.measure(self._pooled) for meter in (held_out, check)]
         return Candidate(RefitOptions(method="none", add_bias=self.add_bias), *measured)
 
     def _candidate(self, options: RefitOptions, model: nn.Module) -> Candidate:
-        """What a refitted model does to both texts."""
         return Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
 
     def _choice(self, candidates: Sequence[Candidate], taken: Candidate) -> Choice:
-        """What was compared on the second text, and taken."""
         without = "masking" if self.altered is None else "merging"
         return Choice(candidates, taken, self.check[1].name, self.check[1].count, without)
 

@@ -68,10 +68,7 @@ def compensate(
 def heads_by_module(
     checkpoint: Checkpoint, heads: Collection[HeadId]
 ) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
-    """Every output projection with those of `heads` whose columns it has.
-
-    ConfigError for heads that the model lacks, and for those whose columns cannot be told.
-    """
+    """Every output projection with those of `heads` whose columns it has."""
     remaining, modules = set(heads), []
     for projection in output_projections(checkpoint):
         of_module = frozenset(

@@ -116,10 +116,7 @@ class ModuleMoments(Protocol):
 def text_batches(
     checkpoint: Checkpoint, corpus: Corpus, batching: BatchingOptions | None, *, labels: bool = False
 ) -> Iterator[Batch]:
-    """The batches of a corpus, with `labels` where the model has something to predict.
-
-    ConfigError for a target that the model cannot read.
-    """
+    """The batches of a corpus, with `labels` where the model has something to predict."""
     refuse_unread_target(checkpoint, corpus)
     batching = batching or BatchingOptions(default_positions(checkpoint))
     return batches(

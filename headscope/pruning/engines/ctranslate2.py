@@ -92,7 +92,6 @@ class CTranslate2(EngineExport):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """CheckpointError for what CTranslate2 raises."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -77,7 +77,6 @@ class DeciHf(EngineExport):
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
-    """Why DeciLM cannot hold a model, whichever heads it has."""
     model: Any = checkpoint.model
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
         known = checkpoint.model_type in FAMILIES
@@ -90,10 +89,7 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _sizes(layers: list[DecoderLayer], config: Any) -> tuple[int, list[int]]:
-    """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them.
-
-    ConfigError where none do. The first layer has attention: programs read sizes of the cache of it.
-    """
+    """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them."""
     most = max(config.num_attention_heads, *(layer.heads for layer in layers))
     for heads in range(max(1, *(layer.heads for layer in layers)), most + 1):
         fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]
@@ -115,7 +111,6 @@ def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
 
 
 def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]) -> Any:
-    """A DeciLM with the weights of a narrowed Llama."""
     hidden = model.config.hidden_size
     widths = [-(-layer.module.mlp.down_proj.weight.shape[1] // MULTIPLE) * MULTIPLE for layer in layers]
     blocks = [
@@ -141,7 +136,6 @@ def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]
 def _weights(
     model: Any, layers: list[DecoderLayer], heads: int, groups: list[int], widths: list[int]
 ) -> dict[str, Tensor]:
-    """All weights by name, filled up with zeros."""
     weights = {
         name: values.detach()
         for name, values in model.state_dict().items()
@@ -162,7 +156,6 @@ def _weights(
 
 
 def _write_code(folder: Path) -> None:
-    """The modelling file beside the weights, and where config.json says that it is."""
     import json
 
     (folder / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")

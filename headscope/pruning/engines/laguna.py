@@ -94,7 +94,6 @@ class Laguna(EngineExport):
 
 
 def _problems(model: Any) -> Iterator[str]:
-    """Why Laguna cannot hold a model, whichever heads it has."""
     names = [name for name, _ in model.named_parameters()]
     if others := [name for name in names if not _WEIGHTS.fullmatch(name)]:
         yield f"has {others[0]}"
@@ -119,7 +118,6 @@ def _gate(dtype: torch.dtype) -> float:
 
 
 def _weights(model: Any, layers: list[DecoderLayer], groups: int, shared: list[int]) -> dict[str, Tensor]:
-    """All weights by name, every layer filled up to as many groups, of as many heads as the layer shares each among."""
     weights = {name: values.detach() for name, values in model.state_dict().items()}
     for number, (layer, each) in enumerate(zip(layers, shared, strict=True)):
         for part, name in PARTS.items():
@@ -212,7 +210,6 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
 
 
 def _server_card(file: EngineFile) -> Card:
-    """What the README of the servers' folder says of what was run, and what was only read."""
     return Card(
         title=f"Laguna for servers: {file.sizes}",
         command=f"prune remove … --export {file.export}",

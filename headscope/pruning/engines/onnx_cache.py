@@ -240,10 +240,7 @@ class NextStep(FirstStep):
 def export_seq2seq(
     checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
 ) -> tuple[float, str]:
-    """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
-
-    CheckpointError where the model cannot be exported.
-    """
+    """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it."""
     model, (target, source) = checkpoint.model, shapes
     mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
     with torch.no_grad():
@@ -298,7 +295,6 @@ def export_seq2seq(
 
 
 def _following(found: Mapping[str, Tensor]) -> Past:
-    """The cache of the next step."""
     return {name.replace("present.", "past_key_values."): values for name, values in found.items() if name != "logits"}
 
 

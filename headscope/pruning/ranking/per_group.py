@@ -62,12 +62,10 @@ def _size(gating: GateLayout) -> int:
 
 
 def _most(gating: GateLayout) -> int:
-    """How many sets may go."""
     return len(removal_sets(gating, torch.zeros(len(gating.units)), torch.arange(len(gating.units))))
 
 
 def _by_group(gating: GateLayout, module: tuple[Site, int], groups: int, left: list[int]) -> list[list[int]]:
-    """Of the units that are left those of every group of a module."""
     shared = gating.counts[module] // groups
     by_group: list[list[int]] = [[] for _ in range(groups)]
     for number in left:

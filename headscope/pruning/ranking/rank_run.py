@@ -66,7 +66,6 @@ class Outcome:
 
 
 def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
-    """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
     gates, keep = opened.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
@@ -109,10 +108,7 @@ def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) 
 
 
 def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
-    """Rank the heads of a checkpoint, decide which stay, and write `config.out`.
-
-    HeadscopeError for whatever the user can fix. The input is only read.
-    """
+    """Rank the heads of a checkpoint, decide which stay, and write `config.out`."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         choice, checkpoint = _chosen(config, progress, processes)
         write_selection(choice, checkpoint, config, build)
@@ -308,7 +304,6 @@ def _tuned(
     loss: PruningLoss,
     progress: Progress,
 ) -> dict[str, float]:
-    """What the loss measures before, with the heads masked, and of `checkpoint`, refitted and after tuning."""
     gates = opened.gating
     assert opened.valid is not None
     valid = training_examples(opened.checkpoint, opened.valid, limit=opened.limit, supervised=loss.supervised)

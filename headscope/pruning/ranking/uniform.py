@@ -30,10 +30,7 @@ class LayerStack:
 
 
 def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
-    """Heads that every layer of each stack keeps where `keep` heads stay in all; shares as equal as they can be.
-
-    ConfigError with the nearest numbers that are possible where `keep` is not.
-    """
+    """Heads that every layer of each stack keeps where `keep` heads stay in all; shares as equal as they can be."""
     stacks = _stacks(gating)
     totals: dict[int, tuple[float, tuple[int, ...]]] = {}
     for counts in product(*(stack.choices for stack in stacks)):
@@ -65,7 +62,6 @@ def uniform_quotas(gating: GateLayout, keep: int) -> list[tuple[Tensor, int]]:
 
 
 def _stacks(gating: GateLayout) -> list[LayerStack]:
-    """The stacks that have gates."""
     modules, stacks = _modules(gating), []
     for name in dict.fromkeys(STACKS[site] for site, _ in gating.counts):
         counts = [count for (site, _), count in gating.counts.items() if STACKS[site] == name]

@@ -175,7 +175,6 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
 
 
 def _filled(checkpoint: Checkpoint, length: int) -> Any:
-    """The cache of `TEXTS` texts of random tokens, all the same."""
     noise = torch.Generator().manual_seed(0)
     ids = torch.randint(checkpoint.vocabularies[0], (1, length), generator=noise).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
@@ -185,7 +184,6 @@ def _filled(checkpoint: Checkpoint, length: int) -> Any:
 
 
 def _steps(checkpoint: Checkpoint, start: Any) -> float:
-    """Seconds of all steps from a copy of a cache."""
     model: Any = checkpoint.model
     tokens = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device)
     with eval_mode(model), torch.inference_mode(), suppress_warnings(), threads_for_pass(model, TEXTS):

@@ -77,10 +77,7 @@ class Cell:
 
 
 def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], bool]) -> list[Cell]:
-    """All cells of a sweep, the unpruned model first, controls last; rankings that are not drawn have one seed.
-
-    ConfigError for sizes that the gated sites cannot have.
-    """
+    """All cells of a sweep, the unpruned model first, controls last; rankings that are not drawn have one seed."""
     sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.keep_fraction)})
     for keep in sizes:
         check_keep(gating, keep, config.allocate)

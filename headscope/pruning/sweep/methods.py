@@ -114,10 +114,7 @@ class SweepContext:
         return METRICS.get(self.metric).title
 
     def why_no_baseline(self, unpruned: Array) -> str | None:
-        """Why no loss can be judged against sums of the unpruned model [g c], None where it can.
-
-        ConfigError where `--margin` asks for such a verdict.
-        """
+        """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
         metric, margin = METRICS.get(self.metric), self.config.tolerance
         floor = metric.floor(self.checkpoint, self.data)
         why = no_baseline(metric, unpruned, self.bootstrap, margin=margin, floor=floor)
@@ -319,7 +316,6 @@ def ranked_out(context: SweepContext, cell: Cell) -> list[HeadId]:
 
 
 def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
-    """The heads with the lowest scores masked, and output projections refitted where the config says so."""
     removed, config = ranked_out(context, cell), context.config
     if context.refit is not None:
         return PrunedModel(context.refit(removed), removed, removed)
@@ -327,7 +323,6 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
 
 
 def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
-    """The same with the model trained on."""
     assert cell.seed is not None
     ranking = cell.method, context.seed_of(cell)
     context.scores(*ranking)

@@ -201,10 +201,7 @@ def opened_sweep(config: SweepConfig) -> SweepContext:
 
 
 def to_go_on_with(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path | None, Mapping[str, Any]]:
-    """The directory of the same sweep, OUT or OUT.new, and its record (None: there is none).
-
-    ConfigError where `config.out` holds another.
-    """
+    """The directory of the same sweep, OUT or OUT.new, and its record (None: there is none)."""
     new, why = replacing_folder(config.out), None
     for folder in [new] if config.force else [config.out, new]:
         held = contents(folder, SWEEP)

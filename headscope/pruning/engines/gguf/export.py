@@ -137,10 +137,7 @@ class Comparison:
 def compare(
     path: Path, vocabulary: GgufVocabulary, continued: Sequence[Continuation], texts: Sequence[str] = ()
 ) -> tuple[Comparison, list[list[int]]]:
-    """What llama.cpp says along a model's greedy continuations against what the model says; and its ids of `texts`.
-
-    CheckpointError where llama.cpp computes NaN or infinite numbers, or gives none.
-    """
+    """What llama.cpp says along a model's greedy continuations against what the model says; and its ids of `texts`."""
     asked = [prompt for continuation in continued for prompt in continuation.prompts]
     top = min(TOP, len(vocabulary.tokens))
     reply = llama_cpp.ask(
@@ -179,10 +176,7 @@ def check_quantization(measured: Comparison) -> float:
 
 
 def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[Continuation]:
-    """Greedy continuations of the first tokens of a few texts that llama.cpp has room for in a `context`.
-
-    NumericalError where the model computes NaN or infinite numbers.
-    """
+    """Greedy continuations of the first tokens of a few texts that llama.cpp has room for in a `context`."""
     most = min(LONGEST, context) - 1  # llama.cpp keeps one token of the context for what follows
     steps = min(STEPS, most)
     continued = []

@@ -227,7 +227,6 @@ def check_family(checkpoint: Checkpoint) -> None:
 
 
 def _problems(model: Any, containers: tuple[Container, ...]) -> Iterator[str]:
-    """What none of the containers can say of a model, whichever heads it has."""
     config = model.config
     rope: dict[str, Any] = config.rope_parameters
     scalings = [layer.self_attn.scaling * layer.self_attn.head_dim**0.5 for layer in model.model.layers]

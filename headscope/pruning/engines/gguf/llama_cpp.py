@@ -94,7 +94,6 @@ def _server(request: dict[str, Any]) -> Any:
 
 
 def _log_probabilities(server: Any, prompt: list[int], request: dict[str, Any]) -> list[tuple[int, float]]:
-    """Ids and log-probabilities of what follows a prompt."""
     top = request["top"]
     question = {"prompt": prompt, "max_tokens": 1, "n_probs": top, "logprobs": top}
     question |= {"temperature": -1, "cache_prompt": False}
