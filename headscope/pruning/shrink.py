@@ -59,7 +59,7 @@ from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import CELLS, SCORES, SWEEP, UNPRUNED, Cell, Record, read_cells, write_cell
 from headscope.pruning.sweep.cells import RECORD as SWEEP_RECORD
-from headscope.pruning.sweep.methods import SweepContext, ranked_out, run_cell
+from headscope.pruning.sweep.methods import SweepContext, removed_heads, run_cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
 from headscope.results.removal import RECORD, Removal
@@ -200,7 +200,7 @@ def chosen_heads(
     """
     context, tried = opened.sizes, list[Record]()
     if not opened.config.searches:
-        return ranked_out(context, sized[0])
+        return removed_heads(context, sized[0])
     folder = context.config.out
     kept = read_cells(folder)
     with progress("measuring the unpruned model", 1) as step:

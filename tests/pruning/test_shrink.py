@@ -240,7 +240,7 @@ def test_sizes_are_judged_as_they_are_stored(
     def watched(context: methods.SweepContext, cell: Any) -> Any:
         if cell.keep is not None:
             assert context.refit is not None
-            made = context.refit(methods.ranked_out(context, cell)).model
+            made = context.refit(methods.removed_heads(context, cell)).model
             exact.append(all(torch.equal(its, its.bfloat16().float()) for its in made.parameters()))
         return run(context, cell)
 

@@ -46,7 +46,7 @@ class WeightedText(NamedTuple):
     weight: float
 
 
-def anchor_texts(
+def anchor_sources(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
     """The texts beside the calibration text, by name; each is made when it is called for."""
@@ -64,9 +64,9 @@ def anchor_texts(
     }
 
 
-def beside(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
+def anchor_texts(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
     """The texts beside the calibration text, all with equal weights, that text's too; together they weigh one."""
-    texts = anchor_texts(checkpoint, corpus, anchor, seed=seed).values()
+    texts = anchor_sources(checkpoint, corpus, anchor, seed=seed).values()
     return [WeightedText(text(), 1 / (1 + len(texts))) for text in texts]
 
 

@@ -234,7 +234,7 @@ def share(damage: float, masked: float) -> float:
     return 1 + (damage - masked) / max(abs(masked), SMALLEST)
 
 
-def least_harm(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
+def best_candidate(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
     """The candidate whose harm on the worse of both texts is least; of several the one of the least damage on both.
 
     Heads that are `masked` harm a text by 1 at most. So what is taken is worse than they are only where both are better

@@ -30,7 +30,7 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
-from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, between, reconstruction_error
+from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, interpolate, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 
 
@@ -109,7 +109,7 @@ def refit_module(
         )
 
     nothing, energy = refitted("none"), moments.output_energy(projection.weight) or 1.0
-    refit = between(nothing, refitted(options.method), options.strength)
+    refit = interpolate(nothing, refitted(options.method), options.strength)
     error, error_without = (
         reconstruction_error(projection.weight, weights, mean=moments.mean, second=moments.second) / energy
         for weights in (refit, nothing)
@@ -139,10 +139,10 @@ class RefittedCopy:
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy with these refits; without any it is the same model bit for bit."""
         made = cls(checkpoint, [each.projection for each in refits])
-        made.put_all(refits)
+        made.load_weights(refits)
         return made
 
-    def put_all(self, refits: Collection[ModuleRefit]) -> None:
+    def load_weights(self, refits: Collection[ModuleRefit]) -> None:
         """Set the projections of several modules to their refits."""
         for each in refits:
             self.put(each.projection, each.refit)

@@ -73,7 +73,7 @@ class ContextMoments:
         """E‖W x‖² for W [d m]."""
         return float(((weight @ self.second) * weight).sum())
 
-    def moved(self, device: str | torch.device) -> ContextMoments:
+    def to(self, device: str | torch.device) -> ContextMoments:
         """The same on another device."""
         sums: dict[str, Any] = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)}
         return replace(self, **sums)
@@ -313,7 +313,7 @@ class _Collector(ContextTap):
                 raise NumericalError(
                     f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider --dtype"
                 )
-        sites = {place: sums.moved("cpu") for place, sums in self.moments.sites.items()}
+        sites = {place: sums.to("cpu") for place, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.sentences, self.moments.predictions)
 
 

@@ -98,7 +98,7 @@ class EngineExport(ABC):
     def check(self, checkpoint: Checkpoint) -> None:
         """ConfigError for a checkpoint that can never be written, whichever heads go."""
 
-    def fits(self, checkpoint: Checkpoint) -> None:
+    def check_layout(self, checkpoint: Checkpoint) -> None:
         """ConfigError for numbers of heads, by layer, that the engine cannot say; nothing is written or run."""
         self.check(checkpoint)
 

@@ -55,7 +55,7 @@ class CTranslate2(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         check_translator(checkpoint)
 
-    def fits(self, checkpoint: Checkpoint) -> None:
+    def check_layout(self, checkpoint: Checkpoint) -> None:
         specification(translator_of(checkpoint))
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:

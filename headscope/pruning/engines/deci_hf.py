@@ -42,7 +42,7 @@ class DeciHf(EngineExport):
                 f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
             )
 
-    def fits(self, checkpoint: Checkpoint) -> None:
+    def check_layout(self, checkpoint: Checkpoint) -> None:
         self.check(checkpoint)
         model: Any = checkpoint.model
         _sizes([decoder_layer(module) for module in model.model.layers], model.config)

@@ -189,7 +189,7 @@ def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, 
 # An encoder-decoder.
 
 
-class Encoder(nn.Module):
+class EncoderGraph(nn.Module):
     """The encoder alone."""
 
     def __init__(self, model: Any) -> None:
@@ -244,7 +244,7 @@ def export_seq2seq(
     model, (target, source) = checkpoint.model, shapes
     mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
     with torch.no_grad():
-        states = Encoder(model)(torch.ones_like(mask), mask)
+        states = EncoderGraph(model)(torch.ones_like(mask), mask)
     pasts = [tuple(shape.past(2, length).values()) for shape, length in ((target, PAST), (source, SOURCE))]
     ids_axes, mask_axes = (
         {0: "batch_size", 1: "decoder_sequence_length"},
@@ -255,7 +255,7 @@ def export_seq2seq(
     presents = [f"present.{name}" for name in names]
     read = ["input_ids", "encoder_attention_mask"]
     encoder = exported(
-        Encoder(model),
+        EncoderGraph(model),
         (torch.ones_like(mask), mask),
         folder / ENCODER,
         names=(["input_ids", "attention_mask"], ["last_hidden_state"]),

@@ -32,6 +32,7 @@ from headscope.pruning.learning.learn import loss_of, recipe_of, tune
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.refit import DAMPING, as_text
 from headscope.pruning.options.shared import Freeze
+from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Direction,
@@ -41,7 +42,7 @@ from headscope.pruning.ranking.criterion import (
     column_of_file,
     criterion_named,
 )
-from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
+from headscope.pruning.ranking.ranking import Ranked, rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (

@@ -54,7 +54,7 @@ from headscope.pruning.removal.record import (
     shrunk_record,
     typed_command,
 )
-from headscope.pruning.removal.savings import Timing, allowed, timings
+from headscope.pruning.removal.savings import Timing, speedup_bound, timings
 from headscope.pruning.removal.verify import compare, require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results.removal import RECORD, Removal
@@ -311,7 +311,7 @@ def write_shrunk(
         "opens": [*written.opens, *(line for file in files for line in file.opens)],
         "limits": [*written.limits, *(line for file in files for line in file.limits)],
         "after": asdict(after),
-        "times": [{**asdict(timing), "at_most": allowed(timing, done.before, after)} for timing in times],
+        "times": [{**asdict(timing), "at_most": speedup_bound(timing, done.before, after)} for timing in times],
         "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes)],
         "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
     }

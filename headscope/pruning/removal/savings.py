@@ -34,7 +34,7 @@ LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 10.0, 60.0, 2
 """Seconds that a pass of many sentences may take, and all rounds of a timing, of which there are this many however."""
 
 
-def allowed(timing: Timing, before: Size, after: Size) -> float:
+def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
     """How many times as fast a removal can make what was timed, by what has to be done.
 
     By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
@@ -52,13 +52,13 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
 
     def forward(rows: int) -> Timing:
-        inputs = many(data.feeds, rows)
+        inputs = repeat_rows(data.feeds, rows)
         old, new = partial(outputs, before.model, inputs), partial(outputs, after.model, inputs)
         return measure_timing("forward", rows, old, new, rounds)
 
     measured = [forward(1)]
     most = max(LONG_RUN / max(measured[0].before, 1e-9), 1)
-    rows = min(fitting(before, data, batch), 2 ** int(math.log2(most)))
+    rows = min(max_batch_size(before, data, batch), 2 ** int(math.log2(most)))
     if rows > 1:
         measured.append(forward(rows))
     for sentences in (1, 8):
@@ -74,16 +74,16 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     return measured
 
 
-def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
+def max_batch_size(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     """As many of `batch` sentences as have logits of at most 2 GiB."""
-    ids = many(data.feeds, 1).arguments
+    ids = repeat_rows(data.feeds, 1).arguments
     if "pixel_values" in ids:
         return batch
     tokens = max(values.shape[1] for values in ids.values())
     return max(min(batch, MOST_BYTES // (tokens * max(checkpoint.vocabularies) * 4)), 1)
 
 
-def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
+def repeat_rows(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
     inputs = feeds[len(feeds) // 2]
     count = len(next(iter(inputs.arguments.values())))
@@ -117,7 +117,7 @@ def measure_timing(
 ) -> Timing:
     """Time two functions in turns, after one run of each that does not count."""
     old, new = partial(_seconds, before), partial(_seconds, after)
-    return in_turns(what, sentences, old, new, affordable(rounds, old() + new()))
+    return time_interleaved(what, sentences, old, new, affordable(rounds, old() + new()))
 
 
 def affordable(rounds: int, seconds: float) -> int:
@@ -125,7 +125,7 @@ def affordable(rounds: int, seconds: float) -> int:
     return min(rounds, max(FEWEST_ROUNDS, int(LONG_TIMING / max(seconds, 1e-9))))
 
 
-def in_turns(
+def time_interleaved(
     what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int, *, tokens: int = 0
 ) -> Timing:
     """Medians of what two functions say that they took, one after the other in every round, in turns the first."""
@@ -170,7 +170,7 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
         return None
     old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
     rounds = affordable(rounds, first)
-    timing = in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
+    timing = time_interleaved(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
     return replace(timing, context=filled)
 
 

@@ -24,8 +24,8 @@ from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
-from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.pruning.selection import CHOICE, STATE
 from headscope.registry import unknown
 from headscope.training.files.outputs import TRAINING

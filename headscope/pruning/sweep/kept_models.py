@@ -22,7 +22,7 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.model_inputs import texts
-from headscope.pruning.ranking.per_group import removal_sets
+from headscope.pruning.ranking.allocation import removal_sets
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, Destination, remove_planned, write_shrunk

@@ -307,7 +307,7 @@ def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell],
     return _tuned if context.config.tune_updates else _ranked
 
 
-def ranked_out(context: SweepContext, cell: Cell) -> list[HeadId]:
+def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
     """The heads with the lowest scores, which a cell's method takes out."""
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
@@ -316,7 +316,7 @@ def ranked_out(context: SweepContext, cell: Cell) -> list[HeadId]:
 
 
 def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
-    removed, config = ranked_out(context, cell), context.config
+    removed, config = removed_heads(context, cell), context.config
     if context.refit is not None:
         return PrunedModel(context.refit(removed), removed, removed)
     return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)

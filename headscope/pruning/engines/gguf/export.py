@@ -53,7 +53,7 @@ class Gguf(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         check_family(checkpoint)
 
-    def fits(self, checkpoint: Checkpoint) -> None:
+    def check_layout(self, checkpoint: Checkpoint) -> None:
         _ = LlamaDecoder(checkpoint).container
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
@@ -116,7 +116,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitComparison:
     """The largest difference of log-probabilities, the largest of them, and on how many steps both say the same.
 
     `range` is how far apart the log-probabilities of one step are.
@@ -136,7 +136,7 @@ class Comparison:
 
 def compare(
     path: Path, vocabulary: GgufVocabulary, continued: Sequence[Continuation], texts: Sequence[str] = ()
-) -> tuple[Comparison, list[list[int]]]:
+) -> tuple[LogitComparison, list[list[int]]]:
     """What llama.cpp says along a model's greedy continuations against what the model says; and its ids of `texts`."""
     asked = [prompt for continuation in continued for prompt in continuation.prompts]
     top = min(TOP, len(vocabulary.tokens))
@@ -161,10 +161,10 @@ def compare(
     if not steps:
         raise CheckpointError("llama.cpp gives no log-probabilities to compare; give the model a tokenizer")
     spread = float((rows.amax(1) - rows.amin(1)).max())
-    return Comparison(difference, largest, spread, same, steps), reply.ids
+    return LogitComparison(difference, largest, spread, same, steps), reply.ids
 
 
-def check_quantization(measured: Comparison) -> float:
+def check_quantization(measured: LogitComparison) -> float:
     """The tolerance of what quantization moves; CheckpointError where it moves log-probabilities by more."""
     limit = QUANTIZED * measured.range
     if not measured.difference <= limit:
