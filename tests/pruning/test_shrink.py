@@ -113,7 +113,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
     def refuse(*_: object, **__: object) -> None:
         raise CheckpointError("the smaller model computes something else")
 
-    for name, later in (("compare", ""), ("shrink", f"{out / 'sizes'} keeps what was ranked and measured")):
+    for name, later in (("compare", ""), ("remove_planned", f"{out / 'sizes'} keeps what was ranked and measured")):
         with monkeypatch.context() as patch:
             patch.setattr(shrink, name, refuse)
             if name == "compare":
