@@ -82,7 +82,7 @@ class Alignment(Analysis):
     """
 
     name = "alignment"
-    reads = "statistics"
+    reads = "contexts"
     version = 3
     order = 65
     summary = "share of positions whose largest weight is on the aligned source word"
@@ -141,14 +141,13 @@ class Alignment(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         plan: LinkedWords = heads.of_batch.get("alignment plan", heads.batch, lambda: self._plan(heads))
-        argmax = heads.argmax_position  # [b h t]
+        argmax, on_end, score = _looks(heads, plan.ends)  # [b h t], [b h t 2]
         queries = heads.queries
         moves = argmax.diff(dim=-1) * (queries[:, 1:] & queries[:, :-1])[:, None]
         ratios = {
-            "alignment_score": _score(heads),
+            "alignment_score": score,
             "monotonicity": Ratio((moves > 0).sum(-1).float(), (moves != 0).sum(-1).float()),
         }
-        on_end = heads.weight_on(plan.ends)  # [b h t 2]
         for number, name in enumerate(("final_punctuation", "end_of_sentence")):
             ratios[name] = heads.over_queries(on_end[..., number])
         words = plan.source_word[:, None].expand(-1, argmax.shape[1], -1).gather(-1, argmax)  # [b h t]
@@ -218,15 +217,22 @@ class Alignment(Analysis):
         return {"links": links, **evidence_signature(self.options)}
 
 
-def _score(heads: HeadBatch) -> Ratio:
-    """Norms of rows and of columns of the weights on counted keys, over how many there are of both."""
+def _looks(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, Ratio]:
+    """The argmax of every query, its weight on columns, and the score.
+
+    That is: norms of rows and of columns of the weights on counted keys, over how many there are of both.
+    """
     rows = columns = torch.zeros((), device=heads.context.device)
+    argmax, on_end = [], []
     for block in heads.in_blocks():
+        argmax.append(block.argmax_position)
+        on_end.append(block.weight_on(ends))
         squares = block.weights.square() * block.keys[:, None, None] * block.queries[:, None, :, None]
         rows = rows + squares.sum(-1).sqrt().sum(-1)  # [b h]
         columns = columns + squares.sum(2)  # [b h s]
     count = (heads.queries.sum(-1) + heads.keys.sum(-1) * heads.queries.any(-1)).to(rows.dtype)
-    return Ratio(rows + columns.sqrt().sum(-1), count[:, None])
+    score = Ratio(rows + columns.sqrt().sum(-1), count[:, None])
+    return torch.cat(argmax, dim=2), torch.cat(on_end, dim=2), score
 
 
 @dataclass(frozen=True)

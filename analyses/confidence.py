@@ -30,8 +30,7 @@ class Confidence(Analysis):
     """
 
     name = "confidence"
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     version = 2
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
@@ -59,8 +58,7 @@ def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:
 def _weights(heads: HeadBatch) -> Iterator[Tensor]:
     """The fork's weights [b h t s], block after block of queries (one block where the matrix is there)."""
     for block in heads.in_blocks():
-        rows = slice(block.first_query, block.first_query + block.queries.shape[1])
-        yield without_last_cell(block.weights, heads.query_side.real, heads.key_side.real, rows=rows)
+        yield without_last_cell(block.weights, heads.query_side.real, heads.key_side.real, rows=block.span)
 
 
 @analysis
@@ -72,7 +70,7 @@ class ConfidenceBase(Analysis):
     """
 
     name = "confidence.base"
-    reads = "statistics"
+    reads = "contexts"
     order = 11
     summary = "the MHR fork's `base`: mean over sentences of the single largest weight"
     measures = (Measure("confidence_base", "confidence, MHR base", range=(0, 1), keep="highest", why=LEAST_SURE),)
@@ -91,7 +89,7 @@ class ConfidenceAdvanced(Analysis):
     """
 
     name = "confidence.advanced"
-    reads = "statistics"
+    reads = "contexts"
     order = 12
     summary = "the MHR fork's `advanced`: mean over keys of the largest weight any query gives them"
     measures = (
@@ -116,7 +114,7 @@ class ConfidencePairwise(Analysis):
     """
 
     name = "confidence.pairwise"
-    reads = "statistics"
+    reads = "contexts"
     order = 13
     summary = "the MHR fork's `pairwise`: summed distance of a head's map to those of its layer"
     measures = (

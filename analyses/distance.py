@@ -23,8 +23,7 @@ class Distance(Analysis):
     """
 
     name = "distance"
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     order = 30
     summary = "mean distance to the key with the largest weight"
     measures = (Measure("distance", "mean distance of the argmax", unit="tokens", range=(0, None)),)

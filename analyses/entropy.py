@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
@@ -25,8 +24,7 @@ class Entropy(Analysis):
     """
 
     name = "entropy"
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
     measures = (
@@ -64,6 +62,5 @@ class Entropy(Analysis):
 
 def _largest(heads: HeadBatch) -> tuple[Tensor, Tensor]:
     """The largest entropy that the rows of queries can have [b 1 t], and which queries see more than one key [b t]."""
-    ones = torch.ones(*heads.keys.shape, 1, dtype=heads.context.dtype)
-    visible_keys = heads.visible_on(ones)[..., 0]
+    visible_keys = heads.visible_on(heads.context.new_ones(*heads.keys.shape, 1))[..., 0]
     return visible_keys.clamp(min=2).log()[:, None], visible_keys > 1

@@ -163,7 +163,7 @@ class ExplainedShares(Analysis):
     def _choose(self, heads: HeadBatch) -> list[Chosen]:
         """The rows of this batch that are kept; what waits of earlier ones is moved off the device."""
         self._settle()
-        site = heads.site
+        site, sides = heads.site, heads.batch.on_host.sides(heads.site)
         layout = self.checkpoint.layout
         every = sum(count for (of, _), count in layout.items() if of is site)
         sample = self.samples.setdefault(site, SiteSample())
@@ -178,9 +178,9 @@ class ExplainedShares(Analysis):
         examples = self.examples.setdefault(site, Examples())
         examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
         for row, number in enumerate(heads.batch.indices.tolist()):
-            query, key = (side.ids[row][side.real[row]].numpy() for side in heads.host_sides)
+            query, key = (side.ids[row][side.real[row]].numpy() for side in sides)
             examples.ids[number] = (query, key)
-        return sampler.choose(heads.batch.on_host, site, heads.host_sides, sample)
+        return sampler.choose(heads.batch.on_host, site, sides, sample)
 
     def _settle(self) -> None:
         """Move what was observed of earlier batches to the CPU, and sort it in."""

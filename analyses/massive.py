@@ -59,7 +59,7 @@ class Massive(Analysis):
     """
 
     name = "massive"
-    reads = "statistics"
+    reads = "contexts"
     version = 2
     order = 92
     default = False
@@ -120,19 +120,26 @@ class Massive(Analysis):
         magnitude, median = magnitudes(states, heads.key_side.real)
         massive = heads.key_side.real & (magnitude > self.options.massive_magnitude)
         massive &= magnitude >= self.options.massive_ratio * median[:, None]  # [b s]
-        side, ratio = heads.host_sides[1], magnitude / median[:, None]
+        side, ratio = heads.batch.on_host.sides(heads.site)[1], magnitude / median[:, None]
         if self.waiting and self.waiting[0][1] is not side:
             self._settle()
         self.waiting.append(((heads.site, heads.layer), side, torch.stack([massive.to(ratio.dtype), magnitude, ratio])))
         positions = torch.arange(massive.shape[1], device=massive.device)
 
-        def others(queries: slice) -> Tensor:  # [b q s]
-            keys: Tensor = massive[:, None] & (positions != positions[queries, None])
-            return keys
+        columns = torch.stack([massive, torch.ones_like(massive)], dim=-1).to(heads.context.dtype)  # [b s 2]
+        weights, seeings, visibles = [], [], []
+        for block in heads.in_blocks():
 
-        weight, seeing = heads.weight_on_pairs(None, others, every_key=True)
-        columns = torch.stack([massive, torch.ones_like(massive)], dim=-1).to(weight.dtype)  # [b s 2]
-        seen, visible = heads.visible_on(columns).unbind(dim=-1)  # [b t]; a query sees itself
+            def others(queries: slice = block.span) -> Tensor:  # [b q s]
+                keys: Tensor = massive[:, None] & (positions != positions[queries, None])
+                return keys
+
+            weight, seeing = block.weight_on_pairs(None, others, every_key=True)
+            weights.append(weight)
+            seeings.append(seeing)
+            visibles.append(block.visible_on(columns))
+        weight, seeing = torch.cat(weights, dim=2), torch.cat(seeings, dim=1)  # [b h t], [b t]
+        seen, visible = torch.cat(visibles, dim=1).unbind(dim=-1)  # [b t]; a query sees itself
         chance = (seen - massive.to(weight.dtype)) / visible.clamp(min=1)
         return {
             "massive": heads.over_queries(weight, only=seeing),

@@ -41,8 +41,7 @@ class Positional(Analysis):
     """
 
     name = "positional"
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     version = 3
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
@@ -74,7 +73,7 @@ class Positional(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
-        reach = max(1, min(t - 1, REACH + 1))
+        reach = max(1, min(heads.keys.shape[1] - 1, REACH + 1))
         cells = (heads.offsets if reach <= REACH else heads.offsets.clamp(-reach, reach)) + reach  # [b h t]
         counted, _ = heads.counted(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
@@ -127,11 +126,8 @@ class Positional(Analysis):
 def _able(heads: HeadBatch, reach: int) -> Tensor:
     """How many queries have a key at each offset [b 1 o], the same for all heads."""
     counted, _ = heads.counted(torch.float32)
-    blocks = [
-        queries_by_offset(counted[:, queries], seen.float(), queries.start, reach)
-        for queries, seen in heads.rows.seen_blocks()
-    ]
-    return torch.stack(blocks).sum(dim=0) if len(blocks) > 1 else blocks[0]
+    seen = (heads.visible & heads.keys[:, None]).float()
+    return queries_by_offset(counted, seen, heads.first_query, reach)
 
 
 def queries_by_offset(counted: Tensor, seen: Tensor, first: int, reach: int) -> Tensor:

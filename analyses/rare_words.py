@@ -36,8 +36,7 @@ class RareWords(Analysis):
     """
 
     name = "rare_words"
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     version = 3
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
@@ -52,14 +51,15 @@ class RareWords(Analysis):
     Options = PublishedLabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if heads.key_side is not heads.batch.source or self.run.ranks is None:
+        known = self.run.ranks
+        if heads.key_side is not heads.batch.source or known is None:
             return {}
-        ranks = self.run.ranks
-        rarest, only = heads.once("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b t]
+        ranks = heads.once("ranks", lambda: upload(known, heads.keys.device))
+        rarest, only = heads.once("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b 1]
         chances = heads.shared("rarest chance", lambda: _chance(heads, rarest, only))  # [b 2]
-        there, places = heads.once("rarest there", lambda: upload(rarest, heads.keys.device)), heads.argmax_position
+        places = heads.argmax_position
         b, h, t = places.shape
-        hits = there[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
+        hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
         found = heads.over_queries(hits.flatten(1, 2), only=only)
         ratios: dict[str, Ratio] = {}
         for name, total, chance in zip(NAMES, found.total.tensor_split(2, dim=1), chances.unbind(dim=1), strict=True):
@@ -94,22 +94,22 @@ class RareWords(Analysis):
 def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
     """Which keys are the sentence's rarest subword, and which one of its two rarest, as numbers [b 2 s].
 
-    And which queries are of sentences whose rarest subword is not among the most frequent [b t]. The most frequent one
-    has rank 1. Both are on the CPU.
+    And which sentences have a rarest subword that is not among the most frequent [b 1]. The most frequent one has rank
+    1.
     """
-    key_ranks = ranks[heads.host_sides[1].ids] * heads.host_keys  # [b s], 0 where no key counts
+    key_ranks = ranks[heads.key_side.ids] * heads.keys  # [b s], 0 where no key counts
     first = key_ranks.amax(dim=-1, keepdim=True)
     second = (key_ranks * (key_ranks < first)).amax(dim=-1, keepdim=True)
-    rarest = torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)], dim=1) & heads.host_keys[:, None]
-    return rarest.to(torch.float32), (first > FREQUENT).expand_as(heads.host_queries)
+    rarest = torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)], dim=1) & heads.keys[:, None]
+    return rarest.to(torch.float32), first > FREQUENT
 
 
 def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
-    """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b n].
+    """Summed over the counted queries of `only` [b 1]: the share of the counted keys each sees that are hits [b n].
 
     `hits` [b n s] are ones and zeros.
     """
-    columns = torch.cat([hits, heads.host_keys[:, None]], dim=1).to(heads.context.dtype)  # [b n+1 s]
+    columns = torch.cat([hits, heads.keys[:, None]], dim=1).to(heads.context.dtype)  # [b n+1 s]
     visible = heads.visible_on(columns.transpose(1, 2))  # [b t n+1]
     share = visible[..., :-1] / visible[..., -1:].clamp(min=1)
     return heads.over_queries(share.transpose(1, 2), only=only).total

@@ -58,7 +58,6 @@ class Similarity(Analysis):
 
     name = "similarity"
     reads = "contexts"
-    joins_layers = True
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
     measures = (
@@ -77,24 +76,22 @@ class Similarity(Analysis):
     )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        b, every, t, k = heads.context.shape
-        layers, h = len(heads.layers), every // len(heads.layers)
+        b, h, t, k = heads.context.shape
         row, place = heads.counted_places  # [n]
-        flat = heads.context.transpose(1, 2).reshape(b * t, every * k).index_select(0, place)  # [n l·d]
+        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, place)  # [n d]
         first, second = heads.once(
             f"pairs/{h}", lambda: upload(torch.triu_indices(h, h), flat.device)
         )  # [p]: each once
-        measures = pairwise_similarity(flat.view(-1, h, k))  # [n·l h h]
-        sums = flat.new_zeros(2, b, layers, h, h)
-        for total, each in zip(sums, measures, strict=True):
-            total.index_add_(0, row, each.view(-1, layers, h, h))
-        pairs = sums.movedim(0, 2)[..., first, second].flatten(1, 2)  # [b l·2 p]
+        measures = pairwise_similarity(flat.view(-1, h, k))  # [n h h]
+        sums = flat.new_zeros(2, b, h, h)
+        for total, values in zip(sums, measures, strict=True):
+            total.index_add_(0, row, values)
+        pairs = sums.transpose(0, 1)[..., first, second]  # [b 2 p]
         count, tokens = heads.once("tokens", lambda: _tokens(heads, flat.dtype))
-        moments = gram(flat.view(-1, layers, h * k).transpose(0, 1)).view(layers, h, k, h, k)
-        blocks = moments.permute(1, 3, 0, 2, 4)[first, second].transpose(0, 1).flatten(0, 1)  # [l·p k k]
+        blocks = gram(flat).view(h, k, h, k).transpose(1, 2)[first, second]  # [p k k]
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2
-            "moments": Ratio(blocks[None], flat.sum(dim=0).view(1, layers, -1), per_batch=True),
+            "moments": Ratio(blocks[None], flat.sum(dim=0).view(1, 1, -1), per_batch=True),
             "tokens": Ratio(tokens, torch.ones(1), per_batch=True),
         }
 

@@ -38,8 +38,7 @@ class Sink(Analysis):
     """
 
     name = "sink"
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     version = 4
     order = 90
     summary = "mean weight on the first key, and on special tokens"
@@ -117,7 +116,7 @@ class Sink(Analysis):
 
     def _note_ids(self, heads: HeadBatch) -> None:
         """Keep which tokens are first, and which are special."""
-        side = heads.host_sides[1]
+        side = heads.batch.on_host.sides(heads.site)[1]
         self.first.setdefault(heads.site, set()).update(side.ids[:, 0].tolist())
         self.special.setdefault(heads.site, set()).update(side.ids[side.special & side.real].unique().tolist())
 
@@ -134,16 +133,16 @@ class Sink(Analysis):
 
 
 def _later(heads: HeadBatch) -> Tensor:
-    """The queries of which `sink` is a mean, on the CPU: in self attention not the first position."""
-    later = heads.host_queries.clone()
+    """The queries of which `sink` is a mean: in self attention not the first position."""
+    later = heads.queries.clone()
     later[:, : 0 if heads.site is Site.CROSS or heads.first_query else 1] = False
     return later
 
 
 def _sinks(heads: HeadBatch) -> Tensor:
-    """The indicators of the first key, and of special tokens [b s 2], on the CPU."""
-    special = heads.host_sides[1].special
-    first = (torch.arange(special.shape[1]) == 0).expand_as(special)
+    """The indicators of the first key, and of special tokens [b s 2]."""
+    special = heads.key_side.special
+    first = (torch.arange(special.shape[1], device=special.device) == 0).expand_as(special)
     return torch.stack([first, special], dim=-1).to(heads.context.dtype)
 
 

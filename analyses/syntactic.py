@@ -294,7 +294,7 @@ class _Plan:
             for word, subwords in enumerate(a.units if a else ()):
                 member[line, word, subwords] = 1.0
         if exclude_sinks:
-            member *= heads.host_keys[:, None]
+            member *= heads.keys.cpu()[:, None]
             there = member.any(dim=-1).numpy()  # [b w]
             instances = instances[there[instances[:, :1], instances[:, 2:]].all(axis=1)]
         self.mean = member / member.sum(-1, keepdim=True).clamp(min=1)  # [b w s]
@@ -322,7 +322,7 @@ class _Plan:
 
     def block(self, heads: HeadBatch) -> _Block:
         """What the queries of these heads are of: the same for all layers."""
-        queries = slice(heads.first_query, heads.first_query + heads.queries.shape[1])
+        queries = heads.span
         key = (queries.start, queries.stop)
         if key not in self.blocks:
             self.blocks[key] = self._block(queries, heads.context)

@@ -14,7 +14,6 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatc
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
-from headscope.engine.heads.earlier_keys import EarlierKeys
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -32,8 +31,7 @@ class _Pattern(Analysis):
 
     version = 2
     order = 70
-    reads = "statistics"
-    joins_layers = True
+    reads = "rows"
     Options = LabelOptions
     sites = frozenset({Site.DECODER_SELF})
     passes = frozenset({"text", "random"})
@@ -44,13 +42,15 @@ class _Pattern(Analysis):
         raise NotImplementedError
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        score, named = heads.weight_on_pairs(self.name, heads.once(self.name, lambda: self._pairs(heads)))
+        of_queries, of_keys = heads.once(self.name, lambda: self.marks(heads.query_side.ids))
+
+        def earlier() -> Tensor:  # [b t s]
+            same = of_queries[:, heads.span, None] == of_keys[:, None]
+            return same.tril(heads.first_query - 1)
+
+        score, named = heads.weight_on_pairs(self.name, earlier)
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=named)}
-
-    def _pairs(self, heads: HeadBatch) -> EarlierKeys:
-        of_queries, of_keys = self.marks(heads.host_sides[0].ids)
-        return EarlierKeys(of_queries, of_keys.where(heads.host_keys, -1), heads.queries.device)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
@@ -81,7 +81,7 @@ class PreviousToken(_Pattern):
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous: looks at the token before", order=4),)
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return positions, positions + 1
 
 

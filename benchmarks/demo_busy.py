@@ -5,7 +5,7 @@ Run: python benchmarks/demo_busy.py [--rounds N] [--threads N] [--spinning]
 `headscope demo` runs alone and beside the busy process in turns; the best round of each counts, in wall seconds.
 CPU seconds and context switches (rather waiting, and made to wait) are of the demonstration's process alone: threads
 that wait for each other show there first. `--spinning` gives OpenMP's threads their default way of waiting back, which
-headscope's commands replace (`headscope.model.process_settings`): the difference in CPU seconds is time spent waiting.
+commands replace (`headscope.cli.main.set_environment`): the difference in CPU seconds is time spent waiting.
 Runs on two cores, whatever there are, and needs them idle but for this. Limits with two cores: 60 s alone, ratio 3.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from headscope.cli.failures import (
 from headscope.cli.usage_errors import usage_errors
 from headscope.errors import HeadscopeWarning, one_line, options_as_flags
 from headscope.files.writing import exit_status, listening, received
-from headscope.model.process_settings import process_settings
 
 COMMANDS = {
     "show": "Print what a checkpoint is, its heads, what removing them can save, and what can be measured.",
@@ -94,6 +94,22 @@ def main(
     one_process(context, shared=SHARED)
 
 
+WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""What OpenMP reads when torch is imported: a thread without work soon sleeps.
+
+One that spins delays the others where another process keeps a core busy.
+"""
+KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+"""Prepared kernels that oneDNN keeps: of its 1,024, one for each shape of a batch, the heap would grow."""
+
+
+def set_environment() -> None:
+    """Say how threads wait and how many kernels are kept, unless the user has said so."""
+    if not any(name in os.environ for name in (*WAITING, "OMP_WAIT_POLICY", "KMP_LIBRARY")):
+        os.environ.update(WAITING)
+    os.environ.setdefault(*KERNELS)
+
+
 def run() -> None:
     """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
     try:
@@ -111,7 +127,8 @@ def run() -> None:
 
 def _run() -> None:
     try:
-        with process_settings(), options_as_flags(), warnings.catch_warnings():
+        with options_as_flags(), warnings.catch_warnings():
+            set_environment()
             warnings.showwarning = partial(_show_warning, warnings.showwarning, set())
             app()
     except BaseException as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -203,22 +202,20 @@ class Bootstrap:
         self.seed = seed
         self.replicates = replicates
         self._drawn: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._drawing = RLock()  # reports are made in several threads
 
     def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """How often each of `groups` groups is drawn in each replicate: [replicates groups].
 
         NaN of a single group, of which nothing says how others differ.
         """
-        with self._drawing:
-            if (groups, dtype) not in self._drawn and dtype is not torch.float64:
-                self._drawn[groups, dtype] = self.draws(groups).to(dtype)
-            if (groups, dtype) not in self._drawn:
-                generator = np.random.default_rng([self.seed, groups])
-                drawn = generator.integers(groups, size=(self.replicates, groups))
-                cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
-                counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
-                self._drawn[groups, dtype] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
+        if (groups, dtype) not in self._drawn and dtype is not torch.float64:
+            self._drawn[groups, dtype] = self.draws(groups).to(dtype)
+        if (groups, dtype) not in self._drawn:
+            generator = np.random.default_rng([self.seed, groups])
+            drawn = generator.integers(groups, size=(self.replicates, groups))
+            cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
+            counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
+            self._drawn[groups, dtype] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
         return self._drawn[groups, dtype]
 
     def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:

@@ -170,7 +170,6 @@ def test_commands_import_heavy_libraries_in_their_bodies(path: Path) -> None:
             "headscope.heads",
             "headscope.files",
             "headscope.files.output_checks",
-            "headscope.model.process_settings",
             "headscope.progress",
             "headscope.registry",
             "headscope.report.registry",

@@ -34,7 +34,6 @@ from headscope.files.output_checks import Input, check_folder, inputs_of
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
 from headscope.model.discovery import eval_mode
-from headscope.model.process_settings import keep_few_kernels
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import check_alignment_model, write_measured
@@ -70,8 +69,6 @@ def run_analysis(
             target_parses=config.target_parse,
             max_sentences=config.max_sentences,
         )
-        if config.dtype not in ("bfloat16", "float16"):
-            keep_few_kernels()
         checkpoint = open_configured(config)
         if config.write_alignment:
             check_alignment_model(config.write_alignment, checkpoint.layout)

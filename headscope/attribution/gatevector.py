@@ -31,7 +31,6 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Layout, Site
 from headscope.model.discovery import find_attention
 from headscope.model.prefix_cache import LayerIndex, PrefixCache
-from headscope.model.process_settings import keep_freed_memory
 from headscope.model.taps import frozen_parameters, gated
 
 Keep = Literal["first", "last"]
@@ -312,10 +311,8 @@ def explained_batch(
     """Within the block: the objective of every sentence of a batch as a function of head gates.
 
     A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.gatevector`), or by that of
-    `closed`, which has the contexts of another run over as many positions. Hundreds of passes over one batch follow, so
-    a command's process keeps freed memory (`headscope.model.process_settings`).
+    `closed`, which has the contexts of another run over as many positions.
     """
-    keep_freed_memory()
     gated_objective = GatedObjective(checkpoint, objective, batch, of)
     replace = replacement(ablate_with)
 

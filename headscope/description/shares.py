@@ -20,7 +20,6 @@ from headscope.description.loglinear import (
     with_pairs,
 )
 from headscope.description.sample import Laid
-from headscope.model.threads import parallel_map
 
 FOLDS, WATCHED = 2, 5
 LEAST_ROOM = 0.01
@@ -60,7 +59,7 @@ def explained(laid: Laid, *, steps: int = STEPS, step: Callable[[int], None] = l
     each fit: of `FOLDS` halves, every group of the inventory.
     """
     groups = laid.inventory.groups()
-    halves = parallel_map(lambda half: _held_out(laid, half, steps, step), range(FOLDS))
+    halves = [_held_out(laid, half, steps, step) for half in range(FOLDS)]
     gained = {group: sum((found.gained[group] for found in halves), torch.zeros(())) for group in groups}
     position = [sum(parts, torch.zeros(())) for parts in zip(*(found.position for found in halves), strict=True)]
     unmet = sum((found.unmet for found in halves), torch.zeros(()))

@@ -24,26 +24,22 @@ STRIP = 64
 
 
 class Statistic(NamedTuple):
-    """What an analysis measures, at one layer, or at several whose heads it saw side by side."""
+    """What an analysis measures at one layer."""
 
     analysis: str
     name: str
     site: Site
-    layers: tuple[int, ...]
+    layer: int
 
     @property
-    def keys(self) -> list[Key]:
-        """The statistic at each layer."""
-        return [(self.name, self.site, layer) for layer in self.layers]
+    def key(self) -> Key:
+        """Its name and where it is measured."""
+        return self.name, self.site, self.layer
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What an analysis observed of a batch, sentence by sentence.
-
-    Of several layers axis 1 of totals, and of counts that have one, is that of the layers' heads (or whatever the
-    analysis has of each layer), one layer after the other.
-    """
+    """What an analysis observed of a batch, sentence by sentence."""
 
     analysis: Analysis
     statistic: Statistic
@@ -115,12 +111,14 @@ class Aggregator:
             begin = 0
             for statistic, totals, counts in packed:
                 middle, end = begin + totals, begin + totals + counts
-                parts = copied(stack, stack.total[:, begin:middle], stack.total[:, middle:end])
-                self._include(statistic, parts)
+                sums = GroupSums(groups=stack.groups, budget=self.budget)
+                sums.used = stack.used
+                sums.total, sums.count = stack.total[:, begin:middle].clone(), stack.total[:, middle:end].clone()
+                self._merge(statistic.analysis, statistic.key, sums)
                 begin = end
         for statistic, sums in self.others.items():
             sums.settle()
-            self._include(statistic, sums)
+            self._merge(statistic.analysis, statistic.key, sums)
         self.stacks.clear()
         self.others.clear()
 
@@ -141,22 +139,15 @@ class Aggregator:
             columns += [ratio.total, uploaded[id(ratio.count)]]
             packed.append((observation.statistic, ratio.total.shape[1], ratio.count.shape[1]))
         values = torch.cat(columns, dim=1)
-        layers = sum(len(observation.statistic.layers) for observation in group)
-        sums = self.stacks.setdefault(tuple(packed), GroupSums(budget=layers * self.budget))
+        sums = self.stacks.setdefault(tuple(packed), GroupSums(budget=len(group) * self.budget))
         sums.add(batch.indices, Ratio(values, values[:, :0]))
         return values
 
     def _add_single(self, statistic: Statistic, ratio: Ratio, batch: Batch) -> None:
         if statistic not in self.others:
-            groups, budget = FOLDS if ratio.per_batch else GROUPS, len(statistic.layers) * self.budget
-            self.others[statistic] = GroupSums(groups=groups, budget=budget)
+            groups = FOLDS if ratio.per_batch else GROUPS
+            self.others[statistic] = GroupSums(groups=groups, budget=self.budget)
         self.others[statistic].add(torch.tensor([batch.fold]) if ratio.per_batch else batch.indices, ratio)
-
-    def _include(self, statistic: Statistic, sums: GroupSums) -> None:
-        number = len(statistic.layers)
-        totals, counts = of_layers(sums.total, number), of_layers(sums.count, number)
-        for key, total, count in zip(statistic.keys, totals, counts, strict=True):
-            self._merge(statistic.analysis, key, sums if number == 1 else copied(sums, total, count))
 
     def _merge(self, name: str, key: Key, sums: GroupSums) -> None:
         statistics = self.sums.setdefault(name, {})
@@ -167,25 +158,9 @@ class Aggregator:
 
     def _keep_sentences(self, statistic: Statistic, batch: Batch, ratio: Ratio) -> None:
         values = (ratio.total / ratio.count.to(ratio.total.device)).float().cpu()  # [b h]
-        for layer, of_layer in zip(statistic.layers, of_layers(values, len(statistic.layers)), strict=True):
-            for sentence, value in zip(batch.indices.tolist(), of_layer, strict=True):
-                by_place = self.detailed.setdefault(statistic.name, {})
-                by_place.setdefault(f"{sentence}/{statistic.site}", {})[layer] = value
-
-
-def of_layers(values: Tensor, number: int) -> Sequence[Tensor]:
-    """The parts of values [g n·x …] that belong to each of n layers; what has no such axis belongs to all."""
-    if number == 1 or values.ndim < 2 or values.shape[1] == 1:
-        return [values] * number
-    return values.tensor_split(number, dim=1)
-
-
-def copied(sums: GroupSums, total: Tensor, count: Tensor) -> GroupSums:
-    """Sums of the same groups with totals and counts of their own."""
-    other = GroupSums(groups=sums.groups, budget=sums.budget)
-    other.used, other.whole_numbers = sums.used, sums.whole_numbers
-    other.total, other.count = total.clone(), count.clone()
-    return other
+        by_sentence = self.detailed.setdefault(statistic.name, {})
+        for sentence, value in zip(batch.indices.tolist(), values, strict=True):
+            by_sentence.setdefault(f"{sentence}/{statistic.site}", {})[statistic.layer] = value
 
 
 def added(earlier: Ratio, later: Ratio) -> Ratio:
@@ -194,14 +169,12 @@ def added(earlier: Ratio, later: Ratio) -> Ratio:
 
 
 def gram(flat: Tensor) -> Tensor:
-    """flatᵀ flat of [n d] or [l n d]: what lies right of the diagonal, by strips of `STRIP` rows, and its mirror image.
+    """flatᵀ flat of [n d]: what lies right of the diagonal, by strips of `STRIP` rows, and its mirror image.
 
-    On an accelerator it is one product, of all l at once.
+    On an accelerator it is one product.
     """
     if flat.device.type != "cpu":
-        return flat.transpose(-1, -2) @ flat
-    if flat.ndim == 3:
-        return torch.stack([gram(part) for part in flat]) if len(flat) > 1 else gram(flat[0])[None]
+        return flat.T @ flat
     width = flat.shape[1]
     product = flat.new_empty(width, width)
     for top in range(0, width, STRIP):

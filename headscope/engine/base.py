@@ -166,15 +166,9 @@ class Analysis:
     `fits` its report takes long and shares its work among threads itself, so it is made after those of the others.
 
     `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
-    of weights: "contexts" alone; "statistics" of the rows (`entropy`, `max_weight`, `argmax_position`, `weight_on`,
-    `weight_on_pairs`) and what `observe` makes of blocks of rows itself (`in_blocks`), which need no matrix; whole
-    "rows", for which `observe` is called with one block of queries after the other, and what it returns is added up;
-    or the "matrix" of all rows at once: such text is left out.
-
-    With `joins_layers` what `observe` returns of a head follows from that head (or its layer's) alone, so that on an
-    accelerator it may be shown several layers at once, their heads side by side (`HeadBatch.layers`): a few large
-    operations instead of many small ones. Axis 1 of the totals is then that of all these heads, or of whatever it has
-    of each layer, one layer after the other.
+    of weights: "contexts", with weights at most in blocks of rows that it walks over itself (`in_blocks`); "rows", for
+    which `observe` is called with one block of queries after the other, and what it returns is added up; or the
+    "matrix" of all rows at once: such text is left out.
 
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
@@ -195,8 +189,7 @@ class Analysis:
     afterwards: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
     fits: ClassVar[bool] = False
-    reads: ClassVar[Literal["contexts", "statistics", "rows", "matrix"]] = "matrix"
-    joins_layers: ClassVar[bool] = False
+    reads: ClassVar[Literal["contexts", "rows", "matrix"]] = "matrix"
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
     Options: ClassVar[type[Any]] = NoOptions
     measures: ClassVar[tuple[Measure, ...]] = ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap
@@ -21,7 +23,6 @@ from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, need_table, told_agreement
 from headscope.files.writing import deferred
 from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
-from headscope.model.threads import parallel_map
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
 
@@ -94,21 +95,18 @@ def conclude(
     def reported(analysis: Analysis) -> AnalysisReport:
         return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap, progress))
 
-    quick, slow = ([analysis for analysis in reporting if analysis.fits is fits] for fits in (False, True))
-    made: dict[Analysis, AnalysisReport] = {}
-    try:
+    by_analysis: dict[Analysis, AnalysisReport] = {}
+    with suppress(KeyboardInterrupt), torch.no_grad():
         with deferred():
-            made |= zip(quick, parallel_map(reported, quick), strict=True)
-        for analysis in slow:
-            made |= zip([analysis], parallel_map(reported, [analysis]), strict=True)
-    except KeyboardInterrupt:
-        unfinished = [analysis for analysis in slow if analysis not in made]
-        if not made:
-            raise
-    else:
-        unfinished = []
-    reporting = [analysis for analysis in reporting if analysis in made]
-    reports = [made[analysis] for analysis in reporting]
+            by_analysis |= {analysis: reported(analysis) for analysis in reporting if not analysis.fits}
+        for analysis in reporting:
+            if analysis.fits:
+                by_analysis[analysis] = reported(analysis)
+    if reporting and not by_analysis:
+        raise KeyboardInterrupt
+    unfinished = [analysis for analysis in reporting if analysis not in by_analysis]
+    reporting = [analysis for analysis in reporting if analysis in by_analysis]
+    reports = [by_analysis[analysis] for analysis in reporting]
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
     observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}

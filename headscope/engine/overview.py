@@ -183,7 +183,7 @@ def _analysis_cost(cls: Any) -> str:
         return "weights alone" if cls.read is Analysis.read else "many passes of its own"
     if "gradient" in cls.needs:
         return "one backward pass, shared"
-    return "the forward pass, shared" + (", whole rows" if cls.reads in ("rows", "matrix") else "")
+    return "the forward pass, shared"
 
 
 def _criterion_cost(cls: Any) -> str:

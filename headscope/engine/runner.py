@@ -16,12 +16,10 @@ from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
-from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
 from headscope.engine.heads.head_batch import ObservedBatch
-from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.writing import deferred as signals_deferred
 from headscope.formats.base import Checkpoint
@@ -30,16 +28,11 @@ from headscope.model.attention import AttentionCall, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import DeferredChecks, deferred
-from headscope.model.process_settings import keep_freed_memory
 from headscope.model.streaming.context import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
-from headscope.model.threads import threads_for_pass
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
 from headscope.signature import counted
-
-JOINED = 256 * 2**20
-"""Bytes of the weights and contexts of all layers up to which an accelerator keeps them until the pass is through."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,6 @@ class AnalysisRunner:
     refused: list[LeftOut] = field(default_factory=list)
     checks: DeferredChecks = field(init=False)
     contexts: list[Tensor] = field(default_factory=list)
-    pending: dict[tuple[object, ...], list[tuple[AttentionSite, AttentionCall]]] = field(default_factory=dict)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
     streamed: int = 0
@@ -104,7 +96,6 @@ class AnalysisRunner:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Entered around the whole corpus: within it `run` takes batches."""
-        keep_freed_memory()
         self.layers = frozenset(layer for layer, heads in self.checkpoint.layout.items() if heads)
         with ExitStack() as stack:
             for analysis in self.running:
@@ -155,16 +146,15 @@ class AnalysisRunner:
     @contextmanager
     def _passing(self, batch: Batch, name: str) -> Iterator[Batch]:
         """Within the block the batch, on the device, goes through the model; what is observed counts at its end."""
-        with threads_for_pass(self.checkpoint.model, batch.positions):
-            self.observations = {}
-            with deferred(self.checks), streaming() if self.streams(batch) else nullcontext():
-                yield batch.to(self.checkpoint.device)
-            with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
-                for values in self.aggregator.add(batch, list(self.observations.values())):
-                    self.checks.add(values, self.aggregator.refuse_non_finite)
-                if batch.kind == "text":
-                    self.done[name] += len(batch.indices)
-            self.checks.batch_done()
+        self.observations = {}
+        with deferred(self.checks), streaming() if self.streams(batch) else nullcontext():
+            yield batch.to(self.checkpoint.device)
+        with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
+            for values in self.aggregator.add(batch, list(self.observations.values())):
+                self.checks.add(values, self.aggregator.refuse_non_finite)
+            if batch.kind == "text":
+                self.done[name] += len(batch.indices)
+        self.checks.batch_done()
 
     def streams(self, batch: Batch) -> bool:
         """Whether a batch goes through the model without matrices of weights."""
@@ -178,7 +168,7 @@ class AnalysisRunner:
             with torch.no_grad():
                 ratios = analysis.explain(self.checkpoint, batch)
             for (name, site, layer), ratio in ratios.items():
-                self._add(analysis, Statistic(analysis.name, name, site, (layer,)), ratio)
+                self._add(analysis, Statistic(analysis.name, name, site, layer), ratio)
         except CheckpointError as error:
             if self.aggregator.has(analysis) or len(self.running) == 1:
                 raise
@@ -233,14 +223,11 @@ class AnalysisRunner:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
         self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
         self.observed = ObservedBatch(batch, self.options.keep_special, self.options.exclude_sinks)
-        self.pending = {}
         try:
             yield
-            self._show_pending()
             contexts = self.contexts
         finally:
             self.observers, self.observed, self.head_contexts, self.contexts, self.unseen = (), None, [], [], set()
-            self.pending = {}
 
         def refuse() -> None:
             with torch.no_grad():
@@ -250,46 +237,21 @@ class AnalysisRunner:
             self.checks.add(sums, refuse)
 
     def see(self, attention_site: AttentionSite, call: AttentionCall) -> None:
-        """Every analysis sees every call of the batch that is on its way, some of them several calls at once."""
+        """Every analysis sees every call of the batch that is on its way."""
         if not self.observers or self.observed is None:
             return
         with torch.no_grad():
-            joins = [analysis for analysis in self.observers if analysis.joins_layers] if self._waits(call) else []
-            if joins:
-                self.pending.setdefault(self.observed.sees(attention_site, call), []).append((attention_site, call))
-            if len(joins) < len(self.observers):
-                heads = self.observed.heads(attention_site, call)
-                if not joins:
-                    self._note_sums(heads)
-                self._observe(heads, [analysis for analysis in self.observers if analysis not in joins])
-                if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
-                    self.head_contexts.append((heads, call.context))
+            heads = self.observed.heads(attention_site, call)
+            padding = heads.once("padding", lambda: ~heads.query_side.real)  # [b t]
+            # sums of contexts, which are finite only if the contexts of all tokens are
+            self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
+            self._observe(heads, self.observers)
+            if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
+                self.head_contexts.append((heads, call.context))
         if self.unseen:
             self.unseen.discard((attention_site.site, attention_site.layer))
             if not self.unseen:
                 raise StopForward
-
-    def _waits(self, call: AttentionCall) -> bool:
-        """Whether a call is shown later, with those of other layers: where they all fit, and starting work is dear."""
-        if call.made_weights is None or call.context.device.type == "cpu":
-            return False
-        return len(self.layers) * (call.weights.nbytes + call.context.nbytes) <= JOINED
-
-    def _show_pending(self) -> None:
-        """Show the calls that wait, those together that see the same."""
-        assert self.observed is not None
-        joins = [analysis for analysis in self.observers if analysis.joins_layers]
-        with torch.no_grad():
-            for calls in self.pending.values():
-                heads = self.observed.joined(*map(list, zip(*calls, strict=True)))
-                self._note_sums(heads)
-                self._observe(heads, joins)
-
-    def _note_sums(self, heads: HeadBatch) -> None:
-        """Sums of contexts, which are finite only if the contexts of all tokens are."""
-        device = heads.context.device
-        padding = heads.once(f"padding/{device}", lambda: upload(~heads.host_sides[0].real, device))  # [b t]
-        self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
 
     def _concerns(self, analysis: Analysis, heads: HeadBatch) -> bool:
         return self.batch.kind in analysis.passes and heads.site in analysis.sites
@@ -298,18 +260,17 @@ class AnalysisRunner:
         concerned = [
             analysis for analysis in observers if later(analysis) is afterwards and self._concerns(analysis, heads)
         ]
-        streamed = isinstance(heads.rows, StreamedRows)
-        in_blocks = [analysis for analysis in concerned if streamed and analysis.reads == "rows"]
+        by_rows = [analysis for analysis in concerned if analysis.reads == "rows"]
         for analysis in concerned:
-            if analysis not in in_blocks and not (streamed and _needs_matrix(analysis)):
+            if analysis not in by_rows and (heads.rows or not _needs_matrix(analysis)):
                 self._show(analysis, heads)
-        for block in heads.in_blocks() if in_blocks else ():
-            for analysis in in_blocks:
+        for block in heads.in_blocks() if by_rows else ():
+            for analysis in by_rows:
                 self._show(analysis, block)
 
     def _show(self, analysis: Analysis, heads: HeadBatch) -> None:
         for name, ratio in analysis.observe(heads).items():
-            self._add(analysis, Statistic(analysis.name, name, heads.site, heads.layers), ratio)
+            self._add(analysis, Statistic(analysis.name, name, heads.site, heads.layer), ratio)
 
     def _add(self, analysis: Analysis, statistic: Statistic, ratio: Ratio) -> None:
         """Keep a batch's sums of a statistic; those of blocks of queries are added up."""

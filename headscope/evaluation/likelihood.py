@@ -29,7 +29,6 @@ from headscope.heads import HeadId, Site
 from headscope.model.attention import precise
 from headscope.model.native.transformer import PartialForward, Transformer
 from headscope.model.taps import masked
-from headscope.model.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]
 WINDOW = {"text": 2048, "hidden": 128}  # sentences in memory at a time; hiding each token makes many rows of a sentence
@@ -215,19 +214,18 @@ def _under_masks(
     def scored(logits: Tensor) -> tuple[Tensor, ...]:
         return *token_sums(logits, labels), class_counts(logits, labels, names)
 
-    with threads_for_pass(checkpoint.model, part.batch.positions):
-        with reuse.recorded():
-            shared_memory: Any = checkpoint.memory(batch)
-            unmasked = scored(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
-        for heads, start in zip(masks, starts, strict=True):
-            if not heads and unmasked is not None:
-                columns.append(unmasked)
-                continue
-            with masked(checkpoint.model, heads), reuse.starting(start):
-                of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
-                memory = checkpoint.memory(batch) if of_encoder else shared_memory
-                columns.append(scored(checkpoint.logits(batch, memory)))
-        sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
+    with reuse.recorded():
+        shared_memory: Any = checkpoint.memory(batch)
+        unmasked = scored(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
+    for heads, start in zip(masks, starts, strict=True):
+        if not heads and unmasked is not None:
+            columns.append(unmasked)
+            continue
+        with masked(checkpoint.model, heads), reuse.starting(start):
+            of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
+            memory = checkpoint.memory(batch) if of_encoder else shared_memory
+            columns.append(scored(checkpoint.logits(batch, memory)))
+    sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
     nll, right, count, classes = (each.double() for each in sums)
     return nll, right, count[:, 0], classes
 

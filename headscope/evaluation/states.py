@@ -26,7 +26,6 @@ from headscope.heads import HeadId
 from headscope.model.attention import is_tapped, untapped
 from headscope.model.forward import Pool, mean_pooled
 from headscope.model.taps import masked
-from headscope.model.threads import threads_for_pass
 
 
 @dataclass
@@ -78,8 +77,7 @@ def compare_states(
     sums, whole = StateComparison(), intact or checkpoint
 
     def read(batch: Batch) -> int:
-        with threads_for_pass(checkpoint.model, batch.positions):
-            pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
+        pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
         sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
         return len(batch.indices)

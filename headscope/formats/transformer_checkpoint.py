@@ -22,7 +22,6 @@ from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.threads import threads_for_pass
 
 
 class TransformerCheckpoint(Checkpoint):
@@ -235,8 +234,7 @@ class TransformerCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
         source, limit, config = self._side("source"), self.reads(longest), config or self.search
         batch = pad_side([_encoded(text, source, limit, reading=True) for text in texts]).to(self.device)
-        with threads_for_pass(self.model, len(texts) * config.beam):
-            return self.searched(batch, config)
+        return self.searched(batch, config)
 
     def searched(self, source: Side, config: SearchConfig) -> list[list[Hypothesis]]:
         """Search translations of encoded texts, within the positions that the decoder has."""

@@ -22,11 +22,9 @@ from headscope.model.discovery import base_of, track_calls
 from headscope.model.interface import through_attend
 from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
 from headscope.model.taps import frozen_parameters, masked
-from headscope.model.threads import threads_for_pass
 from headscope.model.transformers_models import takes
 
 CELLS = 2**23  # numbers that are compared at a time
-PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,6 @@ class ModelInputs:
 
     arguments: dict[str, Tensor]
     real: Tensor | None
-
-    @property
-    def positions(self) -> int:
-        """Positions of the longer side, padding included; of pictures about so many."""
-        texts = [values.numel() for values in self.arguments.values() if values.ndim == 2]
-        return max(texts, default=next(iter(self.arguments.values())).numel() // PATCH)
 
     def to(self, device: torch.device) -> ModelInputs:
         """The same on another device."""
@@ -59,7 +51,7 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
         model = base_of(model)
     # transformers' cache has as many layers as the encoder of the config, also where a decoder alone has more (BART)
     whole = {"use_cache": False} if takes(model, "use_cache") else {}
-    with torch.no_grad(), threads_for_pass(model, batch.positions):
+    with torch.no_grad():
         result: Any = model(**batch.arguments, **whole)
     if not isinstance(result, Tensor):
         logits = getattr(result, "logits", None)

@@ -193,9 +193,7 @@ class TrainConfig(BleuOption):
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
     )
-    threads: int | None = option(
-        None, "CPU threads; default: torch's, or one where products are small.", panel=MACHINE, minimum=1, maximum=1024
-    )
+    threads: int | None = option(None, "CPU threads; default: torch's.", panel=MACHINE, minimum=1, maximum=1024)
     compile: bool = option(False, "torch.compile the model.", panel=MACHINE)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.text_mode import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
-from headscope.model.threads import threads_for_pass
 from headscope.results.answer import Answer
 from headscope.signature import Signature, counted, signature_of
 from headscope.training.architecture import build_model, open_init
@@ -140,8 +139,7 @@ def _train(
                 listener.remarked(text)
     begun_at = run.position.update
     loop = Loop(run, variant, progress, settings, history, listener, interrupted)
-    threads = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()
-    with threads, _recorded(config.out, about, history):
+    with _recorded(config.out, about, history):
         reason = loop.train()
     result = replace(_outcome(loop, reason, about), begun_at=begun_at)
     if history is not None:

@@ -112,7 +112,8 @@ def test_error_rate_by_hand(tmp_path: Path) -> None:
 def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
     """The same heads with all weight at these keys [b h t]."""
     weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
-    return replace(heads, rows=replace(heads.rows, weights=weights))  # type: ignore[type-var]
+    assert heads.rows is not None
+    return replace(heads, rows=heads.rows._replace(weights=weights))
 
 
 @pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])

@@ -12,7 +12,7 @@ from headscope.analyses.positional import Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import Aggregates, AnalysisReport, HeadBatch
-from headscope.engine.heads.rows import DenseRows, SharedTensors
+from headscope.engine.heads.head_batch import Rows
 from headscope.heads import Site
 from tests.oracles.run_options import run_options
 
@@ -29,9 +29,9 @@ def looked(scores: torch.Tensor, words: list[int], *, causal: bool = False, mark
     weights = (scores * visible[:, None]).softmax(-1)
     side = Side(torch.zeros(b, t, dtype=torch.long), real, special)
     keys, batch = real & ~special, Batch(torch.arange(b), 0, side)
-    rows = DenseRows(weights, visible, keys, SharedTensors())
+    rows = Rows(weights, visible, slice(0, t))
     context = torch.zeros(b, weights.shape[1], t, 1)
-    return HeadBatch(SITE, 0, rows, context, keys, keys, side, side, batch)
+    return HeadBatch(SITE, 0, context, keys, keys, side, side, batch, visible, rows)
 
 
 def found(scores: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> AnalysisReport:

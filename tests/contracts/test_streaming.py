@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -27,7 +28,7 @@ from headscope.heads import Site
 from headscope.model import attention
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import context, statistics, visibility
+from headscope.model.streaming import context, visibility
 from headscope.model.streaming.context import streaming
 from headscope.model.taps import observing
 from headscope.results.study import Study
@@ -59,14 +60,14 @@ BACKWARD = 0.02
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of three queries and five keys, so that tiny texts have many."""
-    _blocks(monkeypatch, queries=3, keys=5, masked=2)
+    """Blocks of three queries, so that tiny texts have many."""
+    _blocks(monkeypatch, queries=3, masked=2)
 
 
 @pytest.fixture
 def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole studies: blocks of seven queries and eleven keys, one batch of text, few random tokens."""
-    _blocks(monkeypatch, queries=7, keys=11, masked=5)
+    """For whole studies: blocks of seven queries, one batch of text, few random tokens."""
+    _blocks(monkeypatch, queries=7, masked=5)
     for name, number in (("RANDOM_SEQUENCES", 3), ("RANDOM_BLOCK", 5), ("FOLDS", 3), ("batches", _one_batch)):
         monkeypatch.setattr(plan, name, number)
 
@@ -79,17 +80,14 @@ def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
     yield batch
 
 
-def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, keys: int, masked: int) -> None:
-    for module in (statistics, visibility):
-        monkeypatch.setattr(module, "LEAST", queries)
-    monkeypatch.setattr(statistics, "CELLS", 1)
+def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, masked: int) -> None:
+    monkeypatch.setattr(visibility, "LEAST", queries)
     monkeypatch.setattr(visibility, "AT_A_TIME", 1)
-    monkeypatch.setattr(statistics, "COLUMNS", keys)
     monkeypatch.setattr(context, "QUERIES", masked)
 
 
 def test_every_analysis_says_what_it_reads() -> None:
-    assert all(cls.reads in ("contexts", "statistics", "rows", "matrix") for _, cls in ANALYSES)
+    assert all(cls.reads in ("contexts", "rows", "matrix") for _, cls in ANALYSES)
     assert Analysis.reads == "matrix", "what an analysis that says nothing may do"
 
 
@@ -238,7 +236,7 @@ class Matrix(Analysis):
 
 def test_an_analysis_that_declares_too_little_is_refused() -> None:
     class Greedy(Matrix):
-        reads = "statistics"
+        reads = "contexts"
 
     checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
     options = replace(OPTIONS, attention="streamed")
@@ -277,24 +275,27 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
     noise = torch.Generator().manual_seed(11)
     columns = torch.rand(*heads.keys.shape, 2, generator=noise)
     earlier = torch.rand(len(heads.keys), heads.queries.shape[1], heads.keys.shape[1], generator=noise) < 0.4
-    on_pairs, any_key = heads.weight_on_pairs("random", lambda queries: earlier[:, queries])
-    on_others, any_other = heads.weight_on_pairs("others", lambda queries: ~earlier[:, queries])
-    on_own, _ = heads.weight_on_pairs(None, lambda queries: earlier[:, queries], every_key=True)
-    values = {
-        "context": heads.context,
-        "max_weight": heads.max_weight,
-        "entropy": heads.entropy,
-        "weight_on": heads.weight_on(columns),
-        "visible_on": heads.visible_on(columns)[:, None],
-        "on_pairs": on_pairs,
-        "on_others": on_others,
-        "on_own": on_own,
-        "argmax_position": heads.argmax_position.float(),
-        "any_key": any_key[:, None].float(),
-        "any_other": any_other[:, None].float(),
-    }
-    for name, value in values.items():
-        yield name, value.transpose(1, 2)[heads.queries].double()
+    parts: dict[str, list[Tensor]] = {"context": [heads.context.transpose(1, 2)]}
+    for block in heads.in_blocks():
+        of_block = partial(earlier.__getitem__, (slice(None), block.span))
+        on_pairs, any_key = block.weight_on_pairs("random", of_block)
+        on_own, _ = block.weight_on_pairs(None, of_block, every_key=True)
+        values = {
+            "max_weight": block.max_weight,
+            "entropy": block.entropy,
+            "weight_on": block.weight_on(columns),
+            "weights": block.weights,
+            "visible_on": block.visible_on(columns)[:, None],
+            "on_pairs": on_pairs,
+            "on_own": on_own,
+            "argmax_position": block.argmax_position,
+            "offsets": block.offsets,
+            "any_key": any_key[:, None],
+        }
+        for name, value in values.items():
+            parts.setdefault(name, []).append(value.transpose(1, 2))
+    for name, blocks in parts.items():
+        yield name, torch.cat(blocks, dim=1)[heads.queries].double()
 
 
 def assert_same_answers(found: HeadBatch, expected: HeadBatch, *, within: float, rounded: bool = False) -> None:
@@ -302,7 +303,7 @@ def assert_same_answers(found: HeadBatch, expected: HeadBatch, *, within: float,
         if name == "context":
             scale = max(1.0, dense.abs().max().item())
             assert (streamed - dense).abs().max() <= scale * within, name
-        elif not (rounded and name == "argmax_position"):  # rounded weights tie where others do not
+        elif not (rounded and name in ("argmax_position", "offsets")):  # rounded weights tie where others do not
             assert (streamed - dense).abs().max() <= within, name
 
 

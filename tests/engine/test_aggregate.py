@@ -1,4 +1,4 @@
-"""Sums of several statistics, of several layers at once, are what each adds up alone."""
+"""Sums of several statistics at once are what each adds up alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Named(Analysis):
 
 
 def observed() -> dict[str, tuple[Any, Any]]:
-    """Totals and counts of every sentence; the first two are of two layers side by side."""
+    """Totals and counts of every sentence."""
     luck = torch.Generator().manual_seed(3)
     return {
         name: (
@@ -38,7 +38,7 @@ def observed() -> dict[str, tuple[Any, Any]]:
 
 
 def statistic(name: str) -> Statistic:
-    return Statistic("named", name, Site.CROSS, (1, 4) if name != "other" else (1,))
+    return Statistic("named", name, Site.CROSS, 4)
 
 
 def batches(parts: tuple[torch.Tensor, ...]) -> list[Batch]:
@@ -60,14 +60,10 @@ def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> 
         alone = GroupSums()
         for part in parts:
             alone.add(part, Ratio(total[part], count[part]))
-        layers = statistic(name).layers
-        for number, layer in enumerate(layers):
-            found = aggregator.sums["named"][name, Site.CROSS, layer]
-            width = total.shape[1] // len(layers)
-            own = slice(number * width, (number + 1) * width)
-            assert torch.equal(found.total, alone.total[:, own]) and found.used == alone.used
-            assert torch.equal(found.count, alone.count if count.shape[1] == 1 else alone.count[:, own])
-            assert found.total.untyped_storage().nbytes() == found.total.nbytes
+        sums = aggregator.sums["named"][name, Site.CROSS, 4]
+        assert torch.equal(sums.total, alone.total) and sums.used == alone.used
+        assert torch.equal(sums.count, alone.count)
+        assert sums.total.untyped_storage().nbytes() == sums.total.nbytes
 
 
 def test_sums_that_are_not_finite_are_named() -> None:

@@ -112,7 +112,7 @@ def listening_to_a_signal(listening: Any = writing.listening) -> Iterator[None]:
     ("owner", "name", "instead"),
     [
         (main, "listening", listening_to_a_signal),
-        (main, "process_settings", lambda: signal.raise_signal(signal.SIGTERM)),
+        (main, "set_environment", lambda: signal.raise_signal(signal.SIGTERM)),
     ],
 )
 def test_a_signal_before_the_command_has_begun_is_one_line(

@@ -1,8 +1,7 @@
-"""Statistics of rows against a slow re-derivation, whatever the size of blocks; lazy masks; what must hold exactly."""
+"""Weights of rows against a slow re-derivation, whatever the size of blocks; lazy masks; what must hold exactly."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.model.streaming import statistics, visibility
-from headscope.model.streaming.statistics import RowStatistics, ScoreBlocks, row_statistics
+from headscope.model.attention import ScoreOptions
+from headscope.model.streaming import visibility
+from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
-from tests.oracles import row_statistics as oracle
+from tests.oracles import attention_row as oracle
 
 B, H, G, T, K = 3, 6, 2, 13, 5
 REAL = torch.arange(T) < torch.tensor([13, 7, 11])[:, None]  # [b t], padding in the middle of the batch
@@ -70,25 +70,26 @@ def tensors(variant: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
     return query, key, options
 
 
-def statistics_of(mask: Tensor | None, variant: dict[str, Any], counted: Tensor) -> RowStatistics:
-    query, key, options = tensors(variant)
-    scores = ScoreBlocks.of(query, key, Visibility.of(mask, (B, T, T)), **options)
-    return row_statistics(scores, counted, tie=1e-12)
+def weights_of(scores: ScoreBlocks) -> Tensor:
+    """The weights [b h t s] of all blocks."""
+    b, h, t, _ = scores.query.shape
+    whole = torch.zeros(b, h, t, scores.key.shape[2], dtype=scores.query.dtype)
+    for queries in scores.blocks(1):
+        weights, keys = scores.weights(queries)
+        whole[:, :, queries, keys] = weights
+    return whole
 
 
-@pytest.mark.parametrize("size", [(1, 1), (4, 3), (T, T)], ids=str)
+@pytest.mark.parametrize("size", [1, 4, T])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MASKS)
-def test_statistics_equal_those_of_single_rows(
-    name: str, variant: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_weights_equal_those_of_single_rows(
+    name: str, variant: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "CELLS", 1)
-    monkeypatch.setattr(statistics, "LEAST", size[0])
-    monkeypatch.setattr(statistics, "COLUMNS", size[1])
-    counted = torch.ones(B, T, dtype=torch.bool)
-    counted[:, 0] = False  # the first is special
+    monkeypatch.setattr(visibility, "AT_A_TIME", 1)
+    monkeypatch.setattr(visibility, "LEAST", size)
     query, key, options = tensors(VARIANTS[variant])
-    found = statistics_of(MASKS[name](), VARIANTS[variant], counted)
+    found = weights_of(ScoreBlocks.of(query, key, Visibility.of(MASKS[name](), (B, T, T)), ScoreOptions(**options)))
     visible = Visibility.of(MASKS[name](), (B, T, T)).visible(slice(0, T), slice(0, T))[:, 0].expand(B, T, T)
     for b, h, t in [(0, 5, 12), (0, 2, 3), (1, 0, 5), (1, 4, 1), (2, 3, 9)]:
         bias = options.get("position_bias")
@@ -96,33 +97,12 @@ def test_statistics_equal_those_of_single_rows(
             query[b, h, t].numpy(),
             key[b, h * G // H].numpy(),
             visible[b, t].numpy(),
-            counted[b].numpy(),
             scaling=options.get("scaling", K**-0.5),
             softcap=options.get("softcap"),
             bias=None if bias is None else bias[0, h, t].numpy(),
             sink=options["sinks"][h].item() if "sinks" in options else None,
         )
-        assert [getattr(found, part)[b, h, t].item() for part in ("log_sum", "entropy", "max_weight")] == pytest.approx(
-            expected[:3], abs=1e-12
-        )
-        assert found.argmax_position[b, h, t] == expected.argmax
-
-
-def test_rows_without_scores_have_the_entropy_of_what_they_see() -> None:
-    scores = ScoreBlocks.of(torch.zeros(1, 1, T, K), torch.randn(1, 1, T, K), Visibility.of(causal_one(), (1, T, T)))
-    found = row_statistics(scores, torch.ones(1, T, dtype=torch.bool), tie=2.5e-7)
-    assert found.entropy[0, 0].tolist() == pytest.approx([math.log(t + 1) for t in range(T)], abs=1e-6)
-    assert found.entropy[0, 0, 0] == 0
-    assert (found.argmax_position == 0).all(), "the first of those that tie"
-
-
-def test_rows_that_see_nothing_are_zero() -> None:
-    real = torch.zeros(1, T, dtype=torch.bool)
-    scores = ScoreBlocks.of(
-        torch.randn(1, 2, T, K), torch.randn(1, 1, T, K), Visibility.of(real[:, None, None], (1, T, T))
-    )
-    found = row_statistics(scores, ~real, tie=2.5e-7)
-    assert all(not values.any() for values in vars(found).values())
+        assert found[b, h, t].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def causal_one() -> LazyMask:
@@ -144,13 +124,3 @@ def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: p
     places = torch.arange(T)
     inside = (places >= mask.spans.first[..., None]) & (places < mask.spans.end[..., None])
     assert torch.equal(inside[:, None], visible.expand(B, 1, T, T))
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_sums_over_what_is_seen(name: str) -> None:
-    columns = torch.rand(B, T, 2, dtype=torch.float64)
-    visibility = Visibility.of(MASKS[name](), (B, T, T))
-    seen = visibility.without_padding(REAL)
-    visible = visibility.visible(slice(0, T), slice(0, T))[:, 0].expand(B, T, T) & REAL[:, None]
-    torch.testing.assert_close(seen.seen(columns), visible.double() @ columns)
-    assert torch.equal(seen.visible(slice(2, 9), slice(1, T))[:, 0].expand(B, 7, T - 1), visible[:, 2:9, 1:])

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headscope.engine.heads.rows import SharedTensors
-from headscope.engine.heads.streamed_rows import StreamedRows
-from headscope.model.attention import ScoreOptions
+from headscope.data.encoded import Batch, Side
+from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, ScoreOptions
+from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import visibility
 from headscope.model.streaming.context import streamed_context
-from headscope.model.streaming.statistics import ScoreBlocks
-from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
+from headscope.model.streaming.visibility import LazyMask, causal_mask
 
 pytestmark = pytest.mark.slow
 
 B, H, T, K = 2, 7, 601, 3
 SMALLER = 32  # the budget of tests is so much smaller, so that short texts are far above it
-Rows = Callable[[StreamedRows], object]
 
 
 class LivingBytes(TorchDispatchMode):
@@ -55,9 +54,7 @@ class LivingBytes(TorchDispatchMode):
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small budget, in bytes."""
-    for name in ("AT_A_TIME", "KEPT"):
-        monkeypatch.setattr(visibility, name, getattr(visibility, name) // SMALLER)
-    monkeypatch.setattr("headscope.engine.heads.streamed_rows.KEPT", visibility.KEPT)
+    monkeypatch.setattr(visibility, "AT_A_TIME", visibility.AT_A_TIME // SMALLER)
     return visibility.BUDGET // SMALLER
 
 
@@ -76,30 +73,25 @@ def earlier(queries: slice) -> Tensor:
     return torch.ones(B, queries.stop - queries.start, T, dtype=torch.bool).tril(queries.start - 1)
 
 
-def in_blocks(rows: StreamedRows) -> None:
-    for _, block in rows.blocks():
-        block.maximum, block.entropy  # noqa: B018
-
-
-ASKED: dict[str, Rows] = {
-    "statistics": lambda rows: rows.statistics,
-    "one pattern": lambda rows: rows.weight_on_pairs(None, earlier),
-    "patterns": lambda rows: [rows.weight_on_pairs(name, earlier) for name in "abcdefgh"],
-    "sets": lambda rows: rows.weight_on(torch.ones(B, T, 2)),
-    "seen": lambda rows: rows.visible_on(torch.ones(B, T, 2)),
-    "blocks": in_blocks,
-}
+def observe(block: HeadBatch) -> None:
+    """What analyses ask of a block."""
+    block.maximum, block.entropy  # noqa: B018
+    block.weight_on_pairs("earlier", lambda: earlier(block.span))
+    block.weight_on(torch.ones(B, T, 2))
+    block.visible_on(torch.ones(B, T, 2))
 
 
 @pytest.mark.parametrize("mask", ["causal", "window"])
-@pytest.mark.parametrize("asked", ASKED)
-def test_what_is_there_at_a_time_keeps_within_the_budget(asked: str, mask: str, budget: int) -> None:
-    query, key = torch.randn(B, H, T, K), torch.randn(B, H, T, K)
+def test_what_is_there_at_a_time_keeps_within_the_budget(mask: str, budget: int) -> None:
+    module, tokens = nn.Module(), torch.ones(B, T, dtype=torch.long)
+    query, key, value = (torch.randn(B, H, T, K) for _ in range(3))
+    side = Side(tokens, tokens.bool(), ~tokens.bool())
     with LivingBytes() as living:
         lazy = causal_mask(T, None, device=query.device) if mask == "causal" else window(500)
-        seen = Visibility.of(lazy, (B, T, T))
-        rows = StreamedRows(ScoreBlocks.of(query, key, seen), seen, torch.ones(B, T, dtype=torch.bool), SharedTensors())
-        ASKED[asked](rows)
+        call = AttentionCall(module, query, key, value, value, ScoreOptions(mask=lazy))
+        place = AttentionSite(Site.DECODER_SELF, 0, H, H, K, "")
+        for block in ObservedBatch(Batch(torch.arange(B), 0, side)).heads(place, call).in_blocks():
+            observe(block)
     assert 0 < living.peak <= budget < B * H * T * T * 4
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
 from headscope.formats.base import Checkpoint
-from headscope.model.threads import threads_for_pass
 from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
 from headscope.relevance.voita import explain as groups_module
 from headscope.relevance.voita.explain import SIMILAR, length_groups, recorded_voita
@@ -54,9 +53,8 @@ def test_groups_give_what_the_whole_batch_gives(
     rule_set: Any = RULE_SETS.get(name)
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
-    with threads_for_pass(checkpoint.model, batch.positions):
-        expected = recorded_voita(checkpoint, batch, settings=rule_set.settings, target=target).explained(neurons=False)
-        found = rule_set.explain(checkpoint, batch, target=target, steps="each")
+    expected = recorded_voita(checkpoint, batch, settings=rule_set.settings, target=target).explained(neurons=False)
+    found = rule_set.explain(checkpoint, batch, target=target, steps="each")
     assert torch.equal(found.counts, expected.explained.float()) and torch.equal(found.values, found.counts)
     assert found.relevance.keys() == expected.heads.keys()
     for place, heads in expected.heads.items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,181 +13,221 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import upload
-from headscope.engine.heads.rows import AttentionRows, DenseRows, Match, SharedTensors, T
-from headscope.engine.heads.streamed_rows import StreamedRows
-from headscope.errors import CheckpointError
+from headscope.engine.heads.rows import SharedTensors, T, max_and_position
+from headscope.errors import CheckpointError, HeadscopeError
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming.statistics import ScoreBlocks
+from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
+
+TENSORS = 16
+"""As large as a block of weights that are there with it, itself among them, where analyses work on it."""
+
+
+class Rows(NamedTuple):
+    """Weights [b h t n] of queries on the n keys of a range, and where the queries may look [b t s]."""
+
+    weights: Tensor
+    visible: Tensor
+    keys: slice
 
 
 @dataclass
 class HeadBatch:
-    """One site and layer at work on one batch, with what analyses share computed once.
+    """One site and layer at work on one batch, or on a block of its queries, with what analyses share computed once.
 
-    `rows` answers for the weights [b h t s]: their statistics always, and `weights` itself where all of them are there
-    (they are not in a long text, see `headscope.engine.base.Analysis.reads`). context [b h t k] (before mixing and
-    gates), in float32 at least, whatever the model computes in; value [b g s k] as the model has it, one for each of g
-    groups of heads. `queries` [b t] and `keys` [b s] say which positions count: real tokens, without special ones
-    unless they are kept; where no key counts, no query does. Of a block of queries, t are those from position
-    `first_query` on. Analyses that need gradients find that of the objective with respect to the context in `gradient`
-    [b h t k], row i that of sentence i's value, and its counts in `counts` [b].
-
-    Analyses that join layers (`headscope.engine.base.Analysis.joins_layers`) may see several `layers` at once: h are
-    then the heads of the first layer, those of the second, and so on, each layer with as many. `host_queries` and
-    `host_keys` are `queries` and `keys` on the CPU: what follows from text alone costs a device nothing there.
+    Of weights [b h t s] all rows are there in one block, or in a long text those of a block of queries, t of them from
+    position `first_query` on (`in_blocks`; see `headscope.engine.base.Analysis.reads`). context [b h t k] (before
+    mixing and gates), in float32 at least, whatever the model computes in; value [b g s k] as the model has it, one for
+    each of g groups of heads. `queries` [b t] and `keys` [b s] say which positions count: real tokens, without special
+    ones unless they are kept; where no key counts, no query does. Analyses that need gradients find that of the
+    objective with respect to the context in `gradient` [b h t k], row i that of sentence i's value, and its counts in
+    `counts` [b].
     """
 
     site: Site
     layer: int
-    rows: AttentionRows
     context: Tensor
     queries: Tensor
     keys: Tensor
     query_side: Side
     key_side: Side
     batch: Batch
+    mask_id: object
+    """The same for all layers whose queries see the same keys."""
+    rows: Rows | None = None
+    scores: ScoreBlocks | None = None
+    """What weights are made of, block by block, where there are no rows."""
     of_batch: SharedTensors = field(default_factory=SharedTensors)
-    of_rows: SharedTensors = field(default_factory=SharedTensors)
     value: Tensor = field(default_factory=lambda: torch.empty(0))
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))
     counts: Tensor = field(default_factory=lambda: torch.empty(0))
     first_query: int = 0
-    layers: tuple[int, ...] = ()
     host_queries: Tensor = field(default_factory=lambda: torch.empty(0))
-    host_keys: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def __post_init__(self) -> None:
-        self.layers = self.layers or (self.layer,)
-        self.host_queries = self.host_queries if self.host_queries.numel() else self.queries
-        self.host_keys = self.host_keys if self.host_keys.numel() else self.keys
+    """`queries` on the CPU."""
 
     @property
-    def host_sides(self) -> tuple[Side, Side]:
-        """What queries and keys are, on the CPU."""
-        return self.batch.on_host.sides(self.site)
+    def _rows(self) -> Rows:
+        if self.rows is None:
+            raise HeadscopeError(
+                f"an analysis asks for weights of {self.context.shape[2]} × {self.keys.shape[1]} positions, which are "
+                'streamed; it has to declare reads = "matrix" or "rows", or takes --attention dense'
+            )
+        return self.rows
 
     @property
     def weights(self) -> Tensor:
         """The weights [b h t s], in float32 at least."""
-        return self.rows.weights
+        weights, _, keys = self._rows
+        return torch.nn.functional.pad(weights, (keys.start, self.keys.shape[1] - keys.stop))
 
     @property
     def visible(self) -> Tensor:
         """Where a query may look [b t s], special tokens included, padding excluded."""
-        return self.rows.visible
+        return self._rows.visible
+
+    @cached_property
+    def maximum(self) -> tuple[Tensor, Tensor]:
+        """The largest weight [b h t] of each query on the counted keys that it sees, and its position.
+
+        The first one where several tie (see `max_and_position`).
+        """
+        weights, visible, keys = self._rows
+
+        def make() -> Tensor:
+            return (visible & self.keys[:, None])[:, None, :, keys].to(weights.dtype) - 1
+
+        hidden = self._of_rows("hidden", make)  # [b 1 t n]: zero, or minus one if hidden
+        largest, place = max_and_position(weights.add(hidden, alpha=2))  # no weight is above one
+        return largest, place + keys.start
 
     @property
     def max_weight(self) -> Tensor:
         """Largest weight of each query on the counted keys that it sees [b h t]."""
-        return self.rows.maximum[0]
-
-    @property
-    def visible_keys(self) -> Tensor:
-        """How many counted keys each query sees [b t], where the model is."""
-        return self.shared(
-            "visible keys", lambda: self.visible_on(self.host_keys[..., None].to(self.context.dtype))[..., 0]
-        )
+        return self.maximum[0]
 
     @property
     def argmax_position(self) -> Tensor:
-        """Position of that key [b h t]; the first one where several tie (see `max_and_position`)."""
-        return self.rows.maximum[1]
+        """Position of that key [b h t]."""
+        return self.maximum[1]
 
     @property
+    def offsets(self) -> Tensor:
+        """Positions of the largest weights less those of their queries [b h t]."""
+        return self.argmax_position - self.positions
+
+    @cached_property
     def entropy(self) -> Tensor:
         """−Σ_s w ln w of each query's weights on all keys, in nats [b h t]."""
-        return self.rows.entropy
+        weights = self._rows.weights
+        if weights.device.type != "cpu":
+            terms: Tensor = torch.special.entr(weights)  # fewer kernels, where each has a price
+            return terms.sum(dim=-1)
+        logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # 0 ln 0 is 0
+        return -torch.einsum("bhts,bhts->bht", weights, logs)
+
+    @property
+    def visible_keys(self) -> Tensor:
+        """How many counted keys each query sees [b t]."""
+        return self.shared("visible keys", lambda: self.visible_on(self.keys[..., None].to(self.context.dtype))[..., 0])
 
     def weight_on(self, columns: Tensor) -> Tensor:
-        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys.
-
-        Columns that are the same for all layers (`once`) may be on the CPU: which keys they name is then known there.
-        """
-        return self.rows.weight_on(columns)
+        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys."""
+        weights, _, keys = self._rows
+        sums = weights.flatten(1, 2) @ columns[:, keys].to(weights.dtype)  # [b h·t n]
+        return sums.view(*weights.shape[:-1], -1)
 
     def visible_on(self, columns: Tensor) -> Tensor:
-        """Σ of columns [b s n] over the keys that each query sees [b t n], where the model is."""
-        return self.rows.visible_on(columns)
+        """Σ of columns [b s n] over the keys that each query sees [b t n]."""
+        return self._of_rows(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype)) @ columns
 
-    def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(
+        self, name: str | None, match: Callable[[], Tensor], *, every_key: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
 
-        `match` says which keys [b q s] are meant for the queries of a slice; `name` is that of a pattern that
-        is the same for all layers, None of one that is this layer's alone. With `every_key` keys need not be counted.
+        `match` says which keys [b t s] are meant for the queries; `name` is that of a pattern that is the same for all
+        layers, None of one that is this layer's alone. With `every_key` keys need not be counted.
         """
-        return self.rows.weight_on_pairs(name, match, every_key=every_key)
+
+        def make() -> Tensor:
+            return match() & self.visible & (self.keys | every_key)[:, None]
+
+        pairs = make() if name is None else self._of_rows(f"pairs/{name}", make)
+        weights, _, keys = self._rows
+        on_pairs = torch.einsum("bhts,bts->bht", weights, pairs[..., keys].to(weights.dtype))
+        any_key = pairs.any(dim=-1) if name is None else self.shared(f"any/{name}", lambda: pairs.any(dim=-1))
+        return on_pairs, any_key
+
+    @property
+    def span(self) -> slice:
+        """The positions of the queries in their sentences."""
+        return slice(self.first_query, self.first_query + self.queries.shape[1])
 
     @property
     def positions(self) -> Tensor:
         """Positions [t] of the queries in their sentences."""
-        last = self.first_query + self.queries.shape[1]
+        return self.shared("positions", lambda: torch.arange(self.span.start, self.span.stop, device=self.keys.device))
 
-        def make() -> Tensor:
-            return upload(torch.arange(self.first_query, last), self.queries.device)
-
-        return self.of_rows.get(f"positions/{self.first_query}", self.queries, make)
-
-    @cached_property
-    def offsets(self) -> Tensor:
-        """Positions of the largest weights less those of their queries [b h t]."""
-        return self.argmax_position - self.positions
+    def _of_rows(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor as large as a matrix of weights: made once for all layers where they are there."""
+        return self.shared(name, make) if self.queries.shape == self.query_side.ids.shape else make()
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
         """A tensor that depends on batch, site and visibility but not on the layer: made once for all of these.
 
         Self attention and cross attention see different sides, and layers with and without a sliding
-        window see differently far, so the site and what is visible are part of the key. Of a block of queries nothing
-        is kept when the block is through.
+        window see differently far, so the site and what is visible are part of the key.
         """
-        return self.of_rows.get(f"{self.site}/{name}", self.rows.sight, make)
+        return self.of_batch.get(f"{self.site}/{name}/{self.span}", self.mask_id, make)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """A tensor that depends on batch and site alone, not on the layer, nor on which queries are looked at."""
         return self.of_batch.get(f"{self.site}/{name}", self.batch, make)
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
-        """Mean over counted queries of values [b h t] (and over those of `only` [b t], which may be on the CPU)."""
+        """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
         weights, count = self.counted(values.dtype, only)
         return Ratio((values @ weights[:, :, None])[..., 0], count)  # [b h t] · [b t 1]
 
     def counted(self, dtype: torch.dtype, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Which queries count (of those of `only`) as numbers [b t], and how many [b 1], on the CPU if that knows."""
+        """Which queries count (of those of `only`) as numbers [b t], and how many [b 1]."""
 
         def make() -> tuple[Tensor, Tensor]:
-            queries = self.host_queries if only is None or only.device.type == "cpu" else self.queries
-            weights = (queries if only is None else queries & only).to(dtype)
-            return upload(weights, self.queries.device), weights.sum(dim=-1, keepdim=True)
+            weights = (self.queries if only is None else self.queries & only).to(dtype)
+            return weights, weights.sum(dim=-1, keepdim=True)
 
-        return self.of_rows.get(f"counted/{dtype}/{id(self.queries)}", self.queries if only is None else only, make)
+        owner = self.mask_id if only is None else only
+        return self.of_batch.get(f"{self.site}/counted/{dtype}/{self.span}", owner, make)
 
     @property
     def counted_places(self) -> tuple[Tensor, Tensor]:
         """Every counted query, sentence by sentence: its sentence [n] and its place [n] among b·t positions."""
 
         def make() -> tuple[Tensor, Tensor]:
-            sentence, position = self.host_queries.nonzero(as_tuple=True)
+            sentence, position = self.host_queries.nonzero(as_tuple=True)  # the host need not wait for a device
             places = torch.stack([sentence, sentence * self.host_queries.shape[1] + position])
             row, place = upload(places, self.queries.device)
             return row, place
 
-        return self.of_rows.get("places", self.queries, make)
+        return self.shared("places", make)
 
     def in_blocks(self) -> Iterator[HeadBatch]:
         """The same heads in blocks of queries whose weights are all there: itself, where they are anyhow."""
-        if not isinstance(self.rows, StreamedRows):
+        if self.scores is None:
             yield self
             return
-        for queries, rows in self.rows.blocks():
+        for queries in self.scores.blocks(TENSORS):
+            weights, keys = self.scores.weights(queries)
+            visible = self.scores.visibility.visible(queries, slice(0, self.keys.shape[1]))[:, 0]
             yield replace(
                 self,
-                rows=rows,
+                rows=Rows(weights, visible & self.key_side.real[:, None], keys),
+                scores=None,
                 context=self.context[:, :, queries],
                 queries=self.queries[:, queries],
                 host_queries=self.host_queries[:, queries],
-                of_rows=SharedTensors(),
                 first_query=queries.start,
             )
 
@@ -202,21 +243,31 @@ class ObservedBatch:
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
         """The heads of one call; CheckpointError where its positions are not those of the text."""
-        batch = self._batch_on(call.context.device)
-        query_side, key_side = batch.sides(attention_site.site)
+        site, batch = attention_site.site, self._batch_on(call.context.device)
+        query_side, key_side = batch.sides(site)
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
         size = (call.query.shape[2], call.key.shape[2])
         if size != expected:
             raise CheckpointError(
-                f"{attention_site.site}.{attention_site.layer} attends from {size[0]} to "
-                f"{size[1]} positions where the text has {expected[0]} and {expected[1]}; "
-                "it cannot be analysed token by token"
+                f"{site}.{attention_site.layer} attends from {size[0]} to {size[1]} positions where the text has "
+                f"{expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
-        host_queries, host_keys, queries, keys = self._counted(batch, attention_site.site)
+        host_queries, queries, keys = self.shared.get(f"counted/{site}", batch, lambda: self._counted(batch, site))
+        name, rows, scores = f"{id(key_side)}/{size[0]}", None, None
+        mask_id: object
+        if call.made_weights is not None:
+            visible = self.shared.get(f"visible/{name}", call.mask, lambda: _visible(call, key_side))
+            rows, mask_id = Rows(precise(call.made_weights.detach()), visible, slice(0, size[1])), visible
+        else:
+            shape, device = (len(call.query), *size), call.context.device
+            visibility = self.shared.get(
+                f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, shape, device=device)
+            )
+            scores = ScoreBlocks.of(call.query.detach(), call.key.detach(), visibility, call.options)
+            mask_id = visibility
         return HeadBatch(
-            site=attention_site.site,
+            site=site,
             layer=attention_site.layer,
-            rows=self._rows(call, attention_site.site, keys),
             context=precise(call.context.detach()),
             value=call.value.detach(),
             queries=queries,
@@ -224,31 +275,12 @@ class ObservedBatch:
             query_side=query_side,
             key_side=key_side,
             batch=batch,
+            mask_id=mask_id,
+            rows=rows,
+            scores=scores,
             of_batch=self.shared,
-            of_rows=self.shared,
             host_queries=host_queries,
-            host_keys=host_keys,
         )
-
-    def joined(self, attention_sites: Sequence[AttentionSite], calls: Sequence[AttentionCall]) -> HeadBatch:
-        """The heads of calls of one site that see the same keys, side by side."""
-        first = self.heads(attention_sites[0], calls[0])
-        if len(calls) == 1:
-            return first
-        assert isinstance(first.rows, DenseRows)
-        weights = torch.cat([call.weights.detach() for call in calls], dim=1)
-        contexts = torch.cat([call.context.detach().transpose(1, 2) for call in calls], dim=2)  # as they lie in memory
-        return replace(
-            first,
-            rows=replace(first.rows, weights=precise(weights)),
-            context=precise(contexts).transpose(1, 2),
-            value=torch.empty(0),
-            layers=tuple(attention_site.layer for attention_site in attention_sites),
-        )
-
-    def sees(self, attention_site: AttentionSite, call: AttentionCall) -> tuple[object, ...]:
-        """What is the same for calls that can be joined."""
-        return attention_site.site, call.query.shape, call.key.shape[2], id(call.mask), call.context.device
 
     def _batch_on(self, device: torch.device) -> Batch:
         """The batch where a layer is, which is not where others are if the model is spread over several devices."""
@@ -256,41 +288,13 @@ class ObservedBatch:
             return self.batch
         return self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
 
-    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Which queries [b t] and keys [b s] count, on the CPU and on the device: the same for all layers of a site."""
-
-        def make() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            which = {"keep_special": self.keep_special, "exclude_sinks": self.exclude_sinks}
-            counted = [side.counted(**which) for side in host.sides(site)]
-            queries, keys = counted[0] & counted[1].any(dim=-1, keepdim=True), counted[1]
-            return queries, keys, upload(queries, device), upload(keys, device)
-
-        host, device = batch.on_host, batch.source.ids.device
-        return self.shared.get(f"counted/{site}", batch, make)
-
-    def _rows(self, call: AttentionCall, site: Site, keys: Tensor) -> AttentionRows:
-        t, device = call.query.shape[2], call.context.device
-        key_side = self._batch_on(device).sides(site)[1]
-        name = f"{id(key_side)}/{t}"
-        if call.made_weights is not None:
-            visible = self.shared.get(f"visible/{name}", call.mask, lambda: _visible(call, key_side))
-            return DenseRows(precise(call.made_weights.detach()), visible, keys, self.shared)
-        size, real = (len(call.query), t, call.key.shape[2]), self.batch.on_host.sides(site)[1].real
-        visibility = self.shared.get(
-            f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, size, device=device)
-        )
-        seen = self.shared.get(f"seen/{name}", visibility, lambda: visibility.without_padding(real))
-        options = call.options
-        scores = ScoreBlocks.of(
-            call.query.detach(),
-            call.key.detach(),
-            visibility,
-            scaling=options.scaling,
-            softcap=options.softcap,
-            position_bias=None if options.position_bias is None else options.position_bias.detach(),
-            sinks=None if options.sinks is None else options.sinks.detach(),
-        )
-        return StreamedRows(scores, seen, keys, self.shared)
+    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        """Which queries [b t] count, on the CPU and on the device, and which keys [b s] there."""
+        which = {"keep_special": self.keep_special, "exclude_sinks": self.exclude_sinks}
+        queries, keys = (side.counted(**which) for side in batch.on_host.sides(site))
+        queries = queries & keys.any(dim=-1, keepdim=True)
+        device = batch.source.ids.device
+        return queries, upload(queries, device), upload(keys, device)
 
 
 def _visible(call: AttentionCall, key_side: Side) -> Tensor:

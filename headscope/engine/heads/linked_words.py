@@ -226,10 +226,11 @@ class LinkedWords:
         self.counted_keys, self.tokens, device = keys, target.real & ~target.special, keys.device
         sentences, on_host = links.sentences(numbers), host or sides
         texts = ([sentence.source for sentence in sentences], [sentence.target or "" for sentence in sentences])
-        of_source, self.ends = self._words(on_host[0], texts[0], checkpoint, "source")  # [b s], [b s 2]
+        of_source, ends = self._words(on_host[0], texts[0], checkpoint, "source")  # [b s], [b s 2]
         of_target, _ = self._words(on_host[1], texts[1], checkpoint, "target")  # [b t]
         self.rows, self.stride, self.targets = len(sentences), int(of_source.max()) + 2, int(of_target.max()) + 2
         self.source_word, target_word = (upload(torch.from_numpy(words), device) for words in (of_source, of_target))
+        self.ends = upload(ends, device)
         self.source_words = distinct(self.source_word).sum(-1).float()  # [b]
         looking = target.real & keys.any(-1, keepdim=True)
         self.about = {}

@@ -25,7 +25,6 @@ from headscope.model.forward import finite, refuse_overflow
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
 from headscope.model.stored_weights import matrix_of, quantised_by, readable
-from headscope.model.threads import threads_for_pass
 
 _HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
@@ -209,10 +208,9 @@ class Predicting(Checkpoint):
         config = self._generation_config(options)
         model: Any = self.model
         source = pad_side(self.encode(texts, side="source", limit=self.reads(options.longest))).to(self.device)
-        rows = len(texts) * (config.num_beams or 1)
 
         def generated() -> Tensor:
-            with through_attend(model), suppress_warnings(), torch.no_grad(), threads_for_pass(model, rows):
+            with through_attend(model), suppress_warnings(), torch.no_grad():
                 processors = LogitsProcessorList([_OnlyNumbers()])
                 return self._generate(source, generation_config=config, logits_processor=processors)
 

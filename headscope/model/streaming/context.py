@@ -22,7 +22,7 @@ from headscope.model.attention import (
     repeat_groups,
     replace_contexts,
 )
-from headscope.model.streaming.statistics import ScoreBlocks
+from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility, query_blocks
 
 QUERIES = 512
@@ -46,16 +46,7 @@ def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOp
     plain = options.softcap is None and options.position_bias is None and options.sinks is None
     if plain and value.shape[-1] == query.shape[-1] and query.shape[1]:
         return _Fused(query, key, value, options.scaling).context(visibility)
-    scores = ScoreBlocks.of(
-        query,
-        key,
-        visibility,
-        scaling=options.scaling,
-        softcap=options.softcap,
-        position_bias=options.position_bias,
-        sinks=options.sinks,
-    )
-    return _in_blocks(scores, value)
+    return _in_blocks(ScoreBlocks.of(query, key, visibility, options), value)
 
 
 def recomputed_context(call: AttentionCall, *, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -106,24 +97,12 @@ class _Fused:
 
 def _in_blocks(scores: ScoreBlocks, value: Tensor) -> Tensor:
     """By the formula, block by block; where gradients are wanted each block is computed again in the backward pass."""
-    b, h, t, s = scores.size
-    blocks = query_blocks(t, b * h * s * scores.query.itemsize * TENSORS)
 
     def part(queries: slice) -> Tensor:
-        weights, keys = block_weights(scores, queries)
-        return torch.matmul(weights.to(value.dtype), repeat_groups(value[:, :, keys], h))
+        weights, keys = scores.weights(queries)
+        return torch.matmul(weights.to(value.dtype), repeat_groups(value[:, :, keys], weights.shape[1]))
 
+    blocks = scores.blocks(TENSORS)
     if torch.is_grad_enabled() and (scores.query.requires_grad or value.requires_grad):
         return torch.cat([checkpoint(part, queries, use_reentrant=False) for queries in blocks], dim=2)
     return torch.cat([part(queries) for queries in blocks], dim=2)
-
-
-def block_weights(scores: ScoreBlocks, queries: slice) -> tuple[Tensor, slice]:
-    """The weights [b h q n] of a block of queries, and the n keys that any of them sees."""
-    low, all_low, all_high, high = scores.visibility.bounds(queries)
-    keys = slice(low, high)
-    block = scores.block(queries, keys, all_visible=low >= all_low and all_high >= high)
-    if scores.sinks is None:
-        return torch.softmax(block, dim=-1), keys
-    column = scores.sinks[:, None, None].expand(*block.shape[:-1], 1)
-    return torch.softmax(torch.cat([block, column], dim=-1), dim=-1)[..., :-1], keys

@@ -19,7 +19,6 @@ from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
 from headscope.model.prefix_cache import LayerIndex, SiteLayer, stored_output
-from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.moments import text_batches
 
 
@@ -116,8 +115,7 @@ class DamageMeter:
         with eval_mode(checkpoint.model), torch.no_grad():
             for batch in stream:
                 on_device = batch.to(checkpoint.device)
-                with threads_for_pass(checkpoint.model, batch.positions):
-                    meter.intact.append((on_device, meter.objective.outcome(checkpoint, on_device)))
+                meter.intact.append((on_device, meter.objective.outcome(checkpoint, on_device)))
         check_predictions(sum(float(outcome.counts.sum()) for _, outcome in meter.intact), corpus.name)
         return meter
 
@@ -147,7 +145,7 @@ class DamageMeter:
         with eval_mode(altered.model), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
                 shared = nullcontext() if layers is None else layers.passing(number, places)
-                with threads_for_pass(altered.model, batch.positions), shared:
+                with shared:
                     outcome = self.objective.outcome(altered, batch, intact.aim)
                 total += float(outcome.values.double().sum())
                 damage += float(self.objective.damage(intact, outcome).double().sum())

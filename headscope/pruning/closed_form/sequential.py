@@ -23,7 +23,6 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
-from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
@@ -227,7 +226,6 @@ class _Reader(ContextTap):
         with (
             self.observing(),
             eval_mode(self.checkpoint.model),
-            threads_for_pass(self.checkpoint.model, batch.positions),
             suppress(AllRead),
         ):
             self.read(batch)

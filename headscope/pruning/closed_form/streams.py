@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
-from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.moments import ContextTap, Place
 from headscope.pruning.closed_form.output_projections import StreamTap
 
@@ -64,7 +63,7 @@ class _Reader(ContextTap):
     def of(self, batch: Batch) -> list[ModuleCall]:
         """The calls of one batch, in their order."""
         model = self.checkpoint.model
-        with self.observing(), eval_mode(model), threads_for_pass(model, batch.positions):
+        with self.observing(), eval_mode(model):
             self.read(batch)
         streams = self.tap.streams()
         if len(self.called) != len(streams):  # W_O at work outside attention, or in parts

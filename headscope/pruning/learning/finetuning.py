@@ -25,7 +25,6 @@ from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
 from headscope.model.taps import closed, gated
-from headscope.model.threads import threads_for_pass
 from headscope.pruning.learning.examples import LabelLoss, PruningLoss, TrainingExamples
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.shared import Freeze
@@ -115,7 +114,7 @@ class Tuner:
 
     def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
         """All updates that are left. TrainingError where the loss is no number."""
-        with self._ready(), threads_for_pass(self.checkpoint.model, self.recipe.tokens):
+        with self._ready():
             while self.update < self.recipe.updates:
                 groups = self.data.epoch(self.epoch, tokens=self.recipe.tokens, seed=self.recipe.seed)
                 for numbers in groups[self.position :]:
@@ -186,9 +185,11 @@ class Tuner:
         return loss if count and loss.requires_grad else None, float(measured), count
 
     def _trained(self) -> list[nn.Parameter]:
+        """All that learns here."""
         return [*self.parameters, *([] if self.learner is None else [self.learner.weights])]
 
     def _descend(self) -> None:
+        """A step of every optimizer, if the gradients are numbers; the model's are clipped."""
         norm = self._norm(self.parameters)
         if self.recipe.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
@@ -198,6 +199,7 @@ class Tuner:
             optimizer.step()
 
     def _norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The norm of their gradients, checked."""
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         self._check("the gradient's norm", norm)
         return norm
@@ -232,7 +234,10 @@ class Tuner:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`: the run goes on as if it had never stopped."""
+        """Inverse of `state`: the run goes on as if it had never stopped.
+
+        ConfigError for another number of processes.
+        """
         if len(state["random"]) != self.processes.world:
             raise ConfigError(
                 f"--resume: the run was begun by {len(state['random'])} processes, these are {self.processes.world}; "
@@ -270,7 +275,7 @@ def mean_loss(
     """
     total, count = 0.0, 0
     model = checkpoint.model
-    with eval_mode(model), gated(model, gates or {}), threads_for_pass(model, tokens):
+    with eval_mode(model), gated(model, gates or {}):
         for numbers in data.plan(tokens=tokens, chance=None)[processes.rank :: processes.world]:
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
             _, measured, predictions = loss.of(checkpoint, batch)

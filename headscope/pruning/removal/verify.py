@@ -24,7 +24,6 @@ from headscope.model.native.in_parts import cached_difference, generates
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
 from headscope.model.taps import masked
-from headscope.model.threads import threads_for_pass
 from headscope.pruning.model_inputs import InputTexts
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -87,11 +86,10 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     In float64 the tolerance is that of float32 if the model's own code rounds to float32 on its way.
     """
     compared = compare(checkpoint, shrunk, heads, data)
-    with threads_for_pass(checkpoint.model, max(feed.positions for feed in data.feeds)):
-        with running_narrowed(checkpoint.model_type):
-            searched = search_some(shrunk, data, beam=BEAM)
-        with masked(checkpoint.model, heads):
-            wanted_search = search_some(checkpoint, data, beam=BEAM)
+    with running_narrowed(checkpoint.model_type):
+        searched = search_some(shrunk, data, beam=BEAM)
+    with masked(checkpoint.model, heads):
+        wanted_search = search_some(checkpoint, data, beam=BEAM)
     same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
     return replace(compared, searched=same, searches=len(searched))
 
@@ -100,23 +98,22 @@ def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
     """The same without searches; CheckpointError as there."""
     tolerance = TOLERANCE.get(checkpoint.dtype, HALF if is_half(checkpoint.dtype) else TOLERANCE[torch.float32])
     differences, own, cached, rounding = list[float](), 0.0, None, None
-    with threads_for_pass(checkpoint.model, max(feed.positions for feed in data.feeds)):
-        for batch in data.feeds:
-            wanted = reference(checkpoint, heads, batch)
-            with running_narrowed(checkpoint.model_type):
-                with through_attend(shrunk.model):
-                    differences.append(max_abs_difference(outputs(shrunk.model, batch), wanted))
-                own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
-        if checkpoint.decodes:
-            with running_narrowed(checkpoint.model_type):
-                cached = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
-        difference = max(differences)
-        if max(difference, (cached or 0.0) / 10) > tolerance:
-            worst = data.feeds[differences.index(difference)] if difference > tolerance else data.feeds[-1]
-            if checkpoint.dtype == torch.float64:
-                tolerance = TOLERANCE[torch.float32] if rounds(checkpoint.model, worst) else tolerance
-            elif why_not_changed(checkpoint.model) is None and checkpoint.device.type != "mps":
-                rounding = _in_float64(checkpoint, shrunk, heads, worst)
+    for batch in data.feeds:
+        wanted = reference(checkpoint, heads, batch)
+        with running_narrowed(checkpoint.model_type):
+            with through_attend(shrunk.model):
+                differences.append(max_abs_difference(outputs(shrunk.model, batch), wanted))
+            own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
+    if checkpoint.decodes:
+        with running_narrowed(checkpoint.model_type):
+            cached = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
+    difference = max(differences)
+    if max(difference, (cached or 0.0) / 10) > tolerance:
+        worst = data.feeds[differences.index(difference)] if difference > tolerance else data.feeds[-1]
+        if checkpoint.dtype == torch.float64:
+            tolerance = TOLERANCE[torch.float32] if rounds(checkpoint.model, worst) else tolerance
+        elif why_not_changed(checkpoint.model) is None and checkpoint.device.type != "mps":
+            rounding = _in_float64(checkpoint, shrunk, heads, worst)
     if rounding is None:
         require(difference, tolerance, "the smaller model", merges=not heads)
         require(cached or 0.0, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
@@ -189,7 +186,7 @@ def search_some(
         source = {name: values[:, :width] for name, values in source.items()}
     settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
     settings |= {"min_new_tokens": NEW} if exact else {}
-    with torch.no_grad(), suppress_warnings(), threads_for_pass(model, beam * sentences):
+    with torch.no_grad(), suppress_warnings():
         try:
             ids: list[list[int]] = model.generate(**source, **settings).tolist()
         except IndexError:  # transformers cannot: its cache has as many layers as the encoder, a T5's decoder more

@@ -30,7 +30,6 @@ from headscope.heads import Site
 from headscope.model.attention import precise_type
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import Pool, mean_pooled
-from headscope.model.threads import MOST, parallel_map
 from headscope.relevance.rulesets import (
     Explanation,
     Relevance,
@@ -229,10 +228,7 @@ PAIRS = 2**12
 def explain_batch(
     checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings, target: Target = "top1"
 ) -> Explanation:
-    """Relevance of every head; counts and values [p b] are 1 where something is explained: the indicator, no logit.
-
-    On a CPU groups of sentences are propagated in parallel, each on threads of its own.
-    """
+    """Relevance of every head; counts and values [p b] are 1 where something is explained: the indicator, no logit."""
     on_cpu = checkpoint.device.type == "cpu"
     # the longer side of every sentence
     sides = [side.real.sum(dim=1) for side in (batch.source, batch.target) if side is not None]
@@ -242,12 +238,7 @@ def explain_batch(
         recorded_voita(checkpoint, batch.rows(rows.to(batch.source.ids.device)), settings=settings, target=target)
         for rows in groups
     ]
-    block = BLOCK_BYTES // min(len(groups), MOST)
-
-    def explained(trace: RecordedTrace) -> VoitaRelevance:
-        return trace.explained(block, neurons=False)
-
-    return _joined_groups(parallel_map(explained, recorded) if on_cpu else list(map(explained, recorded)), groups)
+    return _joined_groups([trace.explained(neurons=False) for trace in recorded], groups)
 
 
 def length_groups(lengths: Sequence[int], *, pairs: int | None) -> list[Tensor]:

@@ -41,7 +41,7 @@ class LastKey(Analysis):
 
     name = "last_key"
     summary = "mean weight on the last words"
-    reads = "statistics"
+    reads = "rows"
     order = 300
     default = False
     Options = LastKeyOptions

@@ -10,7 +10,7 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 
 @criterion
-class Random(Criterion):
+class Chance(Criterion):
     """Uniform numbers that follow from the seed."""
 
     name = "random"
