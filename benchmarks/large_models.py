@@ -25,7 +25,7 @@ from pathlib import Path
 import headscope as hs
 from headscope.formats.base import open_checkpoint
 import transformers.models.llama.modeling_llama, accelerate
-from headscope.pruning.closed_form import large_sums, moments
+from headscope.pruning.closed_form import moments
 from headscope.data.corpus import Corpus, Sentence
 
 def anonymous():
@@ -47,8 +47,6 @@ model.checkpoint.projections
 if step == "weights":
     model.analyze(["a b c"], only=("copying", "composition"), bootstrap=10)
 if step.startswith("sums"):
-    if step == "sums in files":
-        large_sums.free_memory = lambda: 1
     text = [Sentence(number, "a b c d e f g") for number in range(20)]
     moments.collect_moments(model.checkpoint, Corpus("", 20, "", lambda: iter(text)))
 ended.set()
@@ -97,13 +95,13 @@ def main() -> None:
         folder = Path(place) / "model"
         weights = made(folder)
         opened, mapped, read = (peak(step, folder) for step in ("opened", "mapped", "weights"))
-        memory, files = (peak(step, folder) for step in ("sums in memory", "sums in files"))
+        memory = peak("sums in memory", folder)
     print(f"weights {weights:.0f} MiB in {LAYERS} layers")
     print(f"opened {opened:.0f} MiB, {opened / weights:.2f} times (limit 1.15)")
     print(f"layers on disk {mapped:.0f} MiB, {mapped / weights:.2f} times (limit 0.25)")
     print(f"copying and composition add {read - opened:.0f} MiB, {(read - opened) / weights:.2f} times (limit 0.33)")
     sums = LAYERS * WIDTH**2 * 8 / 2**20
-    print(f"moments are {sums:.0f} MiB; in memory {memory:.0f} MiB, in files {files:.0f} MiB in all, layers on disk")
+    print(f"moments are {sums:.0f} MiB; with them and layers on disk {memory:.0f} MiB in all")
 
 
 if __name__ == "__main__":

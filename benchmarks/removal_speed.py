@@ -27,7 +27,7 @@ from headscope.model.forward import ModelInputs, outputs
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import in_turns, many
+from headscope.pruning.removal.savings import repeat_rows, time_interleaved
 
 LIMIT = 0.85
 
@@ -62,7 +62,7 @@ def main() -> None:
     companions = Companions(dicts=given.dicts)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
     feeds = texts(checkpoint, given.source, None, sentences=given.sentences).feeds
-    one = many(feeds[-1:] if given.longest else feeds, given.batch)
+    one = repeat_rows(feeds[-1:] if given.longest else feeds, given.batch)
     tokens = next(iter(one.arguments.values())).shape[1]
     print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
     for share in map(float, given.shares.split(",")):
@@ -72,7 +72,7 @@ def main() -> None:
         for model in models:
             outputs(model, one)
         old, new = (partial(seconds, model, one) for model in models)
-        found = in_turns("forward", given.batch, old, new, given.rounds)
+        found = time_interleaved("forward", given.batch, old, new, given.rounds)
         promised = flops(checkpoint, one)["all"] / flops(shrunk, one)["all"]
         print(
             f"{share:.0%} of heads removed: promised {promised:.3f}, measured {found.speedup:.3f} "

@@ -32,7 +32,6 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
         config.out,
         to=config.to,
         quantize=config.quantize,
-        unverified=config.unverified,
         push_to=config.hub_name,
         public=config.hub_public,
         force=config.force,

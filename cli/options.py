@@ -308,7 +308,6 @@ LISTS: Mapping[str, Callable[[], list[str]]] = {
     "{gate_rates}": lambda: [f"{learner.gate_lr:g} ({name})" for name, learner in learners().items()],
     "{engines}": engine_list,
     "{exports}": export_list,
-    "{engines_later}": lambda: engine_list(later=True),
     "{quantizations}": quantization_list,
     "{goals}": goal_list,
 }

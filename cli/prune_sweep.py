@@ -14,7 +14,7 @@ from headscope.cli.options import made_of, read
 from headscope.pruning.options.sweep import SweepConfig
 
 if TYPE_CHECKING:
-    from headscope.pruning.sweep.result import Sweep
+    from headscope.pruning.sweep.sweep import Sweep
 
 
 @made_of(SweepConfig, verbose=True)

@@ -159,9 +159,8 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
         {
             **{**TEXT, **VALID, **REFIT, "calibration_sentences": "Refit.sentences", "out": "save.folder"},
             **{name: f"save.{word}" for name, word in HUB.items()},
-            **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
+            **{name: f"save.{name}" for name in ("force", "quantize")},
             **{name: f"times.{name}" for name in ("rounds", "batch")},
-            "time_engines": "times.engines",
             "column": "merge_by takes numbers by head, of any column",
         },
     ),
@@ -170,7 +169,7 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
         {
             **{**TEXT, **dict.fromkeys(VALID, "shrink.valid"), "out": "save.folder"},
             **{name: f"save.{word}" for name, word in HUB.items()},
-            **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
+            **{name: f"save.{name}" for name in ("force", "quantize")},
             "rounds": "times.rounds",
         },
     ),

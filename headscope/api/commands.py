@@ -28,7 +28,7 @@ from headscope.registry import unknown
 if TYPE_CHECKING:
     from torch import nn
 
-    from headscope.pruning.sweep.result import Sweep
+    from headscope.pruning.sweep.sweep import Sweep
     from headscope.results.removal import Removal
     from headscope.training.trainer import TrainingResult
 

@@ -301,13 +301,13 @@ class Model(ScoredModel):
         to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
             of transformers, also with heads removed) or "onnx", or a format of another package.
         quantize: "q8_0" stores the matrices of a GGUF file in 8 bits.
-        more: `unverified`, `push_to` and `public`, as in `SmallModel.save`.
+        more: `push_to` and `public`, as in `SmallModel.save`.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
         hub, inputs = dict[str, Any](more), inputs_of(self._companions)
-        options = EngineOptions(quantize=quantize, unverified=hub.pop("unverified", False))
+        options = EngineOptions(quantize=quantize)
         return converted(self.checkpoint, Path(folder), to=to, options=options, inputs=inputs, force=force, **hub)
 
 
@@ -360,12 +360,9 @@ class SmallModel(Model):
         return {"before": asdict(self._shrunk.before), "after": asdict(after)}
 
     @in_python
-    def times(self, *, rounds: int = 5, batch: int = 64, engines: str | Iterable[str] | None = None) -> list[Timing]:
-        """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search.
-
-        Also in `engines` ("gguf,onnx"), as they run files of both; ConfigError or CheckpointError where one cannot.
-        """
-        return times_of(self._shrunk, self._whole(), rounds=rounds, batch=batch, engines=engines)
+    def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
+        """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
+        return times_of(self._shrunk, self._whole(), rounds=rounds, batch=batch)
 
     @in_python
     def save(
@@ -386,15 +383,14 @@ class SmallModel(Model):
             say so. Other models keep their own format. "gguf" besides ("native,gguf") writes `model.gguf` (llama.cpp).
         onnx: write `model.onnx` besides.
         quantize: "q8_0" stores the matrices of `model.gguf` in 8 bits.
-        more: `unverified` writes `model.gguf` also where llama.cpp is not installed and only a run would prove it. With
-            `push_to="user/name"` the complete folder is pushed to the model hub, with its card. A new repository is
-            private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
+        more: with `push_to="user/name"` the complete folder is pushed to the model hub, with its card. A new repository
+            is private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
 
         OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
         CheckpointError where the saved model has other outputs; then nothing is left behind.
         """
         hub, companions = dict[str, Any](more), self._companions
-        options = EngineOptions(quantize=quantize, unverified=hub.pop("unverified", False))
+        options = EngineOptions(quantize=quantize)
         return save_shrunk(
             self._shrunk, folder, companions=companions, export=export, onnx=onnx, options=options, force=force, **hub
         )

@@ -120,12 +120,8 @@ class ShrinkMore(TypedDict, total=False):
 
 
 class FileMore(TypedDict, total=False):
-    """Whether a GGUF file is written that only a run would prove, where llama.cpp is not installed.
+    """Where on the model hub a folder goes, "user/name", and whether a new repository there is public."""
 
-    And where on the model hub a folder goes, "user/name", and whether a new repository there is public.
-    """
-
-    unverified: bool
     push_to: str | None
     public: bool
 

@@ -18,9 +18,10 @@ from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.ranking.allocation import check_keep
 from headscope.pruning.ranking.criterion import Criterion, criterion_named
 from headscope.pruning.ranking.rank_run import context_of, scores_between, scoring_of
-from headscope.pruning.ranking.ranking import check_keep, rank_heads
+from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.results.study import Study
 from headscope.signature import Signature, signature_of

@@ -40,7 +40,7 @@ from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, Destination, pushed, remove_heads, write_shrunk
-from headscope.pruning.removal.savings import Timing, engine_timing, timings
+from headscope.pruning.removal.savings import Timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink import PAGE, SIZES, opened_with, run_shrink, small_model
@@ -186,26 +186,14 @@ def _names(export: str | Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
-def times_of(
-    done: Shrunk, whole: Checkpoint | None, *, rounds: int, batch: int, engines: str | Iterable[str] | None
-) -> list[Timing]:
-    """Times of the whole model and of the smaller one, in turns; ConfigError where the whole one is gone.
-
-    Also in `engines`, for which both are exported into temporary folders.
-    """
+def times_of(done: Shrunk, whole: Checkpoint | None, *, rounds: int, batch: int) -> list[Timing]:
+    """Times of the whole model and of the smaller one, in turns; ConfigError where the whole one is gone."""
     if whole is None:
         raise ConfigError("the whole model is no longer open, and times are of both; keep it while they are measured")
     if rounds < 1 or batch < 1:
         raise ConfigError(f"rounds {rounds}, batch {batch}: at least 1 is needed")
-    models, data, options = (whole, done.checkpoint), done.data, EngineOptions()
-    chosen = engines_named(_names(engines), options)
     with eval_mode(whole.model), eval_mode(done.checkpoint.model):
-        measured = timings(*models, data, batch=batch, rounds=rounds)
-        for engine in chosen:
-            with TemporaryDirectory() as folder:
-                written = engine.write(done.checkpoint, data, Path(folder), options), Path(folder)
-                measured.append(engine_timing(engine, written, models, data, options, rounds=rounds))
-    return measured
+        return timings(whole, done.checkpoint, done.data, batch=batch, rounds=rounds)
 
 
 def save_shrunk(

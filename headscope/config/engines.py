@@ -27,7 +27,6 @@ class EngineDeclaration:
     summary: str = ""
     quantizations: Mapping[str, str] = field(default_factory=dict)
     endings: tuple[str, ...] = ()
-    runs_later: bool = False
     allocation: str = ""
 
 
@@ -40,10 +39,8 @@ def declared_engines() -> list[EngineDeclaration]:
     return sorted(unique.values(), key=lambda engine: engine.name)
 
 
-def engine_list(*, later: bool = False) -> list[str]:
-    """`gguf (one file for llama.cpp …)`; with `later` the bare names of those that are written without a run."""
-    if later:
-        return [engine.name for engine in declared_engines() if engine.runs_later]
+def engine_list() -> list[str]:
+    """`gguf (one file for llama.cpp …)`."""
     return [f"{engine.name} ({engine.summary})" for engine in declared_engines()]
 
 

@@ -84,12 +84,6 @@ class EngineFileOptions:
         metavar="NAME",
         panel=OUTPUT,
     )
-    unverified: bool = option(
-        False,
-        "For {engines_later}, where the program that runs the file is not installed: write also what only a run would "
-        "prove.",
-        panel=OUTPUT,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

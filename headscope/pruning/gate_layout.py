@@ -2,7 +2,7 @@
 
 A gate is for the heads that can only go together: one head, as a rule; the query heads of a key/value group; the
 same heads of layers that are one module. So whatever the gates decide can be removed. Where every group of a layer is
-to keep as many heads (`headscope.pruning.ranking.per_group`) each head of a group has a gate of its own.
+to keep as many heads (`headscope.pruning.ranking.allocation`) each head of a group has a gate of its own.
 """
 
 from __future__ import annotations

@@ -18,10 +18,7 @@ LOCATION = ("site", "layer", "head")
 
 
 def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
-    """A table with a row a head, checked against a model.
-
-    DataError, with the line, for a file that is no such table, for a head that the model lacks, and for one twice.
-    """
+    """A table with a row a head, checked against a model."""
     file = path / "heads.csv" if path.is_dir() else path
     if path.is_dir() and not file.exists():
         raise DataError(f"{path} has no heads.csv, so it is no run of `headscope analyze`; name one")

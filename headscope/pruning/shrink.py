@@ -31,12 +31,12 @@ from headscope.config.option import changed, flag, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.before_after import Question, quality_change, question
+from headscope.evaluation.before_after import Question, question
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
-from headscope.files.reading import read_objects, read_record
+from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
@@ -54,13 +54,12 @@ from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.export import export_for
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import Destination, pushed, shrink, write_shrunk
+from headscope.pruning.removal.remove import Destination, pushed, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
-from headscope.pruning.sweep.cell_files import CELLS, SCORES, SWEEP, Record, finished_cells, write_cell
-from headscope.pruning.sweep.cell_files import RECORD as SWEEP_RECORD
-from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
-from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.cells import CELLS, SCORES, SWEEP, UNPRUNED, Cell, Record, read_cells, write_cell
+from headscope.pruning.sweep.cells import RECORD as SWEEP_RECORD
+from headscope.pruning.sweep.methods import SweepContext, removed_heads, run_cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
 from headscope.results.removal import RECORD, Removal
@@ -99,10 +98,7 @@ class Opened:
 
 
 def open_shrink(config: ShrinkConfig, folder: Path) -> Opened:
-    """Open what the options of the command name; cells are to lie in `folder`.
-
-    ConfigError or DataError where the text is too short for it, before the checkpoint is opened.
-    """
+    """Open what the options of the command name; cells are to lie in `folder`."""
     held_out = config.valid_text
     valid = None if held_out is None else open_text(held_out, max_sentences=config.valid_sentences)
     divided(open_text(config, max_sentences=config.max_sentences), valid, config)
@@ -204,9 +200,9 @@ def chosen_heads(
     """
     context, tried = opened.sizes, list[Record]()
     if not opened.config.searches:
-        return ranked_out(context, sized[0])
+        return removed_heads(context, sized[0])
     folder = context.config.out
-    kept = finished_cells(read_objects(folder / CELLS), folder).records
+    kept = read_cells(folder)
     with progress("measuring the unpruned model", 1) as step:
         baseline = _measured(context, unpruned, kept)
         step(1)
@@ -240,7 +236,6 @@ def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonIn
 
 
 def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:
-    """The record of a cell, measured now unless it is kept."""
     try:
         if cell.method == UNPRUNED and cell.name in kept:
             context.why_no_baseline(np.array(kept[cell.name]["sums"]))
@@ -344,19 +339,17 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     )
     opened.sizes.refit = lambda gone: _as_written(bench.compensated(list(gone)).checkpoint)
     heads, checkpoint = chosen_heads(opened, unpruned, sized, progress=progress), opened.checkpoint
-    with progress("removing heads", 2) as step:
-        done = shrink(
+    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups)
+    with progress("removing heads", 1) as step:
+        done = remove_planned(
             checkpoint,
-            plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups),
+            plan,
             export=opened.export,
             data=opened.compared,
-            text=opened.text,
             bench=bench,
+            asked=opened.asked,
+            elsewhere=opened.second,
         )
-        done = replace(done, quality=quality_change(checkpoint, done.checkpoint, opened.asked))
-        step(1)
-        if opened.second is not None:
-            done = replace(done, elsewhere=quality_change(checkpoint, done.checkpoint, opened.second))
         step(1)
     return done
 

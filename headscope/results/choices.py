@@ -1,4 +1,4 @@
-"""Answers of what chooses heads, made of the records: one choice, choices at several prices, and a sweep."""
+"""Answers of what chooses heads, made of the records: one choice, and a sweep."""
 
 from __future__ import annotations
 
@@ -65,17 +65,6 @@ def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
     if "updates" in learning:
         data = f"{counted(learning['updates'], 'update')} on {counted(learning['sentences'], 'sentence')}"
         yield Answer("Learnt", f"{data}, by {learning['learnt_by']}", detail=True)
-
-
-def price_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
-    """What gates that were learnt at several prices of an open head keep, and what that costs: a row a price."""
-    kept = [row["kept"] for row in rows]
-    said = f"{name}: {len(rows)} prices of an open head, {min(kept):,} to {max(kept):,} heads stay"
-    names = dict.fromkeys(column for row in rows for column in row)
-    one_site = sum(column.startswith("kept_") for column in names) == 1
-    columns = [column for column in names if not (one_site and column.startswith("kept_"))]
-    cells = [tuple(_cell(row.get(column)) for column in columns) for row in rows[:MOST_ROWS]]
-    return [Answer("", said), Answer("Each price", "", _filled(columns, cells))]
 
 
 def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:

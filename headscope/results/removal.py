@@ -237,7 +237,7 @@ def checked(removal: Removal) -> Iterator[Answer]:
         f"reloaded {proof['reloaded'] or 0.0:.1e}",
     )
     for file in removal.engines:
-        yield Answer("", file.proof, caution=file.difference is None, detail=file.difference is not None)
+        yield Answer("", file.proof, detail=True)
 
 
 def opening(removal: Removal) -> Iterator[Answer]:

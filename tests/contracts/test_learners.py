@@ -18,12 +18,11 @@ from headscope import registry
 from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.lambdas import run_lambdas
 from headscope.pruning.learning.learner import GateLearner, learner
 from headscope.pruning.options import learn
-from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, learners
+from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, learners
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.sweep.config import cells_of
+from headscope.pruning.sweep.cells import cells_of
 from tests.makers.sweeps import made_words
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
@@ -94,9 +93,6 @@ def test_a_sweep_has_cells_of_it(name: str) -> None:
     if name != "l0":
         with pytest.raises(ConfigError, match=r"--lambda.*l0"):
             SweepConfig(checkpoint="", out=Path("x"), source=Path("x"), methods=(name,), keep=(5,), lambdas=(0.1,))
-        run = LearnConfig(checkpoint="", out=Path("x"), source=Path("x"), method=options)
-        with pytest.raises(ConfigError, match=f"{name}"):
-            run_lambdas(run, [0.1, 0.2])
 
 
 def test_options_are_its_own() -> None:

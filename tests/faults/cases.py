@@ -85,7 +85,6 @@ CASES = {
             ],
         ),
         Case("l0", _gates("l0", "--lambda", 0.1), resumes=True),
-        Case("lambdas", _gates("l0", "--lambda", "0.1,1"), resumes=True),
         Case(
             "sweep",
             lambda inputs: [

@@ -108,8 +108,8 @@ MISTAKES = {
     "convert M o --to fairsq": "did you mean 'fairseq'?",
     "convert M o --to masked": "prune remove --export masked); available: native, fairseq",
     "convert M o --to story_of_heads": "nothing is converted to story_of_heads; available: native, fairseq",
-    "convert M o --to gguf": "it can be written --to native or fairseq or huggingface or ctranslate2 or onnx",
-    "convert M o --to native --quantize q8_0": "--quantize q8_0 is for exports that have it: --to gguf",
+    "convert M o --to gguf": "gguf writes causal language models (llama, mistral, qwen2, qwen3), and this is",
+    "convert M o --to native --quantize q8_0": "--quantize q8_0 is for exports that have it: gguf",
     # options that do not go together, or would do nothing
     f"{READ} --only sink --skip sink": "no analysis is left",
     f"{READ} --objective nll": "--objective nll is what importances explain",

@@ -25,8 +25,8 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
-from headscope.pruning.closed_form.anchors import anchor_texts
-from headscope.pruning.engines.onnx_seq2seq import two_caches
+from headscope.pruning.closed_form.anchors import anchor_sources
+from headscope.pruning.engines.onnx_cache import cache_shapes
 from tests.makers import decoders
 from tests.oracles.commands import ran
 
@@ -163,7 +163,7 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
     small = hs.load(str(folder)).remove("cross.1.*,encoder-self.0.0", **pair, refit=hs.Refit(method="auto"))
     assert "random subwords" in str(small.compensation)
     checkpoint, corpus = hs.load(str(folder)).checkpoint, open_corpus(text["source"], target=text["target"])
-    for name, made in anchor_texts(checkpoint, corpus, "mixed").items():
+    for name, made in anchor_sources(checkpoint, corpus, "mixed").items():
         lines = list(made())
         assert {line.source for line in lines} <= {line.source for line in corpus}, name
         assert [line.target for line in lines] != [line.target for line in corpus], name
@@ -171,7 +171,7 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
 
 def test_its_graph_is_one_forward_pass_and_no_text_is_proposed(folder: Path) -> None:
     checkpoint = open_checkpoint(str(folder), device="cpu")
-    assert two_caches(checkpoint) is None
+    assert cache_shapes(checkpoint) is None
     finished = ran(["show", str(folder)])
     assert finished.status == 0 and "headscope analyze" not in finished.said
 

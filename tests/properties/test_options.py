@@ -20,7 +20,7 @@ NEVER = ("nan", "inf", "9" * 40, "9" * 5000, "x")
 ABSURD = ("-1", "0", "-0.5", "5e-324", "1e37", "1e308", "2147483647", "2147483648", "9223372036854775807")
 TOML = ("[1, 2]", "{ a = 1 }", "true", "1.5", "2020-01-01", "'x'", "nan", "-1", "[]", "''", "[[1]]", "0x" + "f" * 99)
 # They say how long a command works: with more than its folder has, or two billion, they do as they are told.
-LONG = {"--updates", "--max-epochs", "--tune-updates", "--rounds", "--batch", "--seeds", "--jobs"}
+LONG = {"--updates", "--max-epochs", "--tune-updates", "--rounds", "--batch", "--seeds"}
 
 
 @pytest.fixture(scope="module")

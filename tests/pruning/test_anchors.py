@@ -21,7 +21,7 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import (
     WeightedText,
-    anchor_texts,
+    anchor_sources,
     capped,
     language_of,
     opening,
@@ -30,11 +30,18 @@ from headscope.pruning.closed_form.anchors import (
     shuffled_text,
     subwords,
 )
-from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
-from headscope.pruning.closed_form.calibration import Candidate, Choice, least_harm, share, split_text
+from headscope.pruning.closed_form.bench import RefitBench
+from headscope.pruning.closed_form.calibration import (
+    CalibrationText,
+    Candidate,
+    Choice,
+    best_candidate,
+    share,
+    split_text,
+)
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
-from headscope.pruning.closed_form.moments import collect_moments, weighted
+from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments, weighted
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
@@ -50,6 +57,14 @@ GONE = {
     "gpt2": "decoder-self.0.2,decoder-self.1.1",
     "marian": "encoder-self.0.2,decoder-self.0.1,cross.1.4",
 }
+
+
+def mixed_moments(
+    checkpoint: Checkpoint, corpus: Corpus, anchor: Any, *, moments: Moments | None = None
+) -> ModuleMoments:
+    """The moments of a text with an anchor."""
+    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), moments=moments)
+    return bench.anchored_moments(anchor)
 
 
 def gone(kind: str) -> list[HeadId]:
@@ -88,8 +103,8 @@ def together(kind: str) -> Corpus:
 def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
     checkpoint = speakers.checkpoint(kind)
     few = list(backwards(kind))[:5]
-    moments = AnchoredMoments(checkpoint, text(kind)).of(
-        sides(Corpus("few", 5, "", lambda: iter(few), has_target=text(kind).has_target))
+    moments = mixed_moments(
+        checkpoint, text(kind), sides(Corpus("few", 5, "", lambda: iter(few), has_target=text(kind).has_target))
     )
     first, second = (oracle.contexts(kind, checkpoint, part) for part in (text(kind), few))
     for projection in output_projections(checkpoint):
@@ -105,7 +120,7 @@ def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
 def test_an_anchor_of_as_many_tokens_is_a_refit_on_both_texts(kind: str) -> None:
     checkpoint, options = speakers.checkpoint(kind), RefitOptions(damping=1e-3)
     anchored = compensate(
-        checkpoint, AnchoredMoments(checkpoint, text(kind)).of(sides(backwards(kind))), gone(kind), options
+        checkpoint, mixed_moments(checkpoint, text(kind), sides(backwards(kind))), gone(kind), options
     )
     plain = compensate(checkpoint, collect_moments(checkpoint, together(kind)), gone(kind), options)
     alone = compensate(checkpoint, collect_moments(checkpoint, text(kind)), gone(kind), options)
@@ -134,7 +149,7 @@ def test_a_weight_of_zero_is_no_anchor() -> None:
     for projection in output_projections(checkpoint):
         alone = first.of(projection)
         assert weighted([(alone, 1.0), (second.of(projection), 0.0)]) is alone
-        assert AnchoredMoments(checkpoint, text("bert"), moments=first).of("none").of(projection) is alone
+        assert mixed_moments(checkpoint, text("bert"), "none", moments=first).of(projection) is alone
     given = checkpoint, text("bert"), gone("bert"), RefitOptions(damping=1e-3, sequential=True)
     nothing = sequential_refits(*given, beside=[WeightedText(backwards("bert"), 0.0)])
     plain = sequential_refits(*given)
@@ -160,7 +175,7 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
         "least-squares-mixed-strength=0.5",
     ]
     for options in tried:
-        moments = AnchoredMoments(checkpoint, parts.calibration).of(options.anchor)
+        moments = mixed_moments(checkpoint, parts.calibration, options.anchor)
         model = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, options)).model
         damages = [meter.measure(model).damage for meter in meters]
         name = Candidate(options, performance(0), performance(0)).name
@@ -201,7 +216,7 @@ def test_lines_spread_over_a_text() -> None:
     assert few.count == corpus.count // 3 and subwords(checkpoint, few) < 0.5 * subwords(checkpoint, corpus)
     assert capped(checkpoint, corpus, positions=1, fewest=5).count == 5
     assert capped(checkpoint, corpus, positions=10**6) is corpus
-    anchored = anchor_texts(checkpoint, corpus, "mixed")["random"]()
+    anchored = anchor_sources(checkpoint, corpus, "mixed")["random"]()
     assert subwords(checkpoint, anchored) <= 1.3 * subwords(checkpoint, corpus)
 
 
@@ -216,19 +231,19 @@ def candidate(method: str, held_out: float, check: float) -> Candidate:
 def test_the_least_harm_on_the_worse_text() -> None:
     none = candidate("none", 0.4, 0.2)
     ruins, mends = candidate("least-squares", 0.1, 0.3), candidate("mean", 0.36, 0.18)
-    assert least_harm([none, ruins], none) is none and least_harm([none, ruins, mends], none) is mends
-    assert least_harm([none, candidate("mean", 0.5, 0.01)], none) is none
+    assert best_candidate([none, ruins], none) is none and best_candidate([none, ruins, mends], none) is mends
+    assert best_candidate([none, candidate("mean", 0.5, 0.01)], none) is none
     assert "0.3" not in Choice([none, mends], mends, "t", 3).warning == ""
     warning = Choice([none, ruins], ruins, "t", 3).warning
     assert "worse than masking on other text: loss 2.3000 against 2.2000 on 3 sentences (t)" in warning
     assert share(0.0, 0.0) == share(-0.2, -0.1) == share(-0.05, -0.1) == 0 and share(1e-9, 0.0) > 1
     gains = candidate("none", 0.4, -0.02)
     less, none_left = candidate("least-squares", 0.1, -0.01), candidate("least-squares", 0.05, 0.001)
-    assert least_harm([gains, none_left], gains) is gains, "a loss on other text where masking is none"
-    assert least_harm([gains, less, none_left], gains) is less, "less of a gain on one text is no harm"
+    assert best_candidate([gains, none_left], gains) is gains, "a loss on other text where masking is none"
+    assert best_candidate([gains, less, none_left], gains) is less, "less of a gain on one text is no harm"
     assert Choice([gains, less], less, "t", 3).warning == "" != Choice([gains, none_left], none_left, "t", 3).warning
     gain = [candidate("none", -0.1, -0.02), candidate("mean", -0.2, -0.01), candidate("least-squares", -0.01, -0.01)]
-    assert least_harm(gain, gain[0]) is gain[1]
+    assert best_candidate(gain, gain[0]) is gain[1]
 
 
 def test_cheap_texts() -> None:
@@ -269,7 +284,7 @@ def test_what_all_lines_begin_with_stays_there() -> None:
     told = hs.Texts([start + line for line in english], german).corpus()
     assert opening([each.source for each in told]) == start and opening(german) == ""
     assert opening(["a b", "a b"]) == opening(["a b c"]) == "", "a text, not what it begins with"
-    texts, without = (anchor_texts(shipped, corpus, "mixed") for corpus in (told, plain))
+    texts, without = (anchor_sources(shipped, corpus, "mixed") for corpus in (told, plain))
     assert list(texts) == list(without) == ["random", "shuffled"]
     for name in texts:
         pairs = list(zip(texts[name](), without[name](), strict=False))

@@ -18,17 +18,18 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
+from headscope.formats.base import Checkpoint, Export, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId
 from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
-from headscope.model.removal_plan import plan_removal
+from headscope.model.removal_plan import RemovalPlan, plan_removal
+from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
-from headscope.pruning.model_inputs import texts
+from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import shrink
+from headscope.pruning.removal.remove import remove_planned
 from tests.oracles import speakers
 from tests.oracles.speakers import SPEAKERS, Speaker, V
 from tests.oracles.tiny import END, PAD, START
@@ -102,6 +103,20 @@ def gone(kind: str) -> list[HeadId]:
         numbers = range(counts[site, int(layer)]) if head == "*" else [int(head)]
         heads += [HeadId.parse(f"{site}.{layer}.{number}") for number in numbers]
     return heads
+
+
+def shrink(
+    checkpoint: Checkpoint,
+    plan: RemovalPlan,
+    *,
+    export: Export,
+    data: InputTexts,
+    text: CalibrationText,
+    calibration: Refit,
+) -> Shrunk:
+    """A removal that is refitted on a text."""
+    bench = RefitBench(checkpoint, text, calibration, add_bias=export.adds_bias)
+    return remove_planned(checkpoint, plan, export=export, data=data, bench=bench)
 
 
 def shrunk(

@@ -36,7 +36,7 @@ from headscope.pruning.ranking.criterion import (
     rankable_names,
     scores_by_criteria,
 )
-from headscope.pruning.sweep.config import criterion_of
+from headscope.pruning.sweep.cells import criterion_of
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.study import Study
 from tests.oracles import checkpoints, circuit, gated_heads, speakers

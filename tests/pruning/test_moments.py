@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial, reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ from headscope.errors import ConfigError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.taps import gated, gradients_of
-from headscope.pruning.closed_form import large_sums
-from headscope.pruning.closed_form.compensate import compensate
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
 from headscope.pruning.closed_form.output_projections import output_projections
 from tests.contracts import architectures
@@ -81,32 +78,6 @@ def test_sums_over_the_inputs_of_every_output_projection(kind: str) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, "gpt2", "native-pre"])
 def test_a_batch_of_many_sentences_is_as_many_batches_of_one(kind: str) -> None:
     alike(moments(kind, objective=""), moments(kind, tokens=1, objective=""), 1e-9)
-
-
-def test_sums_in_files_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory is short sums are mapped from files that have no name any more; refits are, too."""
-    checkpoint, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
-    heads = [HeadId(Site.DECODER_SELF, layer, 1) for layer in (0, 1)]
-    in_memory = moments("gpt2", objective="")
-    expected = [refit.refit.weight for refit in compensate(checkpoint, in_memory, heads)]
-    monkeypatch.setattr(large_sums, "free_memory", lambda: 1000)
-    in_files = collect_moments(checkpoint, corpus, objective="")
-    alike(in_files, in_memory, 1e-12)
-    refits = compensate(checkpoint, in_files, heads)
-    mapped = [*(sums.products for sums in in_files.sites.values()), *(refit.refit.weight for refit in refits)]
-    assert all(values.untyped_storage().filename is not None for values in mapped)
-    assert not any(Path(str(values.untyped_storage().filename)).exists() for values in mapped)
-    for refit, weight in zip(refits, expected, strict=True):
-        near(refit.refit.weight, weight.numpy())
-
-
-@pytest.mark.parametrize(("free", "place"), [(400, "device"), (399, "disk"), (None, "device")])
-def test_where_sums_are_kept(free: int | None, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_sums, "free_memory", lambda: free)
-    assert large_sums.choose_place(100, torch.device("cpu")) == place
-    assert large_sums.choose_place(100, torch.device("meta")) == ("cpu" if place == "device" else place)
-    monkeypatch.undo()
-    assert (large_sums.free_memory() or 1) > 0
 
 
 def test_a_batch_with_padding_was_among_them() -> None:

@@ -16,8 +16,8 @@ from headscope.model.removal_plan import plan_removal
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.ranking.per_group import per_group_keep
-from headscope.pruning.ranking.ranking import check_keep, rank_heads
+from headscope.pruning.ranking.allocation import check_keep, per_group_keep
+from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.makers import decoders
 from tests.oracles import checkpoints

@@ -24,7 +24,7 @@ from headscope.heads import HeadId, Site, select_heads
 from headscope.model.forward import max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.model.taps import masked
-from headscope.pruning.engines.onnx_graph import OnnxGraph
+from headscope.pruning.engines.onnx import OnnxGraph
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.remove import RemoveConfig

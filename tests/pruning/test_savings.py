@@ -19,7 +19,7 @@ from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.removal.savings import Timing, affordable, allowed, in_turns
+from headscope.pruning.removal.savings import Timing, affordable, speedup_bound, time_interleaved
 from headscope.results.removal import rest
 from tests.makers import decoders
 from tests.makers.translators import WORDS, trained_here
@@ -37,7 +37,7 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
 
         return answer
 
-    found = in_turns("forward", 1, took("before"), took("after"), 3)
+    found = time_interleaved("forward", 1, took("before"), took("after"), 3)
     assert asked == ["before", "after", "after", "before", "before", "after"]
     assert (found.before, found.after, found.speedup) == (6.0, 3.0, 2.0) and (found.least, found.most) == (1.5, 3.0)
 
@@ -79,10 +79,10 @@ def test_what_counting_allows_and_what_is_left() -> None:
 
     half = replace(whole, flops=whole.flops // 2, read=whole.read * 3 // 4, cache=whole.cache // 4)
     forward, search = (Timing(what, 8, 1.0, 1.0, 1.0) for what in ("forward", "beam search"))
-    assert allowed(forward, whole, half) == pytest.approx(2) == allowed(search, whole, half)
+    assert speedup_bound(forward, whole, half) == pytest.approx(2) == speedup_bound(search, whole, half)
     step = replace(forward, what="decoding", tokens=3, context=11)
     read = [each.read + 8 * 11 * each.cache for each in (whole, half)]
-    assert allowed(step, whole, half) == pytest.approx(read[0] / read[1])
+    assert speedup_bound(step, whole, half) == pytest.approx(read[0] / read[1])
     assert rest({"flops": 200, "attention_flops": 50, "output_flops": 30}) == (
         "60% feed-forward blocks and others, 25% attention, 15% the output layer"
     )

@@ -23,7 +23,7 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import SHARES
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
-from headscope.pruning.sweep import cells
+from headscope.pruning.sweep import methods
 from tests.oracles import classifiers, speakers
 
 Command = Callable[..., tuple[int, str, str]]
@@ -113,7 +113,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
     def refuse(*_: object, **__: object) -> None:
         raise CheckpointError("the smaller model computes something else")
 
-    for name, later in (("compare", ""), ("shrink", f"{out / 'sizes'} keeps what was ranked and measured")):
+    for name, later in (("compare", ""), ("remove_planned", f"{out / 'sizes'} keeps what was ranked and measured")):
         with monkeypatch.context() as patch:
             patch.setattr(shrink, name, refuse)
             if name == "compare":
@@ -122,7 +122,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
         said = " ".join(error.split())
         assert status == 2 and "computes something else" in said and later in said
         assert bool(later) == (out / "sizes/scores").exists()
-    monkeypatch.setattr(cells, "write_scores", lambda *_: pytest.fail("heads were scored again"))
+    monkeypatch.setattr(methods, "write_scores", lambda *_: pytest.fail("heads were scored again"))
     status, _, error = command(*asked(folder, *given, "--out", out))
     assert status == 0, error
 
@@ -130,7 +130,7 @@ def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Ctrl-C once so many cells are done."""
-    left, run = [2], cells.run_cell
+    left, run = [2], methods.run_cell
 
     def once_more(*given: Any) -> Any:
         if not left[0]:
@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on(
     assert status == 2 and "seed" in error and "--force" in error
     status, _, error = command(*asked(folder, *search, "--max-drop", "10%", "--out", out))
     assert status == 2 and "--max-drop 20%, now 10%" in error, error
-    monkeypatch.setattr(cells, "write_scores", lambda *_: pytest.fail("heads were scored again"))
+    monkeypatch.setattr(methods, "write_scores", lambda *_: pytest.fail("heads were scored again"))
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 0, error
     monkeypatch.undo()
@@ -221,7 +221,7 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     removed = record(tmp_path / "found")["removed"]
     tried = [6 - read["cell"]["keep"] for read in cells_in(tmp_path / "found") if read["cell"]["keep"] is not None]
     assert len(removed) < max(tried) < 5, "a size fails that is not the smallest"
-    states = (tmp_path / "found/sizes/scores/obs.measured.json").read_text().splitlines()
+    states = (tmp_path / "found/sizes/scores/obs.measured.tsv").read_text().splitlines()
     gone = [sum(map(int, line.partition("\t")[0].split())) for line in states]
     assert max(gone) <= max(tried) + 2 < 6, "the one that exceeds it, and what would come next"
     status, _, error = command(*asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
@@ -235,12 +235,12 @@ def test_sizes_are_judged_as_they_are_stored(
     """Refits are computed in float32; of a file in half precision what counts is what it will hold."""
     half = shutil.copytree(folder / "encoder", tmp_path / "half") / "model.safetensors"
     save_file({name: values.bfloat16() for name, values in load_file(half).items()}, half, {"format": "pt"})
-    exact, run = [], cells.run_cell
+    exact, run = [], methods.run_cell
 
-    def watched(context: cells.SweepContext, cell: Any) -> Any:
+    def watched(context: methods.SweepContext, cell: Any) -> Any:
         if cell.keep is not None:
             assert context.refit is not None
-            made = context.refit(cells.ranked_out(context, cell)).model
+            made = context.refit(methods.removed_heads(context, cell)).model
             exact.append(all(torch.equal(its, its.bfloat16().float()) for its in made.parameters()))
         return run(context, cell)
 

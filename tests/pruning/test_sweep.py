@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import random
 import sys
 from collections.abc import Sequence
@@ -37,16 +36,13 @@ from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
-from headscope.pruning.sweep.cell_files import read_cell
-from headscope.pruning.sweep.cells import run_cell
-from headscope.pruning.sweep.config import Cell, cells_of
-from headscope.pruning.sweep.result import Sweep
-from headscope.pruning.sweep.sweep import run_sweep
+from headscope.pruning.sweep.cells import Cell, cells_of, read_cells
+from headscope.pruning.sweep.methods import run_cell
+from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without, read_recipe
-from tests.makers.ranks import forked
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
@@ -189,7 +185,7 @@ def test_a_cell_has_the_heads_that_prune_rank_leaves(
         out = tmp_path / allocate
         sweep = run_sweep(config(words, out, methods=("entropy",), metric="perplexity", **options))
         assert (f"allocate:{allocate}" in str(sweep.signature)) == (allocate != "global")
-        kept[allocate] = set(read_cell(out, "entropy-keep3-seed1")["kept"])
+        kept[allocate] = set(read_cells(out)["entropy-keep3-seed1"]["kept"])
     for allocate in ("per-layer", "measured"):
         texts = {name: words[name] for name in ("checkpoint", "source", "target")}
         options = {"allocate": allocate, "batch_tokens": 241}
@@ -350,7 +346,7 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
         margin: run_sweep(config(words, tmp_path / "out", **options, margin=margin)) for margin in (None, "3", "1000")
     }
     table, rows = found["3"].table, found["3"].verdicts
-    cells = {name: read_cell(tmp_path / "out", name)["sums"] for name in table["cell"]}
+    cells = {name: read_cells(tmp_path / "out")[name]["sums"] for name in table["cell"]}
 
     def bleu(sums: list[list[float]]) -> float:
         total = [int(sum(column)) for column in zip(*sums, strict=True)]
@@ -399,7 +395,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert set(found.verdicts["verdict"]) <= {"worse", "not established"}
     row = found.verdicts.set_index("kept").loc[15]
     assert row["verdict"] == "not established" and row["worse"] == 0
-    largest = METRICS.get("bleu").largest_loss(np.array(read_cell(tmp_path / "out", "unpruned")["sums"]))
+    largest = METRICS.get("bleu").largest_loss(np.array(read_cells(tmp_path / "out")["unpruned"]["sums"]))
     assert row["worse_limit"] == pytest.approx((1 - 0.05 ** (1 / 17)) * largest)
     line = found.conclusions[0]
     assert line.startswith("magnitude: not established that heads can go within ")
@@ -535,17 +531,6 @@ def test_options_of_learners_are_those_of_the_cells_that_learnt(words: dict[str,
         run_sweep(config(words, out, **learns))
     found = run_sweep(config(words, out, **learns, updates=2, keep=(5,)))
     assert found.table["method"].value_counts().to_dict() == {"subset": 2, "unpruned": 1, "random": 1, "magnitude": 1}
-
-
-def test_several_processes_find_the_same(
-    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They begin with nothing but what is sent to them, though all imports are done."""
-    server = forked()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)
-    one = run_sweep(config(words, tmp_path / "one", keep=(2, 7)))
-    two = run_sweep(config(words, tmp_path / "two", keep=(2, 7), jobs=2))
-    pd.testing.assert_frame_equal(numbers(one), numbers(two), rtol=1e-12)
 
 
 def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
-from headscope.pruning.sweep import cells
-from headscope.pruning.sweep.cell_files import Journal
-from headscope.pruning.sweep.result import Sweep
-from headscope.pruning.sweep.sweep import run_sweep
+from headscope.pruning.sweep import methods
+from headscope.pruning.sweep.cells import Journal
+from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from tests.makers.shared import SHIPPED
@@ -108,7 +105,7 @@ def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], t
     assert "unpruned" not in footers["own"] and "/model (run own)" in footers["own"]
 
 
-def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_damaged_cell(
+def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
     words: dict[str, Any], tmp_path: Path
 ) -> None:
     recipe = lines(tmp_path, "recipe.toml", ["updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
@@ -116,7 +113,7 @@ def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_damaged_c
     first = run_sweep(asked)
     rows = kept_rows(first, words, text="tokenised-lowercase")
     assert [row.control for row in rows] == ["", "from scratch"] and "/scratch/" in rows[1].model
-    (tmp_path / "out" / "cells" / "l0-keep3-seed1.json").write_text("{")
+    (tmp_path / "out" / "cells" / "l0-keep3-seed1.json").unlink()
     again = run_sweep(asked)
     pd.testing.assert_frame_equal(again.table.drop(columns="minutes"), first.table.drop(columns="minutes"), rtol=1e-6)
     (tmp_path / "out" / "sweep.json").write_text("{")
@@ -179,7 +176,7 @@ def test_what_cannot_be_kept_is_said(words: dict[str, Any], tmp_path: Path, monk
     def refuse(*_: Any) -> Path:
         raise CheckpointError("it computes something else")
 
-    monkeypatch.setattr(cells, "keep_model", refuse)
+    monkeypatch.setattr(methods, "keep_model", refuse)
     found = run_sweep(config(words, tmp_path / "out", methods=("l0",), keep_models=True))
     assert "no model of l0-keep3-seed1 is kept: it computes something else" in found.remarks
     assert not (tmp_path / "out" / "runs" / "l0-keep3-seed1" / "model").exists()
@@ -188,76 +185,12 @@ def test_what_cannot_be_kept_is_said(words: dict[str, Any], tmp_path: Path, monk
 # Damage.
 
 
-def without(name: str) -> Callable[[Any], object]:
-    return lambda record: record.pop(name)
-
-
-def with_value(value: Any, *path: Any) -> Callable[[Any], None]:
-    def change(record: Any) -> None:
-        for part in path[:-1]:
-            record = record[part]
-        record[path[-1]] = value
-
-    return change
-
-
-CHANGES = [without("sums"), without("cell"), without("sha256"), with_value(3.5, "sums", 0, 0), with_value([], "kept")]
-
-
-@pytest.fixture(scope="module")
-def swept(words: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    out = tmp_path_factory.mktemp("swept") / "out"
-    return run_sweep(config(words, out, methods=("random", "magnitude"), keep_models=True))
-
-
-def resumed(swept: Sweep, words: dict[str, Any], out: Path) -> Sweep:
-    found = run_sweep(config(words, out, methods=("random", "magnitude"), keep_models=True))
-    pd.testing.assert_frame_equal(found.table.drop(columns="minutes"), swept.table.drop(columns="minutes"), rtol=1e-9)
-    return found
-
-
-def test_damaged_cells_are_done_again(words: dict[str, Any], tmp_path: Path) -> None:
-    """One cell for each kind of damage."""
-    asked = config(words, tmp_path / "out", seeds=len(CHANGES), bootstrap=2)
-    before = run_sweep(asked).table.drop(columns="minutes")
-    paths = [tmp_path / "out" / "cells" / f"random-keep3-seed{seed}.json" for seed in range(1, len(CHANGES) + 1)]
-    for path, change in zip(paths, CHANGES, strict=True):
-        record = json.loads(path.read_text())
-        change(record)
-        path.write_text(json.dumps(record))
-    found = run_sweep(asked)
-    pd.testing.assert_frame_equal(found.table.drop(columns="minutes"), before, rtol=1e-9)
-    for number, path in enumerate(paths):
-        (remark,) = [remark for remark in found.remarks if str(path) in remark] or [f"damage {number} was not seen"]
-        assert remark.endswith("; the cell was done again") and "\n" not in remark, remark
-
-
-@pytest.mark.parametrize(
-    ("name", "end"),
-    [
-        ("cells/unpruned.json", -2), ("scores/magnitude.csv", 0), ("scores/magnitude.csv", -2),
-        ("scores/magnitude.json", -2), ("sweep.csv", -2),
-    ],
-)  # fmt: skip
-def test_truncated_files_never_change_a_number(
-    swept: Sweep, words: dict[str, Any], tmp_path: Path, name: str, end: int
-) -> None:
-    shutil.copytree(swept.context.config.out, tmp_path / "out")
-    path = tmp_path / "out" / name
-    path.write_bytes(path.read_bytes()[:end])
-    (tmp_path / "out" / "cells" / "magnitude-keep3-seed1.json").unlink()
-    found = resumed(swept, words, tmp_path / "out")
-    damaged = name in ("cells/unpruned.json", "scores/magnitude.csv")
-    assert any(name in remark and "again" in remark for remark in found.remarks) == damaged
-
-
-def test_damaged_cells_of_earlier_calls_are_left_out(swept: Sweep, words: dict[str, Any], tmp_path: Path) -> None:
-    shutil.copytree(swept.context.config.out, tmp_path / "out")
-    path = tmp_path / "out" / "cells" / "magnitude-keep3-seed1.json"
-    path.write_text("[]")
-    found = run_sweep(config(words, tmp_path / "out"))
-    assert found.table["method"].tolist() == ["unpruned", "random"] and path.is_file()
-    assert any(str(path) in remark and "left out" in remark for remark in found.remarks)
+def test_a_damaged_cell_is_named_in_one_line(words: dict[str, Any], tmp_path: Path) -> None:
+    run_sweep(config(words, tmp_path / "out"))
+    path = tmp_path / "out" / "cells" / "random-keep3-seed1.json"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(HeadscopeError, match=r"random-keep3-seed1\.json.*remove that file"):
+        run_sweep(config(words, tmp_path / "out"))
 
 
 def test_a_journal_is_read_up_to_the_line_that_was_cut_short(tmp_path: Path) -> None:

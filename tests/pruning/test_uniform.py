@@ -13,8 +13,8 @@ import headscope as hs
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.ranking.allocation import uniform_counts, uniform_keep
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.uniform import uniform_counts, uniform_keep
 from headscope.pruning.removal import remove
 from tests.makers import decoders
 from tests.oracles import checkpoints

@@ -223,17 +223,17 @@ def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> Non
 
 
 def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
-    for keep, strength in ((60, 0.01), (30, 0.05), (9, 0.2)):
-        choice(tmp_path / "sweep" / f"lambda-{strength:g}", keep, strength)
-    figure = pruning_figure(load_pruned([tmp_path / "sweep"]))
+    prices = ((60, 0.01), (30, 0.05), (9, 0.2))
+    runs = [choice(tmp_path / f"lambda-{strength:g}", keep, strength) for keep, strength in prices]
+    figure = pruning_figure(load_pruned(runs))
     encoder, _, cross = panels(figure)["l0"].lines
     assert list(encoder.get_xdata()) == [0, 12, 42, 63]
     assert list(encoder.get_ydata()) == [24, 12, 0, 0] and list(cross.get_ydata()) == [24, 24, 24, 9]
     with pytest.raises(RunError, match="quality"):
-        pruning_figure(load_pruned([tmp_path / "sweep"]), "quality")
+        pruning_figure(load_pruned(runs), "quality")
     with pytest.raises(RunError, match="--functions RUN"):
-        pruning_figure(load_pruned([tmp_path / "sweep"]), "functions")
-    labelled = with_labels(load_pruned([tmp_path / "sweep"]), analysed(tmp_path / "run"))
+        pruning_figure(load_pruned(runs), "functions")
+    labelled = with_labels(load_pruned(runs), analysed(tmp_path / "run"))
     assert list(panels(pruning_figure(labelled, "functions"))) == ["l0"]
 
 
@@ -243,14 +243,14 @@ def test_runs_in_folders_of_one_name_are_cells_of_their_own(tmp_path: Path) -> N
     for number, (folder, keep) in enumerate(zip(folders, (30, 20), strict=True)):
         gates(tmp_path / f"gates-{keep}", keep)
         (tmp_path / f"gates-{keep}" / "gates.csv").rename(choice(folder, keep, 0.05, seed=number) / "gates.csv")
-    (run,) = load_pruned([folder.parent for folder in folders])
+    (run,) = load_pruned(folders)
     assert run.cells["kept"].tolist() == [72, 30, 20] and run.cells["cell"].is_unique
     counts = run.survivors.groupby("cell", sort=False).size()
     assert counts.tolist() == [72, 30, 20] and len(run.gates) == 2
     assert {str(path) for path in run.gates.values()} == {str(folder / "gates.csv") for folder in folders}
     _, last = panels(pruning_figure([run], "layers"))["cross"].lines[-1].get_ydata()
     assert last == 8.0  # all heads of the last layer stay in both
-    (again,) = load_pruned([folders[0], folders[0].parent])
+    (again,) = load_pruned([folders[0], folders[0]])
     assert again.cells["cell"].is_unique
 
 

@@ -46,13 +46,10 @@ class WeightedText(NamedTuple):
     weight: float
 
 
-def anchor_texts(
+def anchor_sources(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
-    """The texts beside the calibration text, by name; each is made when it is called for.
-
-    ConfigError for an unknown anchor, and for a text of the user's without a target where the calibration text has one.
-    """
+    """The texts beside the calibration text, by name; each is made when it is called for."""
     anchor_files(anchor)
     match anchor_name(anchor):
         case "":
@@ -67,9 +64,9 @@ def anchor_texts(
     }
 
 
-def beside(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
+def anchor_texts(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
     """The texts beside the calibration text, all with equal weights, that text's too; together they weigh one."""
-    texts = anchor_texts(checkpoint, corpus, anchor, seed=seed).values()
+    texts = anchor_sources(checkpoint, corpus, anchor, seed=seed).values()
     return [WeightedText(text(), 1 / (1 + len(texts))) for text in texts]
 
 
@@ -109,13 +106,11 @@ def opening(lines: Sequence[str]) -> str:
 
 
 def _after(start: str, lines: Sequence[str]) -> list[str]:
-    """What comes after the opening in every line."""
     count = len(start.split())
     return [" ".join(line.split()[count:]) for line in lines] if count else list(lines)
 
 
 def _sources(corpus: Corpus) -> list[str]:
-    """The texts of a corpus, or the names of its recordings."""
     return [sentence.source for sentence in corpus]
 
 
@@ -142,7 +137,6 @@ def _legible(checkpoint: Checkpoint, lines: list[str], side: SideName) -> list[s
 
 
 def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName) -> float:
-    """Share of unknown subwords."""
     encoded = checkpoint.encode(lines, side=side, limit=512)
     return sum(each.unknown for each in encoded) / max(sum(len(each.ids) for each in encoded), 1)
 
@@ -242,7 +236,6 @@ def language_of(lines: Sequence[str]) -> str | None:
 
 @cache
 def _common() -> list[tuple[str, frozenset[str]]]:
-    """The most frequent words of the samples."""
     found = []
     for language in LANGUAGES:
         words = sample(language).read_text(encoding="utf-8").lower().split()
@@ -252,7 +245,6 @@ def _common() -> list[tuple[str, frozenset[str]]]:
 
 
 def _readable(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-    """Whether the subwords of a sample are in the vocabulary."""
     lines: dict[SideName, list[str]] = {"source": _sources(corpus)}
     if corpus.has_target:
         lines["target"] = _targets(corpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import anchor_texts, beside, capped, opened, second_text, subwords
-from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, least_harm
+from headscope.pruning.closed_form.anchors import anchor_sources, anchor_texts, capped, opened, second_text, subwords
+from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, best_candidate
 from headscope.pruning.closed_form.compensate import (
     ModuleRefit,
     RefittedCopy,
@@ -38,38 +38,6 @@ CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
-
-
-class AnchoredMoments:
-    """Moments of a calibration text, and of those that stand beside it; each is found and read once, when needed."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        corpus: Corpus,
-        *,
-        batching: BatchingOptions | None = None,
-        seed: int = 1,
-        moments: Moments | None = None,
-    ) -> None:
-        self.checkpoint, self.corpus, self.batching, self.seed = checkpoint, corpus, batching, seed
-        self._made: dict[str, Moments] = {} if moments is None else {"": moments}
-        self._texts: dict[str, dict[str, Callable[[], Corpus]]] = {}
-
-    def texts(self, anchor: OtherText) -> dict[str, Callable[[], Corpus]]:
-        """`anchor_texts` of the calibration text, which looks at a sample and at what the model can read of it."""
-        name = anchor_name(anchor)
-        if name not in self._texts:
-            self._texts[name] = anchor_texts(self.checkpoint, self.corpus, anchor, seed=self.seed)
-        return self._texts[name]
-
-    def of(self, anchor: OtherText = "") -> ModuleMoments:
-        """The moments of the text with an anchor, all parts with the same weight."""
-        texts = self.texts(anchor)
-        for name, text in {"": lambda: self.corpus, **texts}.items():
-            if name not in self._made:
-                self._made[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
-        return Mixture([(self._made[name], 1 / (1 + len(texts))) for name in ("", *texts)])
 
 
 class RefitBench:
@@ -95,7 +63,16 @@ class RefitBench:
         self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, altered
         self.add_bias, self.batching, self.seed = add_bias, batching, seed
         self.made: dict[frozenset[HeadId], Compensated] = {}
-        self.moments = AnchoredMoments(checkpoint, text.calibration, batching=batching, seed=seed, moments=moments)
+        self.moments: dict[str, Moments] = {} if moments is None else {"": moments}
+
+    def anchored_moments(self, anchor: OtherText) -> ModuleMoments:
+        """Moments of the calibration text and of those beside it, all with the same weight; each is read once."""
+        corpus = self.text.calibration
+        texts = {"": lambda: corpus, **anchor_sources(self.checkpoint, corpus, anchor, seed=self.seed)}
+        for name, text in texts.items():
+            if name not in self.moments:
+                self.moments[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
+        return Mixture([(self.moments[name], 1 / len(texts)) for name in texts])
 
     @cached_property
     def held_out(self) -> DamageMeter:
@@ -136,27 +113,27 @@ class RefitBench:
         choice = self._chosen(heads) if self.options.method == AUTO else None
         taken = choice.taken.options if choice is not None else self.options.options(add_bias=self.add_bias)
         refits = self.refits(heads, taken)
-        copy = self.copy_with(refits)
-        made, seconds = self.checkpoint.with_model(copy.model), time.monotonic() - began
-        if choice is None and taken.method != "none":
-            both = [self._masked(heads), self._candidate(taken, copy.model)]
-            choice = self._choice(both, both[1])
+        model, seconds = self.copy_with(refits).model, time.monotonic() - began
         performance = {"intact": self.held_out.of_intact}
-        if choice is None:
+        if choice is None and taken.method == "none":
             with masked(self.checkpoint.model, heads):
                 performance["removed"] = self.held_out.measure(self._pooled)
         else:
+            if choice is None:
+                refitted = self._candidate(taken, model)
+                choice = self._choice([self._masked(heads), refitted], refitted)
             performance["removed"] = choice.masked.held_out
-        if choice is not None and taken.method != "none":
-            performance["refitted"] = choice.taken.held_out
+            if taken.method != "none":
+                performance["refitted"] = choice.taken.held_out
         own = anchor_name(taken.anchor) == "text"
         digest = opened(taken.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
+        made = self.checkpoint.with_model(model)
         return Compensated(made, taken, self.text, refits, performance, seconds, choice, digest)
 
     def refits(self, heads: Collection[HeadId], options: RefitOptions) -> Sequence[ModuleRefit]:
         """The refits of every module that changes."""
         if options.sequential or (self.altered is not None and options.method != "none"):
-            texts = beside(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed)
+            texts = anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed)
             return sequential_refits(
                 self.checkpoint,
                 self.text.calibration,
@@ -168,7 +145,7 @@ class RefitBench:
             )
         if self.altered is not None:
             return []
-        return compensate(self.checkpoint, self.moments.of(options.anchor), heads, options)
+        return compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
 
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""
@@ -176,22 +153,18 @@ class RefitBench:
 
     @property
     def _pooled(self) -> nn.Module | None:
-        """The model whose key/value groups are merged; None where heads go."""
         return None if self.altered is None else self.altered.model
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
-        """What masking does to both texts, or the merge alone."""
         held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
             measured = [meter.measure(self._pooled) for meter in (held_out, check)]
         return Candidate(RefitOptions(method="none", add_bias=self.add_bias), *measured)
 
     def _candidate(self, options: RefitOptions, model: nn.Module) -> Candidate:
-        """What a refitted model does to both texts."""
         return Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
 
     def _choice(self, candidates: Sequence[Candidate], taken: Candidate) -> Choice:
-        """What was compared on the second text, and taken."""
         without = "masking" if self.altered is None else "merging"
         return Choice(candidates, taken, self.check[1].name, self.check[1].count, without)
 
@@ -201,13 +174,15 @@ class RefitBench:
         nothing, copy = self._masked(heads), RefittedCopy(self.checkpoint, modules)
         candidates = [nothing]
         for options in self.tried(heads):
-            copy.put_all(self.refits(heads, options))
+            copy.load_weights(self.refits(heads, options))
             candidates.append(self._candidate(options, copy.model))
         if self.options.sequential and heads:
-            best = least_harm([each for each in candidates if each.options.method == "least-squares"], nothing).options
+            best = best_candidate(
+                [each for each in candidates if each.options.method == "least-squares"], nothing
+            ).options
             options = replace(best, strength=1.0, sequential=True, feed_forward=self.options.feed_forward)
             candidates.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
-        return self._choice(candidates, least_harm(candidates, nothing))
+        return self._choice(candidates, best_candidate(candidates, nothing))
 
     def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""

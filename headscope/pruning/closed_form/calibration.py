@@ -31,10 +31,7 @@ class CalibrationText:
 
 
 def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None) -> CalibrationText | None:
-    """The texts of a calibration; None where nothing is to be refitted nor measured.
-
-    ConfigError where a text is missing, DataError where it is too short.
-    """
+    """The texts of a calibration; None where nothing is to be refitted nor measured."""
     check_texts(options, has_text=corpus is not None)
     if corpus is None or (options.method == "none" and valid is None):
         return None
@@ -42,10 +39,7 @@ def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None
 
 
 def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> CalibrationText:
-    """The first `sentences` of a corpus to calibrate on; `valid` is held out, else the last fifth, at most 200.
-
-    DataError where fewer than 8 are left to calibrate on.
-    """
+    """The first `sentences` of a corpus to calibrate on; `valid` is held out, else the last fifth, at most 200."""
     held_out = min(HELD_OUT, corpus.count // 5) if valid is None else 0
     calibration = corpus.first(min(sentences, corpus.count - held_out))
     if calibration.count < FEWEST:
@@ -240,7 +234,7 @@ def share(damage: float, masked: float) -> float:
     return 1 + (damage - masked) / max(abs(masked), SMALLEST)
 
 
-def least_harm(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
+def best_candidate(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
     """The candidate whose harm on the worse of both texts is least; of several the one of the least damage on both.
 
     Heads that are `masked` harm a text by 1 at most. So what is taken is worse than they are only where both are better

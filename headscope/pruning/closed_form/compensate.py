@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import heapq
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
@@ -28,10 +28,9 @@ from headscope.model.prefix_cache import resumable_layers
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
-from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
-from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, between, reconstruction_error
+from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, interpolate, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 
 
@@ -61,21 +60,15 @@ def compensate(
     """
     options = options or RefitOptions()
     modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
-    large = LargeSums(sum(8 * projection.inputs**2 for projection, _ in modules), torch.device("cpu"))
-    refits = []
-    for projection, of_module in modules:
-        made = refit_module(projection, reached(moments, projection), of_module, options)
-        refits.append(replace(made, refit=replace(made.refit, weight=large.keep(made.refit.weight))))
-    return refits
+    return [
+        refit_module(projection, reached(moments, projection), of_module, options) for projection, of_module in modules
+    ]
 
 
 def heads_by_module(
     checkpoint: Checkpoint, heads: Collection[HeadId]
 ) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
-    """Every output projection with those of `heads` whose columns it has.
-
-    ConfigError for heads that the model lacks, and for those whose columns cannot be told.
-    """
+    """Every output projection with those of `heads` whose columns it has."""
     remaining, modules = set(heads), []
     for projection in output_projections(checkpoint):
         of_module = frozenset(
@@ -116,7 +109,7 @@ def refit_module(
         )
 
     nothing, energy = refitted("none"), moments.output_energy(projection.weight) or 1.0
-    refit = between(nothing, refitted(options.method), options.strength)
+    refit = interpolate(nothing, refitted(options.method), options.strength)
     error, error_without = (
         reconstruction_error(projection.weight, weights, mean=moments.mean, second=moments.second) / energy
         for weights in (refit, nothing)
@@ -146,10 +139,10 @@ class RefittedCopy:
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy with these refits; without any it is the same model bit for bit."""
         made = cls(checkpoint, [each.projection for each in refits])
-        made.put_all(refits)
+        made.load_weights(refits)
         return made
 
-    def put_all(self, refits: Collection[ModuleRefit]) -> None:
+    def load_weights(self, refits: Collection[ModuleRefit]) -> None:
         """Set the projections of several modules to their refits."""
         for each in refits:
             self.put(each.projection, each.refit)

@@ -3,7 +3,7 @@
 The contexts are the inputs x [m] of the output projection W_O, head after head: after gates, and after mixing unless
 the mixing is folded into W_O (see `OutputProjection`). With an objective also the Fisher matrix of the projection's
 outputs: Σ g gᵀ over tokens, g [d] the gradient of the objective by the output at a token. Every real token counts,
-special ones too; padding does not. Sums are in float64 whatever the model's type, and in files where they are large.
+special ones too; padding does not. Sums are in float64 whatever the model's type, on its device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
 from headscope.model.taps import frozen_parameters, gradients_of
-from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 
 Place = tuple[Site, int]
@@ -73,7 +72,7 @@ class ContextMoments:
         """E‖W x‖² for W [d m]."""
         return float(((weight @ self.second) * weight).sum())
 
-    def moved(self, device: str | torch.device) -> ContextMoments:
+    def to(self, device: str | torch.device) -> ContextMoments:
         """The same on another device."""
         sums: dict[str, Any] = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)}
         return replace(self, **sums)
@@ -116,10 +115,7 @@ class ModuleMoments(Protocol):
 def text_batches(
     checkpoint: Checkpoint, corpus: Corpus, batching: BatchingOptions | None, *, labels: bool = False
 ) -> Iterator[Batch]:
-    """The batches of a corpus, with `labels` where the model has something to predict.
-
-    ConfigError for a target that the model cannot read.
-    """
+    """The batches of a corpus, with `labels` where the model has something to predict."""
     refuse_unread_target(checkpoint, corpus)
     batching = batching or BatchingOptions(default_positions(checkpoint))
     return batches(
@@ -238,9 +234,6 @@ class _Collector(ContextTap):
         self.waiting: dict[nn.Module, Place] = {}
         self.outputs: list[tuple[Place, Tensor]] = []
         self.differentiating = False
-        width = max((projection.width * projection.heads for projection in self.projections), default=0)
-        matrices = 1 if objective is None else 2
-        self.large = LargeSums(8 * matrices * width**2 * len(self.owners), self.device)
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -275,10 +268,7 @@ class _Collector(ContextTap):
         for place, gradient in zip(places, gradients_of(values, outputs), strict=True):
             products = gram(self.rows(place, gradient))
             sums = self.moments.sites[place]
-            if sums.fisher is None:
-                sums.fisher = self.large.keep(products)
-            else:
-                sums.fisher += products.to(sums.fisher.device)
+            sums.fisher = products if sums.fisher is None else sums.fisher.add_(products)
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
 
@@ -301,13 +291,12 @@ class _Collector(ContextTap):
         norms = contexts.view(len(contexts), heads, -1).norm(dim=-1).sum(dim=0)
         sums = ContextMoments(len(contexts), contexts.sum(dim=0), gram(contexts), norms)
         if place not in self.moments.sites:
-            sums.products = self.large.keep(sums.products)
             self.moments.sites[place] = sums
             return
         total = self.moments.sites[place]
         total.tokens += sums.tokens
         total.total += sums.total
-        total.products += sums.products.to(total.products.device)
+        total.products += sums.products
         total.norms += sums.norms
 
     def _refuse_overflow(self, batch: Batch) -> None:
@@ -322,7 +311,7 @@ class _Collector(ContextTap):
                 raise NumericalError(
                     f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider --dtype"
                 )
-        sites = {place: sums.moved("cpu") for place, sums in self.moments.sites.items()}
+        sites = {place: sums.to("cpu") for place, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.sentences, self.moments.predictions)
 
 

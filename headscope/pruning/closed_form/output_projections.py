@@ -190,10 +190,7 @@ class OutputProjection:
         return self.inputs // self.heads
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
-        """The columns [n] of those of `heads` that are of this module.
-
-        ConfigError where layers that share the module would lose different heads.
-        """
+        """The columns [n] of those of `heads` that are of this module."""
         of_layers = {
             tuple(sorted(head.head for head in heads if (head.site, head.layer) == place)) for place in self.places
         }

@@ -135,7 +135,7 @@ class SolvedRefit:
     raised: int = 0
 
 
-def between(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> SolvedRefit:
+def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> SolvedRefit:
     """A share of the way from the columns that stay, as they were, to a refit, which is itself at 1."""
     if strength == 1:
         return refit

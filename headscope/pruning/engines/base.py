@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,26 +14,24 @@ import torch
 from headscope.config import engines
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.model.attention import is_half
 from headscope.pruning.model_inputs import InputTexts
 from headscope.registry import Registry, unknown
 
 QUANTITY = "log-probabilities differ by"
-LIMIT = {torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices."""
-FULL = 1e-4
-"""The same in float32, where engines sum in another order: 2e-7 to 1.4e-5 was measured on random models, 1.2e-5 on a
-language model of 30 trained layers, whose largest activations are thousands of times the others."""
+HALF, FULL = 5e-2, 1e-4
+"""Largest difference as a share of the largest number (or of 1), in half precision and in float32.
+
+In float32 engines sum in another order: 2e-7 to 1.4e-5 was measured on random models, 1.2e-5 on a language model of 30
+trained layers, whose largest activations are thousands of times the others.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How weights are stored: `quantize` "none" is as the checkpoint stores them. ConfigError for an unknown one.
-
-    `unverified`: what nothing proves is written all the same, where no program to run it is installed.
-    """
+    """How weights are stored: `quantize` "none" is as the checkpoint stores them. ConfigError for an unknown one."""
 
     quantize: str = "none"
-    unverified: bool = False
 
     def __post_init__(self) -> None:
         if self.quantize == "none":
@@ -48,16 +45,16 @@ class EngineOptions:
 class EngineFile:
     """What was written for an engine, and how it was proved.
 
-    `runtime` is the program that ran it ("" where none is installed: then it is unverified), `difference` the largest
-    difference of its outputs, `quantity` says of what, `limit` what is let pass. `sizes` is what the file holds in
-    words. `opens` and `limits` are lines of the card: what opens the file, and what does not.
+    `runtime` is the program that ran it, `difference` the largest difference of its outputs, `quantity` says of what,
+    `limit` is the tolerance. `sizes` is what the file holds in words. `opens` and `limits` are lines of the card: what
+    opens the file, and what does not.
     """
 
     export: str
     file: str
     runtime: str
-    difference: float | None
-    limit: float | None
+    difference: float
+    limit: float
     sizes: str
     opens: tuple[str, ...]
     quantity: str = QUANTITY
@@ -66,24 +63,9 @@ class EngineFile:
 
     @property
     def proof(self) -> str:
-        """One line: the difference and who measured it, or that nobody did."""
-        if self.difference is None:
-            why = f"{self.runtime} gave nothing to compare" if self.runtime else "no program to run it is installed"
-            return f"{self.file} ({self.sizes}): unverified, {why}"
-        passes = "" if self.limit is None else f" (limit {self.limit:.0e})"
-        return f"{self.file} ({self.sizes}): {self.quantity} {self.difference:.1e}{passes}, run by {self.runtime}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineRun:
-    """A file that its engine has opened: `work` runs it once on `sentences` and gives the tokens that were written.
-
-    Their number is forced, so that a pruned model writes as many as the intact one; 0: a pass that writes none.
-    """
-
-    what: str
-    sentences: int
-    work: Callable[[], int]
+        """One line: the difference, and who measured it."""
+        measured = f"{self.quantity} {self.difference:.1e} (tolerance {self.limit:.0e})"
+        return f"{self.file} ({self.sizes}): {measured}, run by {self.runtime}"
 
 
 class EngineExport(ABC):
@@ -91,9 +73,9 @@ class EngineExport(ABC):
 
     Its docstring says what it can hold, `summary` what it is for `--help`. `packages` are imported to write it, and are
     there after `pip install` of `install`. `quantizations` are other ways to store matrices, and what they are.
-    `endings` are those of its files, as far as no checkpoint has them. `runs_later`: it can be written where the
-    program that runs it is not installed. `allocation`: how heads must be spread over layers, of the values of
-    --allocate ("": in any way). All of them are literals, because help reads them without importing the file.
+    `endings` are those of its files, as far as no checkpoint has them. `allocation`: how heads must be spread over
+    layers, of the values of --allocate ("": in any way). All of them are literals, because help reads them without
+    importing the file.
     """
 
     name: ClassVar[str]
@@ -102,15 +84,12 @@ class EngineExport(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     quantizations: ClassVar[Mapping[str, str]] = {}
     endings: ClassVar[tuple[str, ...]] = ()
-    runs_later: ClassVar[bool] = False
     allocation: ClassVar[str] = ""
 
     def require(self, options: EngineOptions) -> None:
         """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""
         if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
-            raise ConfigError(
-                f'--export {self.name} needs {", ".join(missing)}; install with pip install "{self.install}"'
-            )
+            raise ConfigError(f'{self.name} needs {", ".join(missing)}; install with pip install "{self.install}"')
         if options.quantize not in ("none", *self.quantizations):
             known = ", ".join(("none", *self.quantizations))
             raise ConfigError(f"--quantize {options.quantize} is not for {self.name}; available: {known}")
@@ -119,7 +98,7 @@ class EngineExport(ABC):
     def check(self, checkpoint: Checkpoint) -> None:
         """ConfigError for a checkpoint that can never be written, whichever heads go."""
 
-    def fits(self, checkpoint: Checkpoint) -> None:
+    def check_layout(self, checkpoint: Checkpoint) -> None:
         """ConfigError for numbers of heads, by layer, that the engine cannot say; nothing is written or run."""
         self.check(checkpoint)
 
@@ -134,15 +113,6 @@ class EngineExport(ABC):
         ConfigError where the engine cannot say these numbers of heads, CheckpointError where it computes something
         else.
         """
-
-    def running(
-        self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path
-    ) -> AbstractContextManager[EngineRun]:
-        """The file that was written into `folder`, opened to be timed on as many threads as torch has.
-
-        ConfigError where it cannot be: there is no program to run it, or nothing that only it runs.
-        """
-        raise ConfigError(f"--export {self.name} has no program of its own to time")
 
 
 ENGINES: Registry[EngineExport] = engines.ENGINES
@@ -161,17 +131,23 @@ def engines_named(names: Any, options: EngineOptions) -> tuple[EngineExport, ...
         each.require(options)
     if options.quantize != "none" and not chosen:
         known = ", ".join(name for name, each in ENGINES if options.quantize in each.quantizations)
-        raise ConfigError(f"--quantize {options.quantize} is for exports that have it: --export {known}")
-    if options.unverified and not any(each.runs_later for each in chosen):
-        known = ", ".join(engines.engine_list(later=True))
-        raise ConfigError(f"--unverified is for exports that are written without what runs them: --export {known}")
+        raise ConfigError(f"--quantize {options.quantize} is for exports that have it: {known}")
     return chosen
+
+
+def check_difference(
+    difference: float, largest: float, dtype: torch.dtype, what: str, quantity: str = QUANTITY
+) -> float:
+    """The tolerance of numbers as large as `largest`; CheckpointError where an engine computes something else."""
+    limit = (HALF if is_half(dtype) else FULL) * max(1.0, largest)
+    refuse_difference(difference, limit, what, quantity)
+    return limit
 
 
 def refuse_difference(difference: float, limit: float, what: str, quantity: str) -> None:
     """CheckpointError where an engine computes something else."""
     if not difference <= limit:
         raise CheckpointError(
-            f"{what} computes something else than the model ({quantity} {difference:.1e}, at most {limit:.0e} is let "
-            "pass); nothing was saved. Please report this with the output of `headscope show`"
+            f"{what} computes something else than the model ({quantity} {difference:.1e}, tolerance {limit:.0e}); "
+            "nothing was saved. Please report this with the output of `headscope show`"
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -43,12 +41,11 @@ def converted(
     """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub."""
     target = hub_target(push_to, public=public)
     check_goal(to)
-    with _asked_by_to():
-        if to in ENGINES.names():
-            done = convert_for_engine(checkpoint, folder, engine=to, options=options, inputs=inputs, force=force)
-        else:
-            engines_named((), options)
-            done = convert(checkpoint, folder, goal=to, inputs=inputs, force=force)
+    if to in ENGINES.names():
+        done = convert_for_engine(checkpoint, folder, engine=to, options=options, inputs=inputs, force=force)
+    else:
+        engines_named((), options)
+        done = convert(checkpoint, folder, goal=to, inputs=inputs, force=force)
     if target is None:
         return done
     return replace(done, pushed=push(done.folder, target, title=f"{done.architecture}, by headscope convert"))
@@ -67,27 +64,7 @@ def check_goal(to: str) -> None:
     raise ConfigError(f"--to: {why}")
 
 
-@contextmanager
-def _asked_by_to() -> Iterator[None]:
-    """Within the block errors about an engine name the option that asked for it here; `prune remove` has --export."""
-    try:
-        yield
-    except HeadscopeError as error:
-        error.args = (re.sub(rf"--export (?={'|'.join(ENGINES.names())})", "--to ", str(error)),)
-        raise
-
-
-def _others(checkpoint: Checkpoint) -> str:
-    """What the checkpoint can be written as where one engine cannot hold it."""
-    fitting = goals() if checkpoint.is_native else []
-    for name, each in ENGINES:
-        with suppress(HeadscopeError):
-            each.check(checkpoint)
-            fitting.append(name)
-    return f"; it can be written --to {' or '.join(fitting)}" if fitting else ""
-
-
-def _ran(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
+def _run(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
     """What the model computes; CheckpointError for one that needs other inputs than texts and pictures."""
     try:
         return outputs(checkpoint.model, batch)
@@ -115,17 +92,14 @@ def convert_for_engine(
     else, NumericalError where the model computes NaN or infinite numbers: then nothing is left behind.
     """
     (chosen,) = engines_named([engine], options)
-    try:
-        chosen.check(checkpoint)
-    except ConfigError as error:
-        raise ConfigError(f"{error}{_others(checkpoint)}") from None
+    chosen.check(checkpoint)
     kind, digest = checkpoint.format, checkpoint.digest
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build, eval_mode(checkpoint.model):
         with build.writing() as temporary:
             data = texts(checkpoint, None, None, sentences=SENTENCES)
             for batch in data.feeds:
-                run = partial(_ran, checkpoint, batch)
+                run = partial(_run, checkpoint, batch)
                 if not is_finite(run(), masked=True):
                     refuse_overflow(checkpoint, run)  # no engine can be held against it
             written = chosen.write(checkpoint, data, temporary, options)

@@ -20,7 +20,7 @@ from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, proved
+from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, MODULE = "deci-hf", "modeling_decilm"
@@ -38,11 +38,11 @@ class DeciHf(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         for problem in _problems(checkpoint):
             raise ConfigError(
-                f"--export deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
+                f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
                 f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
             )
 
-    def fits(self, checkpoint: Checkpoint) -> None:
+    def check_layout(self, checkpoint: Checkpoint) -> None:
         self.check(checkpoint)
         model: Any = checkpoint.model
         _sizes([decoder_layer(module) for module in model.model.layers], model.config)
@@ -60,12 +60,12 @@ class DeciHf(EngineExport):
         _write_code(path)
         with quiet_transformers():
             again: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
-        measured = proved(stored.model, again.to(stored.model.device).eval(), data)
         filled = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
-        return measured.file(
-            self.name,
-            FOLDER,
-            filled=filled,
+        proof = folder_proof(stored.model, again.to(stored.model.device).eval(), data, filled=filled)
+        return EngineFile(
+            **proof,
+            export=self.name,
+            file=FOLDER,
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",
             opens=(
                 f"`{FOLDER}`: transformers, with the modelling file beside the weights (`trust_remote_code=True`)",
@@ -77,7 +77,6 @@ class DeciHf(EngineExport):
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
-    """Why DeciLM cannot hold a model, whichever heads it has."""
     model: Any = checkpoint.model
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
         known = checkpoint.model_type in FAMILIES
@@ -90,17 +89,14 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _sizes(layers: list[DecoderLayer], config: Any) -> tuple[int, list[int]]:
-    """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them.
-
-    ConfigError where none do. The first layer has attention: programs read sizes of the cache of it.
-    """
+    """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them."""
     most = max(config.num_attention_heads, *(layer.heads for layer in layers))
     for heads in range(max(1, *(layer.heads for layer in layers)), most + 1):
         fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]
         if config.hidden_size % heads == 0 and None not in fitting:
             return heads, [count for count in fitting if count is not None]
     raise ConfigError(
-        f"--export deci-hf: no number of query heads up to {most} divides the width {config.hidden_size} and holds "
+        f"deci-hf: no number of query heads up to {most} divides the width {config.hidden_size} and holds "
         "the groups of every layer; take another --merge-kv, or --export gguf"
     )
 
@@ -115,7 +111,6 @@ def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
 
 
 def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]) -> Any:
-    """A DeciLM with the weights of a narrowed Llama."""
     hidden = model.config.hidden_size
     widths = [-(-layer.module.mlp.down_proj.weight.shape[1] // MULTIPLE) * MULTIPLE for layer in layers]
     blocks = [
@@ -141,7 +136,6 @@ def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]
 def _weights(
     model: Any, layers: list[DecoderLayer], heads: int, groups: list[int], widths: list[int]
 ) -> dict[str, Tensor]:
-    """All weights by name, filled up with zeros."""
     weights = {
         name: values.detach()
         for name, values in model.state_dict().items()
@@ -162,7 +156,6 @@ def _weights(
 
 
 def _write_code(folder: Path) -> None:
-    """The modelling file beside the weights, and where config.json says that it is."""
     import json
 
     (folder / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")

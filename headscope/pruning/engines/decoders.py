@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headscope.model.forward import with_cache
 from headscope.model.interface import suppress_warnings
-from headscope.pruning.engines.base import FULL, LIMIT, QUANTITY, EngineFile, refuse_difference
+from headscope.pruning.engines.base import check_difference
 from headscope.pruning.model_inputs import InputTexts, prompts
 
 PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
@@ -81,37 +81,11 @@ def decoder_layer(module: Any) -> DecoderLayer:
 STEPS, PROMPT = 32, 8
 
 
-@dataclass(frozen=True)
-class Continued:
-    """The largest difference of log-probabilities, what is let pass, and how many texts go on the same."""
+def folder_proof(model: Any, again: Any, data: InputTexts, *, filled: int) -> dict[str, Any]:
+    """What an `EngineFile` says of a folder that transformers opened `again`, `filled` up with heads of zeros.
 
-    difference: float
-    limit: float
-    same: int
-    prompts: int
-
-    @property
-    def greedy(self) -> str:
-        """A line on greedy text."""
-        return f"transformers, with its cache, continues {self.same} of {self.prompts} texts greedily as the model does"
-
-    def file(self, export: str, folder: str, *, filled: int, **more: Any) -> EngineFile:
-        """What is said of a folder of that export, `filled` up with so many heads of zeros."""
-        return EngineFile(
-            export=export,
-            file=folder,
-            runtime=f"transformers {transformers.__version__}",
-            difference=self.difference,
-            limit=self.limit,
-            notes=(self.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
-            **more,
-        )
-
-
-def proved(model: Any, again: Any, data: InputTexts) -> Continued:
-    """What `again` computes of 32 greedy tokens of `model`, at once and token by token through its cache.
-
-    CheckpointError where that is something else.
+    It is held against 32 greedy tokens of `model`, at once and token by token through its cache. CheckpointError where
+    it computes something else.
     """
     difference, largest, same, starts = 0.0, 1.0, 0, prompts(data, PROMPT)
     for prompt in starts:
@@ -122,9 +96,13 @@ def proved(model: Any, again: Any, data: InputTexts) -> Continued:
         for found in (_log_probabilities(again, ids), _through_cache(again, ids)):
             difference = max(difference, float((found - wanted).abs().max()))
         same += torch.equal(_greedy(again, start), ids)
-    limit = LIMIT.get(model.dtype, FULL) * largest
-    refuse_difference(difference, limit, "transformers", QUANTITY)
-    return Continued(difference, limit, same, len(starts))
+    greedy = f"transformers, with its cache, continues {same} of {len(starts)} texts greedily as the model does"
+    return {
+        "runtime": f"transformers {transformers.__version__}",
+        "difference": difference,
+        "limit": check_difference(difference, largest, model.dtype, "transformers"),
+        "notes": (greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
+    }
 
 
 def _greedy(model: Any, start: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from headscope.formats.huggingface.native_models.from_native import quiet_transf
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.model.attention import is_half
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, proved
+from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, SERVERS = "laguna", "laguna-server"
@@ -53,12 +53,10 @@ class Laguna(EngineExport):
 
     def check(self, checkpoint: Checkpoint) -> None:
         if not hasattr(transformers, "LagunaForCausalLM"):
-            raise ConfigError(
-                f"--export laguna: transformers {transformers.__version__} has no Laguna; upgrade transformers"
-            )
+            raise ConfigError(f"laguna: transformers {transformers.__version__} has no Laguna; upgrade transformers")
         for problem in _problems(checkpoint.model):
             raise ConfigError(
-                "--export laguna writes causal language models with layers as Qwen3's (queries and keys normalised by "
+                "laguna writes causal language models with layers as Qwen3's (queries and keys normalised by "
                 f"head, no biases, dense feed-forward layers); {checkpoint.path}, {type(checkpoint.model).__name__}, "
                 f"{problem}"
             )
@@ -75,14 +73,15 @@ class Laguna(EngineExport):
         weights, gate = _weights(stored.model, layers, groups, shared), _gate(stored.model.dtype)
         stock = _stock(stored.model, _config(stored.model, groups=groups, shared=shared), weights, gate)
         write_folder(stored.with_model(stock), folder / FOLDER)
-        measured = proved(stored.model, _opened(folder / FOLDER).to(stored.model.device), data)
-        _write_servers(stock, weights, gate, folder)
         counts = stock.config.num_attention_heads_per_layer
         filled = sum(counts) - sum(layer.heads for layer in layers)
-        file = measured.file(
-            self.name,
-            FOLDER,
-            filled=filled,
+        again = _opened(folder / FOLDER).to(stored.model.device)
+        proof = folder_proof(stored.model, again, data, filled=filled)
+        _write_servers(stock, weights, gate, folder)
+        file = EngineFile(
+            **proof,
+            export=self.name,
+            file=FOLDER,
             sizes=f"query heads {', '.join(map(str, counts))} over {stock.config.num_key_value_heads} groups",
             opens=(
                 f"`{FOLDER}`: transformers, `AutoModelForCausalLM.from_pretrained`, without any code of its own",
@@ -95,7 +94,6 @@ class Laguna(EngineExport):
 
 
 def _problems(model: Any) -> Iterator[str]:
-    """Why Laguna cannot hold a model, whichever heads it has."""
     names = [name for name, _ in model.named_parameters()]
     if others := [name for name in names if not _WEIGHTS.fullmatch(name)]:
         yield f"has {others[0]}"
@@ -120,7 +118,6 @@ def _gate(dtype: torch.dtype) -> float:
 
 
 def _weights(model: Any, layers: list[DecoderLayer], groups: int, shared: list[int]) -> dict[str, Tensor]:
-    """All weights by name, every layer filled up to as many groups, of as many heads as the layer shares each among."""
     weights = {name: values.detach() for name, values in model.state_dict().items()}
     for number, (layer, each) in enumerate(zip(layers, shared, strict=True)):
         for part, name in PARTS.items():
@@ -213,7 +210,6 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
 
 
 def _server_card(file: EngineFile) -> Card:
-    """What the README of the servers' folder says of what was run, and what was only read."""
     return Card(
         title=f"Laguna for servers: {file.sizes}",
         command=f"prune remove … --export {file.export}",

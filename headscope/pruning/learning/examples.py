@@ -152,7 +152,6 @@ def _encoded(
 
 
 def _labels(checkpoint: Checkpoint, window: list[Sentence], sources: list[Encoded], limit: int) -> list[list[int]]:
-    """What the model should say of sentences: their own labels, or words that a decoder predicts."""
     if window[0].labels is not None:
         return [own_labels(*pair, checkpoint) for pair in zip(window, sources, strict=True)]
     return checkpoint.labels(
@@ -174,9 +173,6 @@ def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, 
             elif lot < MASKED + SWAPPED:
                 ids[row, position] = hiding.plain[int(chance.integers(len(hiding.plain)))]
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
-
-
-QUANTITIES = ("nll", "damage")
 
 
 class PruningLoss(ABC):
@@ -253,10 +249,7 @@ def training_loss(
 
 
 def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str:
-    """The objective that gates learn by: `name`, or where it is empty the loss, without a head `representation`.
-
-    ConfigError where it does not apply, or nothing can be learnt by it, and as of `check_sides`.
-    """
+    """The objective that gates learn by: `name`, or where it is empty the loss, without a head `representation`."""
     check_sides(checkpoint, corpus, target="the translations")
     if name:
         choose_objective(name, checkpoint, **corpus.comes_with)

@@ -185,11 +185,9 @@ class Tuner:
         return loss if count and loss.requires_grad else None, float(measured), count
 
     def _trained(self) -> list[nn.Parameter]:
-        """All that learns here."""
         return [*self.parameters, *([] if self.learner is None else [self.learner.weights])]
 
     def _descend(self) -> None:
-        """A step of every optimizer, if the gradients are numbers; the model's are clipped."""
         norm = self._norm(self.parameters)
         if self.recipe.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
@@ -199,7 +197,6 @@ class Tuner:
             optimizer.step()
 
     def _norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The norm of their gradients, checked."""
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         self._check("the gradient's norm", norm)
         return norm
@@ -234,10 +231,7 @@ class Tuner:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`: the run goes on as if it had never stopped.
-
-        ConfigError for another number of processes.
-        """
+        """Inverse of `state`: the run goes on as if it had never stopped."""
         if len(state["random"]) != self.processes.world:
             raise ConfigError(
                 f"--resume: the run was begun by {len(state['random'])} processes, these are {self.processes.world}; "

@@ -193,7 +193,6 @@ def _finish(
 def _measured(
     tuner: Tuner, config: LearnConfig, valid: TrainingExamples, *, gates: Mapping[tuple[Site, int], Tensor] | None
 ) -> float:
-    """The mean of what the loss measures on held-out text, under gates."""
     return mean_loss(
         tuner.checkpoint,
         valid,
@@ -282,7 +281,6 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
 
 
 def _ranking(learner: GateLearner) -> pd.DataFrame:
-    """A row a gated head, the best first."""
     weights = learner.weights.detach()
     order, gates = torch.argsort(weights, descending=True, stable=True).tolist(), learner.gates().tolist()
     more = {"gate": gates, "open": learner.open_probability().tolist()}
@@ -337,10 +335,7 @@ def read_gate_state(folder: Path) -> dict[str, Any] | None:
 def restore_gate_state(
     tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Bring a fresh run to where the state was saved; what was measured before, and the trajectory so far.
-
-    ConfigError for other options, another checkpoint, another text, or another number of processes.
-    """
+    """Bring a fresh run to where the state was saved; what was measured before, and the trajectory so far."""
     out = config.out
     with restoring(out / STATE, advice=ANEW):
         saved = dict(state["settings"])

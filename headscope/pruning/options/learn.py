@@ -11,7 +11,7 @@ from headscope.config.declarations import Declared, declared
 from headscope.config.inputs import MODEL, OUTPUT
 from headscope.config.option import option
 from headscope.errors import ConfigError
-from headscope.pruning.options.shared import GATE_LR, HEADS, LEARNING, SelectionConfig
+from headscope.pruning.options.shared import GATE_LR, LEARNING, SelectionConfig
 from headscope.registry import Registry
 
 LEARNERS: Registry[Any] = Registry(
@@ -35,15 +35,6 @@ class DeclaredLearner(Declared):
 def learners() -> dict[str, DeclaredLearner]:
     """The learners by name, without torch."""
     return {each.name: each for each in sorted(declared(DeclaredLearner, LEARNERS), key=lambda each: each.name)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prices:
-    """λ of a learner that prices open heads: none, one, or one for each of several runs."""
-
-    strengths: tuple[float, ...] = option(
-        (), "Price of an open head; several: one run each.", name="lambda", metavar="L[,L…]", panel=HEADS, common=True
-    )
 
 
 def check_prices(strengths: Sequence[float]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from headscope.config.engines import declared_engines
 from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, option
 from headscope.config.small import EngineFileOptions, HubOptions
@@ -88,13 +87,6 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
     )
     rounds: int = option(
         5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
-    )
-    time_engines: bool = option(
-        False,
-        "Also time the engines of --export (gguf, onnx, ctranslate2), the intact model against the pruned one; the "
-        "intact one is exported for that, and thrown away.",
-        panel=MODEL,
-        identity=False,
     )
     compensate: str = option(
         "none",
@@ -185,15 +177,6 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
             }
         )
         self._check_merge()
-        self._check_engines()
-
-    def _check_engines(self) -> None:
-        """ConfigError for engines to be timed that are not written, or in no run."""
-        known = [engine.name for engine in declared_engines()] if self.time_engines else []
-        if known and not set(known) & set(self.export):
-            raise ConfigError(f"--time-engines times engines of --export, one of {', '.join(known)}; give one")
-        if known and not self.rounds:
-            raise ConfigError("--time-engines takes --rounds of at least 1, not 0")
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""

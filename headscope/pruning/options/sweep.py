@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import BEAM, RESAMPLES, SEED
-from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH, BleuOption
+from headscope.config.inputs import DATA, OUTPUT, SEARCH, BleuOption
 from headscope.config.option import check_options, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
@@ -123,9 +123,6 @@ class SweepConfig(BleuOption, PruningOptions):
         metavar="X|X%",
         panel=MEASURING,
         identity=False,
-    )
-    jobs: int = option(
-        1, "Cells to do at once, a process each.", panel=MODEL, minimum=1, maximum=256, identity=False, common=True
     )
     keep_models: bool = option(
         False,

@@ -32,6 +32,7 @@ from headscope.pruning.learning.learn import loss_of, recipe_of, tune
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.refit import DAMPING, as_text
 from headscope.pruning.options.shared import Freeze
+from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Direction,
@@ -41,7 +42,7 @@ from headscope.pruning.ranking.criterion import (
     column_of_file,
     criterion_named,
 )
-from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
+from headscope.pruning.ranking.ranking import Ranked, rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
@@ -66,7 +67,6 @@ class Outcome:
 
 
 def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
-    """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
     gates, keep = opened.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
@@ -109,10 +109,7 @@ def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) 
 
 
 def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
-    """Rank the heads of a checkpoint, decide which stay, and write `config.out`.
-
-    HeadscopeError for whatever the user can fix. The input is only read.
-    """
+    """Rank the heads of a checkpoint, decide which stay, and write `config.out`."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         choice, checkpoint = _chosen(config, progress, processes)
         write_selection(choice, checkpoint, config, build)
@@ -308,7 +305,6 @@ def _tuned(
     loss: PruningLoss,
     progress: Progress,
 ) -> dict[str, float]:
-    """What the loss measures before, with the heads masked, and of `checkpoint`, refitted and after tuning."""
     gates = opened.gating
     assert opened.valid is not None
     valid = training_examples(opened.checkpoint, opened.valid, limit=opened.limit, supervised=loss.supervised)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,10 +13,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, tied_at
-from headscope.pruning.ranking.per_group import per_group_keep, per_group_quotas, removal_sets
-from headscope.pruning.ranking.uniform import uniform_keep, uniform_quotas
-
-Quota = tuple[Tensor, int]
+from headscope.pruning.ranking.allocation import QUOTAS, removal_sets
 
 
 @dataclass(frozen=True)
@@ -76,65 +73,6 @@ def rank_heads(
     for alike in ties:
         tied[alike] |= left[alike].any() & ~left[alike].all()
     return Ranked(left, scores, step, tied)
-
-
-def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
-    """ConfigError for a number of heads to keep that an allocation cannot give."""
-    QUOTAS[allocation](gating, keep)
-
-
-def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
-    """The number of heads nearest to a fraction of them all that an allocation can give.
-
-    By default it is rounded to whole groups, and not less than the protected heads. ConfigError where that is none.
-    """
-    size, least = int(gating.sizes[0]), len(gating.protected)
-    nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
-    if allocation in NEAREST:
-        nearest = NEAREST[allocation](gating, fraction)
-    if not nearest:
-        raise ConfigError(f"a share of {fraction:g} of {gating.heads} heads is none; take a larger one, or --keep N")
-    return nearest
-
-
-def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
-    return [(torch.arange(len(gating.units)), gating.kept_units(keep))]
-
-
-def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
-    stay = gating.kept_units(keep)
-    if gating.whole_layers and 0 < stay < len(gating.units):
-        raise ConfigError(
-            "--allocate per-layer: all heads of a layer go together here, so no layer can keep a share of them; take "
-            "global, or per-group, which takes single heads"
-        )
-    modules = list(dict.fromkeys(gating.modules))
-    members = [
-        torch.tensor([number for number, place in enumerate(gating.modules) if place == module]) for module in modules
-    ]
-    exact = [stay * len(units) / len(gating.units) for units in members]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda number: (counts[number] - exact[number], number))
-    for number in by_remainder[: stay - sum(counts)]:
-        counts[number] += 1
-    return list(zip(members, counts, strict=True))
-
-
-QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
-    "global": _over_all,
-    "per-layer": _per_layer,
-    "uniform": uniform_quotas,
-    "per-group": per_group_quotas,
-    "measured": _over_all,
-}
-"""By allocation: groups of units that compete with each other, and how many of each stay.
-
-All units do; those of a module, which all keep the same share (largest remainders); those of a layer, of which all of a
-stack keep the same number; all, of which one of every group of a layer go together; all, whose scores are then
-measured.
-"""
-NEAREST: Mapping[str, Callable[[GateLayout, float], int]] = {"uniform": uniform_keep, "per-group": per_group_keep}
-"""By allocation the number of heads nearest to a fraction, where it is not that of whole units."""
 
 
 def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:

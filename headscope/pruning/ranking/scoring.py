@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import anchor_texts
+from headscope.pruning.closed_form.anchors import anchor_sources
 from headscope.pruning.closed_form.bench import refitted
 from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter, lines, spread
@@ -113,7 +113,7 @@ def removal_order(
     return greedy_order(weight, damp(second, share=context.damping).inverse(), projection.blocks, candidates=units)
 
 
-def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
+def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
     """The error of all modules together once a head and all those before it are gone, the cheapest first.
 
     `orders` gives the units of every module as `removal_order` does, with errors that can be compared between
@@ -161,7 +161,7 @@ def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter
     key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, anchor_name(context.anchor)
     if key not in context.measured:
         fitted, measured = held_apart(corpus)
-        beside = {name: text() for name, text in anchor_texts(checkpoint, fitted, context.anchor, seed=seed).items()}
+        beside = {name: text() for name, text in anchor_sources(checkpoint, fitted, context.anchor, seed=seed).items()}
         held_out = [measured]
         if own := beside.get("text"):
             beside["text"], measured = held_apart(own)

@@ -30,7 +30,6 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
 
 
 def _padding(name: str | None, exports: dict[str, Export], checkpoint: Checkpoint) -> Export:
-    """The export of that name, or the first, that pads."""
     padding = {export.name: export for export in exports.values() if export.padded is not None}
     if not padding or name not in (None, *padding):
         allowed = f"--export {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
@@ -55,10 +54,7 @@ def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: st
 
 
 def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The kind of folder (None: the default) and the engines of `--export`, each once.
-
-    ConfigError for more than one kind.
-    """
+    """The kind of folder (None: the default) and the engines of `--export`, each once."""
     asked = tuple(dict.fromkeys(names))
     kinds = [name for name in asked if name not in ENGINES.names()]
     if len(kinds) > 1:

@@ -100,7 +100,6 @@ def _sets(
 
 
 def _mean_score(sites: Sequence[AttentionSite], group: int, scores: Mapping[HeadId, float]) -> float:
-    """The mean over a group's heads, in all layers that share the module."""
     shared = sites[0].heads // sites[0].groups
     heads = [
         HeadId(site.site, site.layer, head) for site in sites for head in range(group * shared, (group + 1) * shared)
@@ -151,5 +150,4 @@ def _reachable(counts: Sequence[int], total: int, groups: Sequence[int] | None =
 
 
 def _divisors(number: int) -> list[int]:
-    """All divisors in order; those of 0 are 0."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0] or [0]

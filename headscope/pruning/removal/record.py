@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headscope.config import Companions, flag
+from headscope.config import flag
 from headscope.evaluation.before_after import QualityChange
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import Card, hub_metadata
@@ -18,11 +18,9 @@ from headscope.formats.size import Size
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.engines.base import EngineExport, EngineOptions
+from headscope.pruning.engines.base import EngineExport
 from headscope.pruning.model_inputs import InputTexts
-from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.verify import Verification
 from headscope.results.answer import Answer
 from headscope.results.removal import Removal, merged_text
@@ -160,25 +158,15 @@ def list_typed(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
     return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
 
-def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineExport], options: EngineOptions) -> str:
-    """The command that would do the same, where none was typed; of a refit without its text."""
-    said, default = list_made(done), choose_export(None, done.checkpoint).name
-    calibration = None if done.compensated is None else done.compensated.options
-    compensate = "none" if calibration is None else calibration.method
-    chosen = {
-        **companions.given(),
-        "quantize": options.quantize if options.quantize != "none" else "",
-        "unverified": options.unverified,
+def command_of(done: Shrunk, engines: Sequence[EngineExport]) -> str:
+    """The command that removes the same, where none was typed."""
+    said, compensated = list_made(done), done.compensated
+    options = {
         str(said["option"]).removeprefix("--"): said["list"],
-        "export": (*([done.export.name] if done.export.name != default else []), *(each.name for each in engines)),
-        "pad": bool(padding_note(done)),
-        "compensate": compensate if compensate != "none" else "",
-        "anchor": "" if calibration is None else anchor_name(calibration.anchor),
-        "sequential": calibration is not None and calibration.sequential and not done.removal.merged,
-        "feed_forward": calibration is not None and calibration.feed_forward,
-        "strength": "" if calibration is None or calibration.strength == 1 else calibration.strength,
+        "export": (done.export.name, *(engine.name for engine in engines)),
+        "compensate": "" if compensated is None else compensated.options.method,
     }
-    return typed_command(done.source["path"], chosen)
+    return typed_command(done.source["path"], options)
 
 
 def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str = "prune remove") -> str:

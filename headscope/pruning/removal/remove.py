@@ -36,8 +36,8 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engines_named
+from headscope.pruning.closed_form.calibration import Compensated, calibration_text, split_text
+from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
@@ -46,7 +46,7 @@ from headscope.pruning.removal.export import export_for, split_export
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
     Shrunk,
-    command_made,
+    command_of,
     list_made,
     list_typed,
     notes_on,
@@ -54,7 +54,7 @@ from headscope.pruning.removal.record import (
     shrunk_record,
     typed_command,
 )
-from headscope.pruning.removal.savings import Timing, allowed, engine_timing, timings
+from headscope.pruning.removal.savings import Timing, speedup_bound, timings
 from headscope.pruning.removal.verify import compare, require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results.removal import RECORD, Removal
@@ -69,8 +69,8 @@ MEASURED = 1000
 class Destination:
     """Where a smaller checkpoint is written, and what besides: files of its `companions` and for `engines`.
 
-    Both models are timed in `rounds` runs, with `batch` sentences at once, and by engines if `time_engines`. `heads` is
-    the list as it was typed, for the record, and `command` what was typed, for the card (default: what would do it).
+    Both models are timed in `rounds` runs, with `batch` sentences at once. `heads` is the list as it was typed, for the
+    record, and `command` what was typed, for the card (default: what would do it).
     """
 
     out: Path
@@ -79,14 +79,13 @@ class Destination:
     options: EngineOptions = field(default_factory=EngineOptions)
     rounds: int = 0
     batch: int = 64
-    time_engines: bool = False
     heads: Mapping[str, str | None] | None = None
     command: str = ""
 
     @classmethod
     def of(cls, config: RemoveConfig | ShrinkConfig, command: str, **more: Any) -> Destination:
         """What the options of a command say; ConfigError for engines that are not there."""
-        options = EngineOptions(quantize=config.quantize, unverified=config.unverified)
+        options = EngineOptions(quantize=config.quantize)
         engines = engines_named(split_export(config.export)[1], options)
         typed = typed_command(config.checkpoint, shaping(config), command=command)
         shared = {name: getattr(config, name) for name in ("out", "companions", "rounds")}
@@ -94,12 +93,9 @@ class Destination:
 
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removal:
-    """Remove heads from a checkpoint and write the smaller one to `config.out`.
-
-    HeadscopeError for whatever the user can fix; then nothing was written.
-    """
+    """Remove heads from a checkpoint and write the smaller one to `config.out`."""
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    to = Destination.of(config, "prune remove", batch=config.batch, time_engines=config.time_engines)
+    to = Destination.of(config, "prune remove", batch=config.batch)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         progress("opening")
         checkpoint = open_configured(config)
@@ -110,7 +106,6 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
 
 
 def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[str], None]) -> Shrunk:
-    """What the options of the command ask of an open checkpoint."""
     layout, merge = checkpoint.layout, None
     heads: Sequence[HeadId] = ()
     if config.merge_kv:
@@ -125,12 +120,12 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
     corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
     if corpus is not None and config.measured and not config.objective:
         warn_without_target(checkpoint, has_target=corpus.has_target)
-    valid, otherwise = None, None
+    valid, fallback_corpus = None, None
     if config.valid_text is not None:
         valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
     if data.sources:  # it reads text
         both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
-        otherwise = open_corpus(sample("en"), target=sample("de") if both else None).first(config.max_sentences)
+        fallback_corpus = open_corpus(sample("en"), target=sample("de") if both else None).first(config.max_sentences)
     return remove_heads(
         checkpoint,
         heads,
@@ -140,7 +135,7 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
         data=data,
         corpus=corpus,
         valid=valid,
-        otherwise=otherwise,
+        fallback_corpus=fallback_corpus,
         calibration=config.calibration,
         metric=config.metric,
         margin=config.margin,
@@ -159,7 +154,7 @@ def remove_heads(
     data: InputTexts,
     corpus: Corpus | None = None,
     valid: Corpus | None = None,
-    otherwise: Corpus | None = None,
+    fallback_corpus: Corpus | None = None,
     calibration: Refit,
     metric: str = "",
     margin: str | None = None,
@@ -168,39 +163,36 @@ def remove_heads(
 ) -> Shrunk:
     """A smaller copy in memory: without `heads`, or with key/value heads merged; compared with the whole one on `data`.
 
-    It is refitted on `corpus` and measured on `valid`, else on what of `corpus` was held out, `otherwise` on the last.
+    It is refitted on `corpus` and measured on `valid`, else on what of `corpus` was held out, else on the last.
     ConfigError for heads that cannot go and for an export that cannot hold what is left.
     """
     chosen = export_for(export, checkpoint, merges=merge is not None and merge.alike, pad=pad)
-    if merge is not None and not merge.alike and chosen.name == "native":
-        raise ConfigError(
-            "--export native: a plain class has one number of key/value heads for all layers; give one --merge-kv N "
-            "without --allocate measured, or --export deci-hf, gguf or self-contained"
-        )
     text = fitted = calibration_text(calibration, corpus, valid)
     if merge is None:
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
     else:
+        if not merge.alike and chosen.name == "native":
+            raise ConfigError(
+                "--export native: a plain class has one number of key/value heads for all layers; give one "
+                "--merge-kv N without --allocate measured, or --export deci-hf, gguf or self-contained"
+            )
         if merge.measured and corpus is not None:
             fitted = text or split_text(corpus, valid, sentences=calibration.sentences)
             merge = with_measured_counts(checkpoint, merge, fitted.calibration, objective=calibration.objective)
         removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
-    measured = (fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))) or otherwise
-    asked = quality_question(checkpoint, measured, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
-    done = shrink(checkpoint, removal, export=chosen, data=data, text=text, calibration=calibration, progress=progress)
-    if isinstance(asked, str):
-        return replace(done, unmeasured=asked)
-    progress("measuring")
-    return replace(done, quality=quality_change(checkpoint, done.checkpoint, asked))
+    held_out = (fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))) or fallback_corpus
+    asked = quality_question(checkpoint, held_out, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
+    bench = None
+    if text is not None:
+        pooled = checkpoint.with_pooled_groups(removal) if removal.merged else None
+        bench = RefitBench(checkpoint, text, calibration, altered=pooled, add_bias=chosen.adds_bias)
+    return remove_planned(checkpoint, removal, export=chosen, data=data, bench=bench, asked=asked, progress=progress)
 
 
 def quality_question(
     checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None, bleu_tokenize: str | None
 ) -> Question | str:
-    """What is measured on a text, or in words why nothing is.
-
-    ConfigError where a `metric` or `margin` is asked for and cannot be had.
-    """
+    """What is measured on a text, or in words why nothing is; ConfigError where it was asked for."""
     if corpus is None:
         if metric or margin is not None:
             raise ConfigError("--metric and --margin are about text to measure on; give --source, or --valid-source")
@@ -213,51 +205,51 @@ def quality_question(
         return f"quality was not measured: {error}"
 
 
-def shrink(
+def remove_planned(
     checkpoint: Checkpoint,
     removal: RemovalPlan,
     *,
     export: Export,
     data: InputTexts,
-    text: CalibrationText | None = None,
-    calibration: Refit | None = None,
     bench: RefitBench | None = None,
+    asked: Question | str = "",
+    elsewhere: Question | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
-    """Build a copy as a plan says and compare it with the whole model; the checkpoint stays as it is.
+    """Refit (by a `bench`), cut, verify and measure (what is `asked`, also `elsewhere`); the checkpoint stays.
 
-    The whole model has the removed heads masked, or the merged groups' means in the place of each group. With a `text`
-    its output projections are refitted as `calibration` says, by a `bench` if one was made of both already.
-    ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
+    The whole model that a copy is compared with has the removed heads masked, or the merged groups' means in the place
+    of each group. ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
-    done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
-    if text is not None:
-        if bench is None and not removal.merged:  # what cannot be removed is refused before it is refitted
+    compensated, whole = None, checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
+    if bench is not None:
+        if not (removal.merged or bench.made):  # what cannot be removed is refused before it is refitted
             progress("comparing")
             compare(checkpoint, export.build(checkpoint, removal), removal.removed, data)
         progress("refitting")
-        options = calibration or Refit(method="none")
-        bench = bench or RefitBench(checkpoint, text, options, altered=pooled, add_bias=export.adds_bias)
-        done = bench.compensated(removal.removed)
-    whole = done.checkpoint if done is not None else pooled or checkpoint
+        compensated = bench.compensated(removal.removed)
+        whole = compensated.checkpoint
     progress("removing")
-    made = export.build(whole, removal)
-    signature = _signature(checkpoint, export, removal, data, done)
-    alignment, before = alignment_note(checkpoint.model, made.model), size(checkpoint, data.feeds)
+    smaller = export.build(whole, removal)
+    alignment, before = alignment_note(checkpoint.model, smaller.model), size(checkpoint, data.feeds)
     progress("comparing")
-    verified = verify(whole, made, removal.removed, data)
+    verified, rounded = verify(whole, smaller, removal.removed, data), _rounded(smaller, data)
+    progress("measuring")
     return Shrunk(
-        checkpoint=made,
+        checkpoint=smaller,
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
         verified=verified,
         data=data,
         before=before,
-        signature=signature,
-        compensated=done,
+        signature=_signature(checkpoint, export, removal, data, compensated),
+        compensated=compensated,
+        quality=quality_change(checkpoint, smaller, asked) if isinstance(asked, Question) else None,
+        elsewhere=None if elsewhere is None else quality_change(checkpoint, smaller, elsewhere),
+        unmeasured=asked if isinstance(asked, str) else "",
         alignment=alignment,
-        rounded=_rounded(made, data),
+        rounded=rounded,
     )
 
 
@@ -301,10 +293,10 @@ def write_shrunk(
         for engine in to.engines:
             progress(f"exporting to {engine.name}")
             files.append(engine.write(done.checkpoint, done.data, made, to.options))
-    times, untimed = list[Timing](), list[str]()
+    times = list[Timing]()
     if to.rounds and whole is not None:
         progress("timing")
-        times, untimed = _times(done, whole, to, files, made)
+        times = timings(whole, done.checkpoint, done.data, batch=to.batch, rounds=to.rounds)
     after = size(done.checkpoint, done.data.feeds)
     record = shrunk_record(done) | {
         "output": {
@@ -314,13 +306,13 @@ def write_shrunk(
         },
         "source": {**done.source, **{name: str(value) for name, value in to.companions.given().items()}},
         "heads": dict(to.heads or list_made(done)),
-        "command": to.command or command_made(done, to.companions, to.engines, to.options),
+        "command": to.command or command_of(done, to.engines),
         "engines": [asdict(file) for file in files],
         "opens": [*written.opens, *(line for file in files for line in file.opens)],
         "limits": [*written.limits, *(line for file in files for line in file.limits)],
         "after": asdict(after),
-        "times": [{**asdict(timing), "at_most": allowed(timing, done.before, after)} for timing in times],
-        "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes), *untimed],
+        "times": [{**asdict(timing), "at_most": speedup_bound(timing, done.before, after)} for timing in times],
+        "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes)],
         "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
     }
     write_card(removal_card(Removal(record, to.out)), made)
@@ -329,20 +321,6 @@ def write_shrunk(
             write_json(made / RECORD, build.kind.described(record))
             add(made)
     return Removal.open(build.finish(record))
-
-
-def _times(
-    done: Shrunk, whole: Checkpoint, to: Destination, files: Sequence[EngineFile], folder: Path
-) -> tuple[list[Timing], list[str]]:
-    """Times of both models, also by engines where `to` says so, and why one could not be timed."""
-    both, untimed = (whole, done.checkpoint), list[str]()
-    times = timings(*both, done.data, batch=to.batch, rounds=to.rounds)
-    for engine, file in zip(to.engines, files, strict=True) if to.time_engines else ():
-        try:
-            times.append(engine_timing(engine, (file, folder), both, done.data, to.options, rounds=to.rounds))
-        except (ConfigError, CheckpointError) as error:
-            untimed.append(f"warning: {engine.name} was not timed: {error}")
-    return times, untimed
 
 
 def pushed(removal: Removal, target: HubTarget | None) -> Removal:

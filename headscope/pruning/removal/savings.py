@@ -10,24 +10,19 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import Size
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, with_cache
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.in_parts import generates
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.removal.verify import BEAM, search_some
 
@@ -38,12 +33,11 @@ LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 10.0, 60.0, 2
 """Seconds that a pass of many sentences may take, and all rounds of a timing, of which there are this many however."""
 
 
-def allowed(timing: Timing, before: Size, after: Size) -> float:
+def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
     """How many times as fast a removal can make what was timed, by what has to be done.
 
     By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
-    search, and of an engine that reads and writes, which are neither alone, by the larger of both. Counts alone: caches
-    and kernels make some pairs faster.
+    search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
     """
     cached = timing.context * timing.sentences
     read = [size.read + cached * (size.cache + size.cross_cache) for size in (before, after)]
@@ -57,13 +51,13 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
 
     def forward(rows: int) -> Timing:
-        inputs = many(data.feeds, rows)
+        inputs = repeat_rows(data.feeds, rows)
         old, new = partial(outputs, before.model, inputs), partial(outputs, after.model, inputs)
         return measure_timing("forward", rows, old, new, rounds)
 
     measured = [forward(1)]
     most = max(LONG_RUN / max(measured[0].before, 1e-9), 1)
-    rows = min(fitting(before, data, batch), 2 ** int(math.log2(most)))
+    rows = min(max_batch_size(before, data, batch), 2 ** int(math.log2(most)))
     if rows > 1:
         measured.append(forward(rows))
     for sentences in (1, 8):
@@ -79,16 +73,16 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     return measured
 
 
-def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
+def max_batch_size(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     """As many of `batch` sentences as have logits of at most 2 GiB."""
-    ids = many(data.feeds, 1).arguments
+    ids = repeat_rows(data.feeds, 1).arguments
     if "pixel_values" in ids:
         return batch
     tokens = max(values.shape[1] for values in ids.values())
     return max(min(batch, MOST_BYTES // (tokens * max(checkpoint.vocabularies) * 4)), 1)
 
 
-def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
+def repeat_rows(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
     inputs = feeds[len(feeds) // 2]
     count = len(next(iter(inputs.arguments.values())))
@@ -122,7 +116,7 @@ def measure_timing(
 ) -> Timing:
     """Time two functions in turns, after one run of each that does not count."""
     old, new = partial(_seconds, before), partial(_seconds, after)
-    return in_turns(what, sentences, old, new, affordable(rounds, old() + new()))
+    return time_interleaved(what, sentences, old, new, affordable(rounds, old() + new()))
 
 
 def affordable(rounds: int, seconds: float) -> int:
@@ -130,7 +124,7 @@ def affordable(rounds: int, seconds: float) -> int:
     return min(rounds, max(FEWEST_ROUNDS, int(LONG_TIMING / max(seconds, 1e-9))))
 
 
-def in_turns(
+def time_interleaved(
     what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int, *, tokens: int = 0
 ) -> Timing:
     """Medians of what two functions say that they took, one after the other in every round, in turns the first."""
@@ -144,35 +138,6 @@ def in_turns(
     old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
     ratios = [first / second for first, second in pairs]
     return Timing(what, sentences, old, new, old / new, tokens=tokens, least=min(ratios), most=max(ratios))
-
-
-def engine_timing(
-    engine: EngineExport,
-    written: tuple[EngineFile, Path],
-    models: tuple[Checkpoint, Checkpoint],
-    data: InputTexts,
-    options: EngineOptions,
-    *,
-    rounds: int,
-) -> Timing:
-    """Times in one engine of the intact and the pruned of two `models`, in turns, on the same text.
-
-    `written` is the file of the pruned one and its folder; the intact one is exported into a temporary folder. Tokens
-    written are as many for both. ConfigError or CheckpointError where the engine has no run to be timed, or does not
-    take the intact model.
-    """
-    (file, folder), (whole, small) = written, models
-    with TemporaryDirectory() as temporary, ExitStack() as open_files:
-        after = open_files.enter_context(engine.running(file, small, data, folder))
-        intact = engine.write(whole, data, Path(temporary), options)
-        before = open_files.enter_context(engine.running(intact, whole, data, Path(temporary)))
-        tokens = before.work(), after.work()
-        if (before.what, tokens[0]) != (after.what, tokens[1]):
-            raise CheckpointError(
-                f"{file.runtime} does not run both alike ({before.what}, {tokens[0]} tokens; {after.what}, {tokens[1]})"
-            )
-        timing = measure_timing(f"{file.runtime}: {after.what}", after.sentences, before.work, after.work, rounds)
-    return replace(timing, tokens=tokens[0])
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -204,12 +169,11 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
         return None
     old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
     rounds = affordable(rounds, first)
-    timing = in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
+    timing = time_interleaved(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
     return replace(timing, context=filled)
 
 
 def _filled(checkpoint: Checkpoint, length: int) -> Any:
-    """The cache of `TEXTS` texts of random tokens, all the same."""
     noise = torch.Generator().manual_seed(0)
     ids = torch.randint(checkpoint.vocabularies[0], (1, length), generator=noise).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
@@ -219,7 +183,6 @@ def _filled(checkpoint: Checkpoint, length: int) -> Any:
 
 
 def _steps(checkpoint: Checkpoint, start: Any) -> float:
-    """Seconds of all steps from a copy of a cache."""
     model: Any = checkpoint.model
     tokens = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device)
     with eval_mode(model), torch.inference_mode(), suppress_warnings():

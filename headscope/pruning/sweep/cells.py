@@ -1,379 +1,178 @@
-"""One cell of a sweep: which heads go by its method, how the model is without them, and the file that keeps this."""
+"""The cells of a sweep, a method, a size and a seed each, and the files that keep what is finished."""
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
-from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
-from headscope.bootstrap import Array, Bootstrap
-from headscope.config import Companions
-from headscope.data.batching import BatchingOptions
-from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError, HeadscopeError, OutputError
-from headscope.evaluation.before_after import no_baseline
-from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import (
-    METRICS,
-    ValidationText,
-    check_search_options,
-    choose_metric,
-    reference_texts,
-)
-from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
-from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.translate_options import TranslateOptions
-from headscope.heads import HeadId
-from headscope.model.taps import masked
-from headscope.pruning.learning.examples import training_objective
-from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.options.learn import LEARNERS, LearnConfig
-from headscope.pruning.options.rank import RankConfig
+from headscope.errors import ConfigError, DataError
+from headscope.files.output_checks import OutputKind
+from headscope.files.reading import read_objects
+from headscope.files.replace import discard
+from headscope.files.tables import write_csv
+from headscope.files.writing import write_atomically
+from headscope.formats.native import DIRECTORY
+from headscope.heads import Layout, all_heads
+from headscope.pruning.gate_layout import GateLayout
+from headscope.pruning.options.learn import learners
+from headscope.pruning.options.rank import End
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.ranking.criterion import ScoringContext
-from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
-from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection, pass_tokens
-from headscope.pruning.sweep.cell_files import RUNS, SCORES, Journal, kept_scores, read_cell, write_scores
-from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of
-from headscope.pruning.sweep.functions import Labeller, labeller, read_functions
-from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
-from headscope.training.config import TrainConfig
-from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
+from headscope.pruning.ranking.allocation import check_keep, nearest_keep
+from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
+from headscope.pruning.selection import CHOICE, STATE
+from headscope.registry import unknown
+from headscope.training.files.outputs import TRAINING
+from headscope.training.from_scratch import FRESH, RUN
 
-Refitted = Callable[[Sequence[HeadId]], Checkpoint]
-"""Makes of heads that go the model whose output projections make up for them."""
-
-
-class SweepContext:
-    """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once in each process.
-
-    They may be `opened` already. `refit` is what takes the place of the config's refit of a model without some heads.
-    ConfigError and the like for whatever of the options does not fit checkpoint or text.
-    """
-
-    def __init__(
-        self, config: SweepConfig, opened: OpenedSelection | None = None, *, refit: Refitted | None = None
-    ) -> None:
-        self.config, self.refit = config, refit
-        self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
-        self.opened = opened or open_selection(config, trains=config.trains)
-        self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
-        self.cells = cells_of(config, self.gating, self.is_drawn)  # a wrong size is refused before the text is read
-        corpus, valid = self.opened.corpus, self.opened.valid
-        assert valid is not None
-        if config.trains:
-            assert corpus is not None
-            training_objective(config.objective, self.checkpoint, corpus)
-        self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
-        check_search_options(config, [self.metric])
-        self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-        tokens = config.batch_tokens or pass_tokens(self.opened, config.objective, seed=config.seed)
-        self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)
-        reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
-        search = TranslateOptions(beam=config.beam)
-        text, self.remarks = RAW, list[str]()
-        if METRICS.get(self.metric).reads == "translations":
-            text, self.remarks = text_mode(self.checkpoint, config.text, config.bleu_tokenize)
-            self.remarks += text_remarks(reference_texts(self.checkpoint, valid), text)
-        self.data = ValidationText(valid, reading, search, text, intact=self.checkpoint)
-        self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
-        for method, _ in self.rankings(self.cells):
-            if corpus is None and self.criteria[method][0].reads_text:
-                raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
-
-    def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
-        """Rankings, by method and seed, that cells need."""
-        ranked = (cell for cell in cells if cell.method not in (*self.config.learnt, UNPRUNED))
-        return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranked))
-
-    @property
-    def metric_title(self) -> str:
-        """The metric as people write it."""
-        return METRICS.get(self.metric).title
-
-    def why_no_baseline(self, unpruned: Array) -> str | None:
-        """Why no loss can be judged against sums of the unpruned model [g c], None where it can.
-
-        ConfigError where `--margin` asks for such a verdict.
-        """
-        metric, margin = METRICS.get(self.metric), self.config.tolerance
-        floor = metric.floor(self.checkpoint, self.data)
-        why = no_baseline(metric, unpruned, self.bootstrap, margin=margin, floor=floor)
-        if why and self.config.margin is not None:
-            raise ConfigError(f"--margin {self.config.margin}: {why}")
-        return why
-
-    @property
-    def directions(self) -> dict[str, str]:
-        """Which end each method that ranks removes first, and why."""
-        return {method: str(self.criteria[method][1]) for method, _ in self.rankings(self.cells)}
-
-    def is_drawn(self, method: str) -> bool:
-        """Whether a ranking follows from the seed, on this checkpoint by this objective.
-
-        Where it is measured how many heads a layer keeps, the objective decides too.
-        """
-        hides = self.objective is not None and self.objective.alters(self.checkpoint)
-        criterion, _ = self.criteria[method]
-        return criterion.draws(self.checkpoint, self.objective) or (self.config.allocate == "measured" and hides)
-
-    @cached_property
-    def objective(self) -> Objective | None:
-        """What heads are scored by where scores are about an objective; None where there is no such thing."""
-        corpus = self.opened.corpus
-        if corpus is None:
-            return None
-        try:
-            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **corpus.comes_with))()
-        except ConfigError:  # said where it is needed
-            return None
-
-    def seed_of(self, cell: Cell) -> int:
-        """The seed of a cell's scores: rankings that do not follow from it have the first."""
-        assert cell.seed is not None
-        return cell.seed if self.is_drawn(cell.method) else self.config.seed
-
-    def scores(self, method: str, seed: int, *, step: Callable[[int], None] = lambda count: None) -> Scores:
-        """Scores of heads by a criterion, kept in a file for the other sizes; `step` is called as heads are placed."""
-        path, layout = self.scores_path(method, seed), self.checkpoint.layout
-        scores = kept_scores(path, layout)
-        if scores is None:
-            if path.exists():
-                self.opened.remarks.append(f"{path} was changed after it was written; heads were scored again")
-            scores = self._scored(method, seed, step)
-            write_scores(path, scores, layout)
-        return scores
-
-    def scores_path(self, method: str, seed: int) -> Path:
-        """Where a criterion's scores are kept; higher stays."""
-        most = self.most_removed if self.config.allocate == "measured" else None
-        return self._of_scores(method, seed, ".csv" if most is None else f".{most}.csv")
-
-    def _of_scores(self, method: str, seed: int, ending: str) -> Path:
-        name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
-        return self.config.out / SCORES / f"{name}{ending}"
-
-    @property
-    def most_removed(self) -> int | None:
-        """The most heads that a size leaves out; None where that is all."""
-        most = self.gating.heads - min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
-        return most if most < len(self.gating.gated_heads) else None
-
-    @property
-    def placed(self) -> int:
-        """How many units an allocation by measuring places, about: `scores` calls `step` for each."""
-        units, most = len(self.gating.units), self.most_removed
-        return units if most is None else min(units, most * units // len(self.gating.gated_heads) + 1)
-
-    def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
-        context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
-        if (method, seed) not in self._by_criterion:
-            criterion, direction = self.criteria[method]
-            self._by_criterion[method, seed] = direction.apply(criterion.scores(context))
-        scores = self._by_criterion[method, seed]
-        if self.config.allocate != "measured":
-            return scores
-        known, most = Journal(self._of_scores(method, seed, ".measured.json")), self.most_removed
-        orders = orders_of(context, set(self.gating.units), scores)
-        scores = measured_scores(context, orders, most=most, step=step, known=known)
-        if most is None:  # else a smaller size goes on from it
-            known.path.unlink(missing_ok=True)
-        return scores
-
-    def folder(self, cell: Cell) -> Path:
-        """Where the run of a cell writes."""
-        return self.config.out / RUNS / cell.folder
-
-    @cached_property
-    def scoring(self) -> ScoringContext:
-        """What heads are scored on, and how it is read; one for all cells."""
-        corpus, config = self.opened.corpus, self.config
-        return ScoringContext(
-            self.checkpoint,
-            None if corpus is None else corpus.first(config.score_sentences),
-            self.batching,
-            candidates=self.opened.gating.gated_heads,
-            whole_groups=not self.opened.gating.groups,
-        )
-
-    @cached_property
-    def functions(self) -> pd.DataFrame | None:
-        """The labels of heads in the run of `analyze` that is named; ConfigError where it has none."""
-        return None if self.config.functions is None else read_functions(self.config.functions, self.checkpoint)
-
-    @cached_property
-    def labeller(self) -> Labeller | None:
-        """What labels the heads of pruned models anew, where that is asked for."""
-        run = self.config.functions if self.config.relabel else None
-        return None if run is None else labeller(run, self.checkpoint)
-
-    @cached_property
-    def recipe(self) -> TrainConfig:
-        """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
-        native_only(self.checkpoint)
-        config = self.config
-        return read_recipe(
-            config.recipe,
-            checkpoint=config.checkpoint,
-            two_sided=self.checkpoint.two_sided,
-            source=config.source,
-            target=config.target,
-            max_sentences=config.max_sentences,
-            device=config.device,
-        )
+UNPRUNED = "unpruned"
+CELLS, SCORES, RUNS = "cells", "scores", "runs"
+RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
+OF_CELL = OutputKind(
+    "cell", "run of a cell", "", (CHOICE.record, *CHOICE.writes, *DIRECTORY.in_folder(FRESH), *TRAINING.in_folder(RUN))
+)
+SWEEP = OutputKind(
+    "sweep",
+    "run of `headscope prune sweep`",
+    RECORD,
+    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.tsv"), *OF_CELL.in_folder(f"{RUNS}/*")),
+    extensible=True,
+)
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class PrunedModel:
-    """What a method leaves: heads that it took out, those `off` in this checkpoint, and facts of how it was made."""
+class Cell:
+    """One entry of the table: `keep` heads or λ, by a method, with a seed; `control`: the same trained from scratch."""
 
-    checkpoint: Checkpoint
-    removed: Sequence[HeadId]
-    off: Sequence[HeadId]
-    facts: dict[str, Any] = field(default_factory=dict)
+    method: str
+    keep: int | None = None
+    strength: float | None = None
+    seed: int | None = None
+    control: bool = False
 
+    @property
+    def size(self) -> str:
+        """How much stays, or the λ, in words."""
+        if self.keep is None and self.strength is None:
+            return ""
+        return f"keep {self.keep}" if self.strength is None else f"lambda {self.strength:g}"
 
-def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
-    """The record of a cell: heads that stay and the sums that its numbers are made of, as plain JSON values."""
-    began = time.monotonic()
-    pruned = _method(context, cell)(context, cell)
-    with masked(pruned.checkpoint.model, pruned.off):
-        scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
-    if cell.method == UNPRUNED:
-        context.why_no_baseline(scores.sums)
-    labels = {}
-    if context.labeller is not None and not cell.control and cell.method != UNPRUNED:
-        labels["labels"] = context.labeller.labels(pruned.checkpoint, pruned.off)
-    seconds = time.monotonic() - began
-    return {
-        "cell": vars(cell),
-        "kept": [str(head) for head in context.gating.without(pruned.removed)],
-        "metric": context.metric,
-        "sums": scores.sums.tolist(),
-        "loss": scores.loss.sum(axis=0).tolist(),
-        "facts": pruned.facts,
-        "threads": torch.get_num_threads(),
-        "device": context.checkpoint.device.type,
-        "seconds": round(seconds, 3),
-        **labels,
-        **_kept(context, cell, pruned),
-    }
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        parts = [self.method, self.size.replace(" ", ""), "" if self.seed is None else f"seed{self.seed}"]
+        return "-".join(filter(None, [*parts, "from-scratch" if self.control else ""])).replace(":", "-")
+
+    @property
+    def folder(self) -> str:
+        """The name of the directory of its run; the control's is within."""
+        return replace(self, control=False).name
 
 
-def _kept(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, str]:
-    """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
-    config, run = context.config, context.folder(cell)
-    if cell.method == UNPRUNED:
-        return {"model": ""}
-    if not config.keep_models:
-        shutil.rmtree(run / (RUN if cell.control else MODEL), ignore_errors=True)
-        return {"model": ""}
-    if cell.control:
-        return {"model": (run / RUN / pruned.facts["checkpoint"]).relative_to(config.out).as_posix()}
-    whole = on_one_device(pruned.checkpoint, config) if pruned.checkpoint is context.checkpoint else pruned.checkpoint
-    try:
-        return {"model": keep_model(whole, pruned.off, run / MODEL, config).relative_to(config.out).as_posix()}
-    except OutputError:
-        raise
-    except HeadscopeError as error:
-        shutil.rmtree(run / MODEL, ignore_errors=True)  # its heads are open
-        return {"model": "", "not_kept": str(error)}
+def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], bool]) -> list[Cell]:
+    """All cells of a sweep, the unpruned model first, controls last; rankings that are not drawn have one seed."""
+    sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.keep_fraction)})
+    for keep in sizes:
+        check_keep(gating, keep, config.allocate)
+    cells = [Cell(UNPRUNED)]
+    for method in config.methods:
+        seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
+        if method not in config.learnt and not is_drawn(method) and not config.tune_updates:
+            seeds = [config.seed]
+        sized = [Cell(method, keep=keep) for keep in sizes]
+        if method in config.priced and config.lambdas:
+            sized = [Cell(method, strength=strength) for strength in config.lambdas]
+        cells += [replace(cell, seed=seed) for cell in sized for seed in seeds]
+    if config.from_scratch:
+        cells += [replace(cell, control=True) for cell in cells if cell.method in config.learnt]
+    return cells
 
 
-def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell], PrunedModel]:
-    if cell.control:
-        return _control
-    if cell.method == UNPRUNED:
-        return lambda context, cell: PrunedModel(context.checkpoint, [], [])
-    if cell.method in context.config.learnt:
-        return _learnt
-    return _tuned if context.config.tune_updates else _ranked
-
-
-def ranked_out(context: SweepContext, cell: Cell) -> list[HeadId]:
-    """The heads with the lowest scores, which a cell's method takes out."""
-    assert cell.keep is not None
-    scores = context.scores(cell.method, context.seed_of(cell))
-    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=context.config.allocation)
-    return context.gating.closed(ranked.kept)
-
-
-def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
-    """The heads with the lowest scores masked, and output projections refitted where the config says so."""
-    removed, config = ranked_out(context, cell), context.config
-    if context.refit is not None:
-        return PrunedModel(context.refit(removed), removed, removed)
-    return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)
-
-
-def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
-    """The same with the model trained on."""
-    assert cell.seed is not None
-    ranking = cell.method, context.seed_of(cell)
-    context.scores(*ranking)
-    settings = context.config.for_cell(context.folder(cell), cell.seed)
-    by = str(context.scores_path(*ranking))
-    choice = run_ranking(
-        RankConfig(
-            **settings,
-            by=by,
-            column="score",
-            keep=cell.keep,
-            allocate=context.config.allocation,
-            compensate=context.config.compensate,
-            sequential=context.config.sequential,
+def criterion_of(method: str) -> tuple[Criterion, Direction]:
+    """The criterion of a method that ranks, and which end of it stays: NAME, NAME:lowest or NAME:highest."""
+    name, colon, end = method.partition(":")
+    ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
+    if name not in rankable_names() or (colon and end not in ends):
+        known = [*learners()]
+        for other in rankable_names():
+            known += [other] if criterion_named(other).keep else [f"{other}:lowest", f"{other}:highest"]
+        raise ConfigError(unknown("method", method, sorted(known)))
+    criterion = criterion_named(name)
+    if not end and not criterion.keep:
+        raise ConfigError(
+            f"{name} has no agreed direction: write {name}:lowest if heads with low values stay, "
+            f"{name}:highest if those with high ones do"
         )
-    )
-    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
+    return criterion, criterion.direction(ends.get(end))
 
 
-def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
-    """Gates learnt and decided; goes on where a killed process had got to."""
-    config, folder = context.config, context.folder(cell)
-    assert cell.seed is not None
-    learner = LEARNERS.get(cell.method)
-    method = learner.options_of_cell(config, keep=cell.keep, strength=cell.strength)
-    begun = (folder / STATE).is_file()
-    settings = config.for_cell(folder, cell.seed, force=not begun)
-    choice = run_learning(
-        LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=begun)
-    )
-    known = (*learner.found, "freeze", "lr")
-    facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
-    return PrunedModel(
-        _changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality, **facts}
-    )
+# Files.
 
 
-def _control(context: SweepContext, cell: Cell) -> PrunedModel:
-    """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
-    assert cell.seed is not None
-    kept = map(HeadId.parse, read_cell(context.config.out, cell.folder)["kept"])
-    removed = context.gating.without(list(kept))
-    whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
-    trained = train_from_scratch(whole, removed, options, context.folder(cell))
-    return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
+def cell_path(folder: Path, name: str) -> Path:
+    """The file of a finished cell."""
+    return folder / CELLS / f"{name}.json"
 
 
-def _changed(context: SweepContext, choice: Selection) -> Checkpoint:
-    """The checkpoint as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
-    if not choice.model:
-        return context.checkpoint
-    config, written = context.config, model_file(choice.folder / MODEL, context.checkpoint.path)
-    return open_checkpoint(
-        str(written),
-        device=config.device,
-        dtype="float32" if config.dtype == "auto" else config.dtype,
-        companions=Companions(bpe=config.bpe) if written.is_file() else None,
-    )
+def write_cell(folder: Path, cell: Cell, record: Record) -> None:
+    """Keep the record of a finished cell."""
+    text = json.dumps(record) + "\n"
+    write_atomically(cell_path(folder, cell.name), lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def read_cells(folder: Path) -> dict[str, Record]:
+    """The records of finished cells by name; DataError for a file that is none."""
+    records = {}
+    for name, found in read_objects(folder / CELLS).items():
+        if isinstance(found, DataError):
+            raise DataError(f"{found}; remove that file, and the same command does the cell again")
+        records[name] = found
+    return records
+
+
+def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
+    """Remove the records of cells that are done again, and of their runs those that cannot be gone on with."""
+    for cell in missing:
+        cell_path(folder, cell.name).unlink(missing_ok=True)
+        run = folder / RUNS / cell.folder
+        if not cell.control and not (run / STATE).is_file():
+            discard(run, OF_CELL)
+
+
+def write_scores(path: Path, scores: Scores, layout: Layout) -> None:
+    """Keep scores of all heads."""
+    rows = [(head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(layout)]
+    write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
+
+
+class Journal(dict[str, float]):
+    """Numbers by name that are kept in a file as they come, so that a run that was interrupted finds them.
+
+    A line that was cut short counts for nothing, and is taken away: the next would go on from it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        *lines, cut = path.read_text(encoding="utf-8").split("\n") if path.is_file() else [""]
+        if cut:
+            whole = "".join(f"{line}\n" for line in lines)
+            write_atomically(path, lambda place: place.write_text(whole, encoding="utf-8"))
+        for line in lines:
+            name, _, number = line.partition("\t")
+            with suppress(ValueError):
+                super().__setitem__(name, float(number))
+
+    def __setitem__(self, name: str, number: float) -> None:
+        """Also writes it."""
+        super().__setitem__(name, number)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{name}\t{number!r}\n")

@@ -22,12 +22,12 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.model_inputs import texts
-from headscope.pruning.ranking.per_group import removal_sets
+from headscope.pruning.ranking.allocation import removal_sets
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import REMOVAL, Destination, shrink, write_shrunk
+from headscope.pruning.removal.remove import REMOVAL, Destination, remove_planned, write_shrunk
 from headscope.pruning.selection import PRUNED
-from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.cells import UNPRUNED, Cell
 
 SHOWN = 6  # names of cells in a remark
 COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one
@@ -40,10 +40,7 @@ def model_file(folder: Path, source: str) -> Path:
 
 
 def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
-    """Write a checkpoint without the heads `removed` into `folder`, in place of what is there; returns what to open.
-
-    HeadscopeError where that cannot be, or would compute something else.
-    """
+    """Write a checkpoint without the heads `removed` into `folder`, in place of what is there; returns what to open."""
     made, companions = folder.with_name(PRUNED), options.companions
     shutil.rmtree(made, ignore_errors=True)
     if not removed:
@@ -65,7 +62,7 @@ def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId]) -> Shrunk:
         export = choose_export(name, checkpoint)
         data = texts(checkpoint, None, None, sentences=COMPARED)
         plan = plan_removal(checkpoint.attention_sites, removed, whole_groups=export.whole_groups)
-        return shrink(checkpoint, plan, export=export, data=data)
+        return remove_planned(checkpoint, plan, export=export, data=data)
 
     try:
         return made(None)

@@ -2,63 +2,62 @@
 
 Every cell that is finished is one small file in DIR/cells, written under a temporary name and renamed, so a killed
 sweep goes on with what is missing. `sweep.csv` has a row a cell, `survivors.csv` a row for every head that a cell
-keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by. Cells are done
-by this process, by several that it starts (--jobs), or by those that torchrun started.
+keeps, `sweep.json` what shaped them; DIR/runs has what learning wrote, DIR/scores what rankings are by. Processes of
+torchrun share the cells.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
-from multiprocessing.connection import wait
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from headscope.config.option import changed, flag, identity
 from headscope.distributed import IndependentProcesses
-from headscope.errors import ConfigError, DataError, TrainingError
+from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import check_hiding
 from headscope.files.folders import Workplace, replacing_folder, workplace
-from headscope.files.output_checks import check_inputs, inputs_of
-from headscope.files.reading import read_objects, read_record
+from headscope.files.output_checks import check_inputs, contents, inputs_of
+from headscope.files.reading import read_record
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_json
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.scores_file import other_weights
-from headscope.pruning.sweep.cell_files import (
+from headscope.pruning.selection import selection_signature
+from headscope.pruning.sweep.cells import (
     CELLS,
     RECORD,
     SURVIVORS,
     SWEEP,
     TABLE,
-    Begun,
-    Record,
-    cell_names,
+    UNPRUNED,
+    Cell,
     cell_path,
     clear_cells,
-    finished_cells,
-    sweeps_begun,
+    read_cells,
     write_cell,
 )
-from headscope.pruning.sweep.cells import SweepContext, run_cell
-from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
-from headscope.pruning.sweep.result import Sweep, sweep_signature
-from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdicts
+from headscope.pruning.sweep.methods import SweepContext, run_cell
+from headscope.pruning.sweep.table import (
+    MeasuredCells,
+    make_table,
+    sizes_with_verdicts,
+    survivors,
+    verdict_lines,
+    verdicts,
+)
+from headscope.results.answer import Answer
+from headscope.results.choices import sweep_answers
+from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION
 
@@ -66,8 +65,82 @@ GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
 SAID = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
-Task = Cell | tuple[str, int]
-"""A cell, or the scores of heads by one criterion and seed."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
+
+    `baseline` says why there are no verdicts, `notes` of which cells no model is kept, and where functions are of other
+    weights. Of several processes the first alone has them; the tables are empty in the others (`main` is False).
+    """
+
+    context: SweepContext
+    table: pd.DataFrame
+    survivors: pd.DataFrame
+    verdicts: pd.DataFrame
+    baseline: str | None = None
+    notes: Sequence[str] = ()
+    main: bool = True
+
+    @property
+    def signature(self) -> Signature:
+        """What shaped the numbers."""
+        return sweep_signature(self.context)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the user should know."""
+        verdict = [f"no verdict: {self.baseline}"] if self.baseline else []
+        return [*self.context.opened.remarks, *verdict, *self.notes]
+
+    @property
+    def conclusions(self) -> list[str]:
+        """By method how many heads can go, and what the text could have seen."""
+        return list(verdict_lines(self.verdicts, self.context.metric_title))
+
+    def answers(self) -> list[Answer]:
+        """By method how many heads can go; then every size, and how each method ranks."""
+        name, metric = self.context.config.out.resolve().name, self.context.metric_title
+        rows: list[Any] = sizes_with_verdicts(self.table, self.verdicts).to_dict("records")
+        return sweep_answers(self.record(), rows, name, metric)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was measured, and the answers."""
+        return {"record": self.record(), "answers": [answer.to_json() for answer in self.answers()]}
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values; NaN becomes null."""
+        tables = {"cells": self.table, "verdicts": self.verdicts}
+        rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        return {
+            "signature": str(self.signature),
+            "remarks": self.remarks,
+            "directions": self.context.directions,
+            "conclusions": self.conclusions,
+            **rows,
+        }
+
+
+def sweep_signature(context: SweepContext) -> Signature:
+    """What shaped the numbers of a sweep."""
+    config, valid = context.config, context.data.corpus
+    how = {"metric": context.metric}
+    if context.metric == "bleu":
+        how |= {
+            "text": config.text,
+            "tok": context.data.text.tokenize,
+            **context.checkpoint.search_facts(context.data.options),
+        }
+    if config.trains:
+        how["updates"] = f"{config.updates}+{config.tune_updates}"
+    if config.allocate != "global":
+        how["allocate"] = config.allocate
+    if config.compensate != "none":
+        how["compensate"] = config.refit.name
+    how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
+    made = selection_signature("sweep", context.opened, config, **how)
+    return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
@@ -80,17 +153,17 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         begun: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
 
         def begin() -> tuple[Path, list[Cell]]:
-            before, inputs = sweeps_begun(config), inputs_of(config)
+            inputs = inputs_of(config)
             check_inputs(config.out, inputs)
             context = opened_sweep(config)
             record = sweep_record(context)
-            cells, resume = to_go_on_with(before, record, config)
-            record = next((with_earlier(record, each.record) for each in before if each.folder == resume), record)
-            missing, again = _missing(context, cells, resume or config.out)
+            resume, saved = to_go_on_with(record, config)
+            record = with_earlier(record, saved) if saved else record
+            missing = missing_cells(context, {} if resume is None else read_cells(resume))
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
             write_json(workspace.path / RECORD, SWEEP.described(record))
-            clear_cells(workspace.path, missing, again)
+            clear_cells(workspace.path, missing)
             begun.append((context, workspace, record))
             return workspace.path, missing
 
@@ -105,7 +178,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
                 time.sleep(POLL)
         except KeyboardInterrupt as interrupt:
             stopped = interrupt
-        if stopped and not (begun and cell_names(folder)):
+        if stopped and not (begun and read_cells(folder)):
             raise stopped
         if not begun:
             return Sweep(context, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), main=False)
@@ -127,17 +200,19 @@ def opened_sweep(config: SweepConfig) -> SweepContext:
     return context
 
 
-def to_go_on_with(
-    begun: Sequence[Begun], record: Mapping[str, Any], config: SweepConfig
-) -> tuple[Mapping[str, Record | DataError], Path | None]:
-    """The cells and the directory of the same sweep (None: there is none); ConfigError where `out` holds another."""
-    others = {each.folder: difference(each.folder, record, each.record) for each in begun}
-    for each in begun:
-        if others[each.folder] is None:
-            return each.cells, each.folder
-    if config.out in others:
-        raise ConfigError(others[config.out])
-    return {}, None
+def to_go_on_with(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path | None, Mapping[str, Any]]:
+    """The directory of the same sweep, OUT or OUT.new, and its record (None: there is none)."""
+    new, why = replacing_folder(config.out), None
+    for folder in [new] if config.force else [config.out, new]:
+        held = contents(folder, SWEEP)
+        if held.kind == SWEEP.name or (folder == config.out and RECORD in held.files):
+            other = difference(folder, record, held.record)
+            if other is None:
+                return folder, held.record
+            why = other if folder == config.out else why
+    if why:
+        raise ConfigError(why)
+    return None, {}
 
 
 def with_earlier(record: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,105 +223,27 @@ def with_earlier(record: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[st
     return {**record, "options": {**record["options"], **earlier}, "unused": unused}
 
 
-def _missing(
-    context: SweepContext, cells: Mapping[str, Record | DataError], folder: Path
-) -> tuple[list[Cell], set[str]]:
-    """The cells that are to be done, and the names of their runs.
-
-    Those without a record, and those whose record was damaged, with a remark. The control of a cell that is done again
-    is too, as other heads may stay.
-    """
-    found = finished_cells(cells, folder)
-    again = {cell.folder for cell in context.cells if cell.name not in found.records and not cell.control}
-    missing = [cell for cell in context.cells if cell.name not in found.records or cell.folder in again]
-    names = {cell.name for cell in missing}
-    fate = {True: "the cell was done again", False: "left out: name its method, size and seed to do it again"}
-    context.opened.remarks += [f"{why}; {fate[name in names]}" for name, why in found.damaged.items()]
-    return missing, again
+def missing_cells(context: SweepContext, finished: Mapping[str, Any]) -> list[Cell]:
+    """The cells that are to be done; the control of one that is, too, as other heads may stay."""
+    again = {cell.folder for cell in context.cells if cell.name not in finished and not cell.control}
+    return [cell for cell in context.cells if cell.name not in finished or cell.folder in again]
 
 
 def cells_kept(config: SweepConfig) -> tuple[Path, int]:
     """Where the cells of a sweep are that was interrupted, and how many."""
     new = replacing_folder(config.out)
     folder = new if config.force and new.is_dir() else config.out
-    return folder, len(cell_names(folder))
+    return folder, len(list((folder / CELLS).glob("*.json")))
 
 
 def do_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
     """Do cells and keep their records: scores of heads first, controls last."""
-    pruned: list[Task] = [cell for cell in cells if not cell.control]
-    controls: list[Task] = [cell for cell in cells if cell.control]
-    with progress("sweep", len(cells)) as step, _workers(context) as do:
-        for phase, count in ((context.rankings(cells), 0), (pruned, 1), (controls, 1)):
-            for _ in do(phase):
-                step(count)
-
-
-def do_task(context: SweepContext, task: Task) -> None:
-    """One cell, or the scores of one criterion unless they are kept."""
-    if isinstance(task, Cell):
-        write_cell(context.config.out, task, run_cell(context, task))
-    else:
-        context.scores(*task)
-
-
-@contextmanager
-def _workers(context: SweepContext) -> Iterator[Callable[[Sequence[Task]], Iterator[None]]]:
-    """What does tasks, here or in `jobs` processes, and yields after each of them."""
-    jobs = context.config.jobs
-    if jobs == 1:
-        yield lambda tasks: map(partial(do_task, context), tasks)
-        return
-    threads = max(1, torch.get_num_threads() // jobs)
-    before = set(multiprocessing.active_children())
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_enter, initargs=(context.config, threads))
-    try:
-        yield lambda tasks: _in_pool(pool, tasks, context.opened.remarks)
-        pool.shutdown()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-            child.join(POLL)
-        raise
-
-
-def _in_pool(pool: ProcessPoolExecutor, tasks: Sequence[Task], remarks: list[str]) -> Iterator[None]:
-    try:
-        for future in as_completed([pool.submit(_do_in_worker, task) for task in tasks]):
-            remarks += future.result()
-            yield
-    except BrokenProcessPool:
-        raise TrainingError(
-            "a process of --jobs was killed, perhaps for want of memory; what is finished is kept: run the same "
-            "command again, with fewer --jobs"
-        ) from None
-
-
-_CONFIG: list[SweepConfig] = []
-_CONTEXT: list[SweepContext] = []
-
-
-def _enter(config: SweepConfig, threads: int) -> None:
-    """A process of --jobs: leaves Ctrl-C to its parent, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        ended = partial(wait, [parent.sentinel])
-        threading.Thread(target=lambda: (ended(), os._exit(1)), daemon=True).start()
-    torch.set_num_threads(threads)
-    _CONFIG[:] = [config]
-
-
-def _do_in_worker(task: Task) -> list[str]:
-    """Returns the remarks that came with it."""
-    if not _CONTEXT:  # opened once in each process
-        _CONTEXT.append(SweepContext(_CONFIG[0]))
-    context = _CONTEXT[0]
-    known = len(context.opened.remarks)
-    do_task(context, task)
-    return context.opened.remarks[known:]
+    with progress("sweep", len(cells)) as step:
+        for ranking in context.rankings(cells):
+            context.scores(*ranking)
+        for cell in sorted(cells, key=lambda each: each.control):
+            write_cell(context.config.out, cell, run_cell(context, cell))
+            step(1)
 
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:
@@ -304,12 +301,9 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
 def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
     """The tables of all cells that a directory holds, written there, also into its `record`."""
     config = context.config
-    cells = read_objects(config.out / CELLS)
-    found = finished_cells(cells, config.out)
-    names = dict.fromkeys([*(cell.name for cell in context.cells), *found.records])  # those of earlier calls come last
-    if broken := [name for name in names if name in found.damaged]:
-        raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
-    records = [found.records[name] for name in names if name in found.records]
+    finished = read_cells(config.out)
+    names = dict.fromkeys([*(cell.name for cell in context.cells), *finished])  # those of earlier calls come last
+    records = [finished[name] for name in names if name in finished]
     kept, sites = survivors(records, context.functions), context.gating.per_site()
     notes = [*context.remarks, *other_weights(config.functions, context.checkpoint)]
     notes += kept_remarks(records, config.out) if config.keep_models else []
@@ -322,6 +316,6 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
         write_csv(config.out / name, frame)
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
     record = {**record} | {name: result.record()[name] for name in SAID} | {"labelled": labelled}
-    record["missing"] = [cell.name for cell in context.cells if cell.name not in found.records]
+    record["missing"] = [cell.name for cell in context.cells if cell.name not in finished]
     write_json(config.out / RECORD, SWEEP.described(record))
     return result

@@ -29,7 +29,7 @@ from headscope.evaluation.non_inferiority import (
     why_open,
 )
 from headscope.heads import HeadId
-from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.cells import UNPRUNED, Cell
 
 Record = Mapping[str, Any]
 VERDICT = tuple(field.name for field in fields(NonInferiority))
@@ -149,7 +149,6 @@ def kinds_by_head(functions: pd.DataFrame) -> dict[str, tuple[str, ...]]:
 
 
 def _functions(record: Record, by_head: Mapping[str, tuple[str, ...]] | None) -> dict[str, float]:
-    """Survivors by kind of function; NaN for models trained from scratch, whose heads are others."""
     if by_head is None:
         return {}
     kinds = sorted({kind for kinds in by_head.values() for kind in kinds})

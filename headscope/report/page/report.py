@@ -107,7 +107,7 @@ def kind_of(path: Path) -> str:
     """ "analysis", "pruning", "removal" or "training", by the files of a directory; "analysis" for anything else."""
     if is_removal(path):
         return "removal"
-    if (path / "sweep.json").is_file() or (path / RECORD).is_file() or any(path.glob(f"lambda-*/{RECORD}")):
+    if (path / "sweep.json").is_file() or (path / RECORD).is_file():
         return "pruning"
     if (path / "metrics.csv").is_file() and not (path / "heads.csv").is_file():
         return "training"

@@ -80,11 +80,10 @@ def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
     """
     sweeps, selections = [], []
     for path in paths:
-        inner = sorted(path.glob("lambda-*/pruning.json"))
         if (path / "sweep.json").is_file():
             sweeps.append(_sweep(path))
-        elif (path / "pruning.json").is_file() or inner:
-            selections += [file.parent for file in inner] or [path]
+        elif (path / "pruning.json").is_file():
+            selections.append(path)
         else:
             raise RunError(
                 f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "

@@ -36,8 +36,8 @@ from headscope.pruning.engines.alignment import (
     write_alignment,
     write_model,
 )
-from headscope.pruning.engines.ctranslate2.export import specification
-from headscope.pruning.engines.ctranslate2.translators import translator_of
+from headscope.pruning.engines.ctranslate2 import specification
+from headscope.pruning.engines.translators import translator_of
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal

@@ -22,9 +22,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import convert_for_engine
-from headscope.pruning.engines.ctranslate2 import translators
-from headscope.pruning.engines.ctranslate2.export import CTranslate2
-from headscope.pruning.engines.ctranslate2.translators import translator_of
+from headscope.pruning.engines.ctranslate2 import CTranslate2
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
@@ -228,45 +226,6 @@ def test_a_marian_without_an_unknown_token_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CTranslate2 needs an unk_token"):
         converted(its, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def notes(checkpoint: Checkpoint, out: Path) -> tuple[str, ...]:
-    return convert_for_engine(checkpoint, out, engine="ctranslate2", options=EngineOptions()).notes
-
-
-def test_what_differs_is_told_with_its_reason(tmp_path: Path) -> None:
-    """Random models say padding, which headscope's search never does; a Marian may have settings of its own."""
-    _, greedily, _ = notes(trained_here(), tmp_path / "padding")
-    assert "8 of 8 sentences the same greedily (suppress_sequences=[['<pad>']]; 0 without)" in greedily
-    path = marian(tmp_path / "whole")
-    settings = json.loads((path / "generation_config.json").read_text())
-    (path / "generation_config.json").write_text(json.dumps(settings | {"no_repeat_ngram_size": 2}))
-    _, greedily, _ = notes(open_checkpoint(str(path), device="cpu"), tmp_path / "settings")
-    assert "0 of 8 sentences the same greedily; headscope's search follows no_repeat_ngram_size 2, which" in greedily
-
-
-def test_an_empty_translation_is_one_too(tmp_path: Path) -> None:
-    made: Any = open_checkpoint(str(marian(tmp_path / "whole")), device="cpu")
-    made.model.final_logits_bias[0, 0] = 50.0
-    assert "8 of 8 sentences the same greedily (min_decoding_length=0; 0 without)" in notes(made, tmp_path / "out")[1]
-
-
-def test_what_is_translated_differently_without_a_reason_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(translators, "same_texts", lambda *_: [])
-    with pytest.raises(CheckpointError, match="8 of 8"):
-        converted(trained_here(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_choice_that_is_not_the_likeliest_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trained_here()
-    restraints = translators.restraints_of(made, translator_of(made).tokens)
-    monkeypatch.setattr(translators, "restraints_of", lambda *_: restraints)
-    monkeypatch.setattr(translators.Restraints, "options", {"suppress_sequences": [["<pad>"], ["i"]]})
-    with pytest.raises(CheckpointError, match="logits"):
-        converted(made, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_what_decilm_cannot_hold_is_refused_by_name(
     tmp_path: Path, kind: str, options: dict[str, Any], reason: str
 ) -> None:
     path = decoders.saved(tmp_path / "whole", kind, **options)
-    with pytest.raises(ConfigError, match=f"--export deci-hf.*{reason}"):
+    with pytest.raises(ConfigError, match=f"deci-hf.*{reason}"):
         removed(path, tmp_path / "small", heads=EMPTY)
     assert not (tmp_path / "small").exists()
 

@@ -89,7 +89,7 @@ def test_errors_list_the_engines_that_there_are(model: Any, tmp_path: Path) -> N
         model.convert(tmp_path / "out", to="numbers", quantize="float8")
     with pytest.raises(ConfigError, match=r"q8_0.*numbers.*none, float16"):
         model.convert(tmp_path / "out", to="numbers", quantize="q8_0")
-    with pytest.raises(ConfigError, match="--export numbers"):
+    with pytest.raises(ConfigError, match="numbers"):
         engines_named((), EngineOptions(quantize="float16"))
     with pytest.raises(ConfigError, match=r"export='number'|export number .*gguf, .*numbers, onnx"):
         model.remove("cross.0.1", export="number")

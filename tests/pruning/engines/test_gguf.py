@@ -143,7 +143,7 @@ def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Pa
     path = tmp_path / "model.gguf"
     written = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.saved(tmp_path / "whole")))), tokenizer, path)
     assert written.split == split and written.splits_text
-    request = llama_cpp.Request(file=str(path), prompts=[[1, 5]], texts=ODD, top=5, said=written.letter)
+    request = llama_cpp.Request(file=str(path), prompts=[[1, 5]], texts=ODD, top=5, forced_token=written.letter)
     assert llama_cpp.ask(request).ids == [tokenizer(text)["input_ids"] for text in ODD]
 
 
@@ -276,61 +276,6 @@ def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: 
     with pytest.raises(CheckpointError, match=r"llama\.cpp.*GGUF"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
-
-
-def test_without_llama_cpp_what_construction_proves_is_written_as_unverified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
-    path = decoders.saved(tmp_path / "whole")
-    whole = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
-    assert whole.difference is None and "unverified" in whole.notes[0]
-    with pytest.raises(ConfigError, match=r"llama.*deci.*--unverified"):
-        removed(path, tmp_path / "small", RAGGED)
-    found = removed(path, tmp_path / "small", RAGGED, unverified=True)
-    assert found.engines[0].difference is None
-    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
-    assert "unverified" in card and "only a run of llama.cpp proves llama as architecture deci" in card
-    smaller = hs.load(str(path)).remove(RAGGED)
-    assert smaller.save(tmp_path / "again", export="gguf", unverified=True).engines[0].difference is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "quantize", "unproven"),
-    [
-        ("llama", {"rope_parameters": YARN}, "none", "scaled rotary embeddings"),
-        ("llama", {"rope_parameters": LLAMA3}, "none", "scaled rotary embeddings"),
-        ("qwen2", {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}, "none", "qwen2 as architecture llama"),
-        ("llama", {"attention_bias": True}, "none", "biases"),
-        ("mistral", {"sliding_window": 17}, "none", "a sliding window"),
-        ("llama", {}, "q8_0", "q8_0 matrices"),
-        ("mistral", {"sliding_window": None}, "none", ""),
-        ("qwen2", {}, "none", ""),
-        ("qwen3", {}, "none", ""),
-    ],
-)
-def test_what_only_a_run_proves_is_named_before_anything_is_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Callable[..., tuple[int, str, str]],
-    kind: str,
-    options: dict[str, Any],
-    quantize: str,
-    unproven: str,
-) -> None:
-    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
-    path = decoders.saved(tmp_path / "whole", kind, **options)
-    asked = ("convert", path, tmp_path / "engine", "--to", "gguf", "--quantize", quantize)
-    status, out, said = command(*asked)
-    if unproven:
-        assert status == 2 and unproven in said and "--unverified" in said and not (tmp_path / "engine").exists()
-        status, out, said = command(*asked, "--unverified")
-    assert status == 0 and "unverified" in out and unproven in out, said
-
-
-def test_unverified_is_for_gguf(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--unverified"):
-        run_removal(RemoveConfig(checkpoint="any", out=tmp_path / "small", heads=UNIFORM, unverified=True))
 
 
 def test_a_model_that_overflows_is_refused_in_one_line(

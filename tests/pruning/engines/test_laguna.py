@@ -199,7 +199,7 @@ def test_what_laguna_cannot_hold_is_refused_by_name(
     tmp_path: Path, kind: str, options: dict[str, Any], reason: str
 ) -> None:
     path = decoders.saved(tmp_path / "whole", kind, **options)
-    with pytest.raises(ConfigError, match=f"--export laguna.*{reason}"):
+    with pytest.raises(ConfigError, match=f"laguna.*{reason}"):
         removed(path, tmp_path / "small", PER_GROUP)
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]
 

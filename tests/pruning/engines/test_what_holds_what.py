@@ -66,7 +66,7 @@ def refusal(kind: str, export: str, shape: str) -> str:
     """Why an export does not take these heads; empty where it does."""
     try:
         if export in ENGINES.names():
-            ENGINES.get(export).fits(narrowed(kind, shape))
+            ENGINES.get(export).check_layout(narrowed(kind, shape))
         else:
             model, plan = smaller(kind, shape)
             choose_export(export, whole(kind)).build(model, plan)

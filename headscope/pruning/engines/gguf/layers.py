@@ -188,7 +188,7 @@ class LlamaDecoder:
                 return container
             reasons.append(f"{container.name} {reason}")
         raise ConfigError(
-            f"--export gguf: llama.cpp has no architecture for this {self.model_type} with these heads "
+            f"gguf: llama.cpp has no architecture for this {self.model_type} with these heads "
             f"({'; '.join(reasons)}). It could without biases: removed with --compensate none, or with --export native"
         )
 
@@ -221,13 +221,12 @@ def check_family(checkpoint: Checkpoint) -> None:
     model: Any = checkpoint.model
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
         what = f"{type(model).__name__} of type {checkpoint.model_type!r}"
-        raise ConfigError(f"--export gguf writes causal language models ({', '.join(FAMILIES)}), and this is {what}")
+        raise ConfigError(f"gguf writes causal language models ({', '.join(FAMILIES)}), and this is {what}")
     for problem in _problems(model, FAMILIES[checkpoint.model_type]):
-        raise ConfigError(f"--export gguf: llama.cpp's architectures for such layers know no {problem}")
+        raise ConfigError(f"gguf: llama.cpp's architectures for such layers know no {problem}")
 
 
 def _problems(model: Any, containers: tuple[Container, ...]) -> Iterator[str]:
-    """What none of the containers can say of a model, whichever heads it has."""
     config = model.config
     rope: dict[str, Any] = config.rope_parameters
     scalings = [layer.self_attn.scaling * layer.self_attn.head_dim**0.5 for layer in model.model.layers]

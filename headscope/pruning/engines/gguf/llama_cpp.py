@@ -1,21 +1,17 @@
 """llama.cpp in a process of its own: an assertion that fails there ends that process only.
 
 `python -m headscope.pruning.engines.gguf.llama_cpp REQUEST ANSWER` reads and writes JSON, and needs xllamacpp alone.
-With REQUEST alone it continues one prompt for every line that it reads.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,6 @@ from headscope.errors import CheckpointError
 
 PACKAGE = "xllamacpp"
 LONGEST = 600  # seconds
-WROTE = "headscope: tokens"  # before the number in the lines of a process that continues prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +26,15 @@ class Request:
     """What is to be run: what follows each of the `prompts` of ids, and how `texts` are split into tokens.
 
     The `top` highest log-probabilities are given, with keys and values in float32. llama.cpp's server keeps back those
-    of a token that is part of a character: `said` is one that is none, which it is made to say (log-probabilities are
-    those before that).
+    of a token that is part of a character: `forced_token` is one that is none, which it is made to say
+    (log-probabilities are those before that).
     """
 
     file: str
     prompts: list[list[int]]
     texts: list[str]
     top: int
-    said: int | None
+    forced_token: int | None
 
 
 @dataclass(frozen=True)
@@ -52,12 +47,8 @@ class Reply:
     ids: list[list[int]]
 
 
-def installed() -> str:
-    """Name and version of llama.cpp's binding; empty where it is missing."""
-    if importlib.util.find_spec(PACKAGE) is None:
-        return ""
-    from importlib.metadata import version
-
+def runtime() -> str:
+    """Name and version of llama.cpp's binding."""
     return f"llama.cpp ({PACKAGE} {version(PACKAGE)})"
 
 
@@ -69,82 +60,24 @@ def ask(request: Request) -> Reply:
         module = [sys.executable, "-m", __name__, *map(str, paths)]
         done = subprocess.run(module, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False)
         if not paths[1].is_file():
-            raise CheckpointError(f"llama.cpp does not run the GGUF file ({_reason(done.stderr)}); nothing was saved")
+            words = ("error", "ASSERT", "failed", "Error")
+            lines = [line.strip() for line in done.stderr.splitlines() if any(word in line for word in words)]
+            why = " ".join((lines or ["it ended without a word"])[0].split())[:200]
+            raise CheckpointError(f"llama.cpp does not run the GGUF file ({why}); nothing was saved")
         found = json.loads(paths[1].read_text(encoding="utf-8"))
     nan = float("nan")  # null in JSON
     prompts = [{int(key): nan if value is None else value for key, value in prompt} for prompt in found["prompts"]]
     return Reply(prompts, found["ids"])
 
 
-@contextmanager
-def speaking(file: Path, prompt: list[int], *, steps: int, threads: int) -> Iterator[Callable[[], int]]:
-    """A function that continues a prompt of ids by `steps` tokens and gives their number; the file is opened once.
-
-    All settings but the number of threads are llama.cpp's own. CheckpointError where it ends.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        request = Path(folder) / "request.json"
-        request.write_text(json.dumps({"file": str(file), "prompt": prompt, "steps": steps, "threads": threads}))
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(request)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-        )
-        try:
-            yield partial(_next, process)
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def _next(process: subprocess.Popen[str]) -> int:
-    """Tokens of one more continuation."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return next(int(line.removeprefix(WROTE)) for line in process.stdout if line.startswith(WROTE))
-    except (OSError, StopIteration):
-        raise CheckpointError("llama.cpp ended while it was timed") from None
-
-
-def _reason(said: str) -> str:
-    """The line of llama.cpp's log that names an error."""
-    words = ("error", "ASSERT", "failed", "Error")
-    lines = [line.strip() for line in said.splitlines() if any(word in line for word in words)]
-    return " ".join((lines or ["it ended without a word"])[0].split())[:200]
-
-
 def main(request_path: str, answer_path: str) -> None:
     """Run what a request asks for, and write the answer."""
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     server = _server(request)
-    prompts = [_followed(server, prompt, request) for prompt in request["prompts"]]
+    prompts = [_log_probabilities(server, prompt, request) for prompt in request["prompts"]]
     answer = {"prompts": prompts, "ids": [_split(server, text) for text in request["texts"]]}
     Path(f"{answer_path}.part").write_text(json.dumps(answer), encoding="utf-8")
     os.replace(f"{answer_path}.part", answer_path)
-
-
-def speak(request_path: str) -> None:
-    """Continue the prompt of a request for every line that comes."""
-    import xllamacpp as llama
-
-    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    params = llama.CommonParams()
-    params.model.path, params.n_parallel = request["file"], 1
-    params.n_ctx = len(request["prompt"]) + request["steps"] + 8
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request["threads"]
-    server = llama.Server(params)
-    question = {"prompt": request["prompt"], "max_tokens": request["steps"], "temperature": -1}
-    question |= {"ignore_eos": True, "cache_prompt": False}
-    for _ in sys.stdin:
-        answer = server.handle_completions(question)
-        found = json.loads(answer) if isinstance(answer, str) else answer
-        sys.stdout.write(f"\n{WROTE} {found['usage']['completion_tokens']}\n")
-        sys.stdout.flush()
 
 
 def _server(request: dict[str, Any]) -> Any:
@@ -160,18 +93,12 @@ def _server(request: dict[str, Any]) -> Any:
     return llama.Server(params)
 
 
-def _followed(server: Any, prompt: list[int], request: dict[str, Any]) -> list[tuple[int, float]]:
-    """Ids and log-probabilities of what follows a prompt."""
-    question = {
-        "prompt": prompt,
-        "max_tokens": 1,
-        "n_probs": request["top"],
-        "logprobs": request["top"],
-        "temperature": -1,
-        "cache_prompt": False,
-    }
-    if request["said"] is not None:
-        question["logit_bias"] = [[request["said"], 1000.0]]
+def _log_probabilities(server: Any, prompt: list[int], request: dict[str, Any]) -> list[tuple[int, float]]:
+    top = request["top"]
+    question = {"prompt": prompt, "max_tokens": 1, "n_probs": top, "logprobs": top}
+    question |= {"temperature": -1, "cache_prompt": False}
+    if request["forced_token"] is not None:
+        question["logit_bias"] = [[request["forced_token"], 1000.0]]
     answer = server.handle_completions(question)
     choice = (json.loads(answer) if isinstance(answer, str) else answer)["choices"][0]
     content = (choice.get("logprobs") or {}).get("content") or [{"top_logprobs": []}]
@@ -190,4 +117,4 @@ def _split(server: Any, text: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]) if sys.argv[2:] else speak(sys.argv[1])
+    main(*sys.argv[1:])

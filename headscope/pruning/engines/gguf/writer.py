@@ -86,14 +86,12 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
 
 
 def _parts(tokenizer: Any) -> dict[str, Any]:
-    """tokenizer.json; empty where the tokenizer is written in another way."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
     return parts
 
 
 def _tokens(ids: dict[str, int], size: int, *, added: dict[int, bool]) -> tuple[list[str], list[int]]:
-    """Tokens and types of `size` ids; those without a token are unused."""
     by_id = {number: token for token, number in ids.items()}
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(size)]
     types = [NORMAL if number in by_id else UNUSED for number in range(size)]
@@ -177,7 +175,6 @@ def _split_name(parts: dict[str, Any]) -> str:
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, a sequence of which is one too."""
     if part is None:
         return []
     if part["type"] == "Sequence":
@@ -235,7 +232,6 @@ def _stored(values: Tensor, kind: Any) -> np.ndarray[Any, Any]:
 
 
 def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
-    """Sizes, numbers of heads (one, or one a layer) and rotary embeddings."""
     config, container = decoder.config, decoder.container
     layers = decoder.placed(container)
     widths = [layer.module.mlp.down_proj.weight.shape[1] for layer in layers]

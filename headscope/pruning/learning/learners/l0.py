@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import check_options, option
-from headscope.errors import ConfigError, check_one_given
+from headscope.errors import check_one_given
 from headscope.model.mixing.linear import HIGH, LOW, TEMPERATURE, hard_concrete
 from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.learner import GateLearner, learner
@@ -35,7 +35,7 @@ class L0Options:
     mean over target tokens, in nats. With M gated modules λ_paper = λ_code / M.
     """
 
-    strength: float | None = None
+    strength: float | None = option(None, "Price of an open head.", name="lambda", metavar="L", minimum=0, common=True)
     strength_as: Literal["paper", "code"] = option(
         "paper",
         "paper: loss + λ · sum over heads of P(open); code: loss + λ · mean over attention modules of it (the "
@@ -54,14 +54,12 @@ class L0Options:
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_one_given({"--lambda L (or a list)": self.strength, "--keep N to have it searched": self.keep})
-        if self.strength is not None and not 0 <= self.strength < float("inf"):
-            raise ConfigError(f"--lambda {self.strength:g}: it must not be negative; 0 is no penalty")
+        check_one_given({"--lambda L": self.strength, "--keep N to have it searched": self.keep})
 
 
 @learner
 class L0(GateLearner):
-    """λ is given, a list, or searched for a number of heads (--keep).
+    """λ is given or searched for a number of heads (--keep).
 
     Where λ is searched, the wanted share of open gates falls from where it starts to keep / heads within the first
     60 % of the updates, and λ follows the distance of Σ σ(log_a) / heads from it: 0.5 · distance + the sum of earlier

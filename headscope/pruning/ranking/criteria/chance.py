@@ -10,7 +10,7 @@ from headscope.pruning.ranking.criterion import Criterion, ScoringContext, crite
 
 
 @criterion
-class Chance(Criterion):
+class Random(Criterion):
     """Uniform numbers that follow from the seed."""
 
     name = "random"

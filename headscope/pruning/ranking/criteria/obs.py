@@ -14,7 +14,13 @@ from headscope.pruning.closed_form.compensate import MEASURED
 from headscope.pruning.closed_form.moments import Place, text_batches
 from headscope.pruning.closed_form.streams import module_calls
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
+from headscope.pruning.ranking.scoring import (
+    cumulative_error,
+    for_all_heads,
+    moments_of,
+    reached_modules,
+    removal_order,
+)
 
 
 @criterion
@@ -49,7 +55,7 @@ class OptimalBrainSurgeon(Criterion):
             (projection, removal_order(context, projection, sums, weight=scale**0.5 * projection.weight))
             for scale, (projection, sums) in zip(scales, modules, strict=True)
         ]
-        return for_all_heads(context, error_when_gone(orders))
+        return for_all_heads(context, cumulative_error(orders))
 
 
 def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place, float]:

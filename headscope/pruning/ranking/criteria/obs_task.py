@@ -8,7 +8,13 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.refit import weigh
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
+from headscope.pruning.ranking.scoring import (
+    cumulative_error,
+    for_all_heads,
+    moments_of,
+    reached_modules,
+    removal_order,
+)
 
 
 @criterion
@@ -39,4 +45,4 @@ class TaskOptimalBrainSurgeon(Criterion):
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
                 steps = removal_order(context, projection, sums, weight=weight)
                 orders.append((projection, steps))
-        return for_all_heads(context, error_when_gone(orders))
+        return for_all_heads(context, cumulative_error(orders))

@@ -1,0 +1,290 @@
+"""`--export ctranslate2`: a folder for CTranslate2, which is held against the model before it is kept.
+
+The model becomes a specification of CTranslate2 (specs/transformer_spec.py), which writes itself. Each stack has one
+number of heads, and a width of heads of its own. What stands between ids and the first layer (scale, bias, projection)
+is folded into one table where CTranslate2 has no place for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError, one_line
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.model.forward import ModelInputs, outputs
+from headscope.model.native.layers import position_table
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.removal_plan import alignment_heads
+from headscope.pruning.engines.alignment import align
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, check_difference, engine
+from headscope.pruning.engines.translators import (
+    Translator,
+    TranslatorTokens,
+    check_translator,
+    translator_of,
+    write_splitters,
+)
+from headscope.pruning.model_inputs import InputTexts
+
+FOLDER = "ctranslate2"
+TEXTS, LONGEST = 16, 60  # texts that are translated, and subwords of a translation
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH", "tanh": "Tanh"}
+
+
+@engine
+class CTranslate2(EngineExport):
+    """Translation models whose stacks have one number of heads each."""
+
+    name = "ctranslate2"
+    summary = "a folder for CTranslate2, of translation models"
+    install = "headscope[engines]"
+    packages = ("ctranslate2",)
+    endings = ("bin",)
+    allocation = "uniform"
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        check_translator(checkpoint)
+
+    def check_layout(self, checkpoint: Checkpoint) -> None:
+        specification(translator_of(checkpoint))
+
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        translator = translator_of(checkpoint)
+        spec, path = specification(translator), folder / FOLDER
+        path.mkdir()
+        spec.save(str(path))
+        aligned = align(path, named) if (named := alignment_heads(checkpoint.model)) else []
+        splitters = write_splitters(checkpoint, path)
+        with _errors():
+            engine = importlib.import_module("ctranslate2").Translator(str(path), device="cpu", compute_type="float32")
+            difference, largest = score_difference(engine, checkpoint, translator.tokens, data)
+            limit = check_difference(difference, largest, torch.float32, "CTranslate2")
+            notes = translation_note(engine, checkpoint, translator, data)
+        encoder, decoder = translator.config.encoder, translator.config.decoder
+        assert encoder is not None
+        return EngineFile(
+            export=self.name,
+            file=FOLDER,
+            runtime=f"CTranslate2 {importlib.metadata.version('ctranslate2')}",
+            difference=difference,
+            limit=limit,
+            sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
+            opens=(
+                f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)",
+                *_usage(translator.tokens),
+                f"`return_attention` is {'the mean over ' if aligned else ''}"
+                f"{', '.join(map(str, aligned)) or 'the first head of the last layer (`analyze --write-alignment`)'}",
+            ),
+            limits=() if splitters else (f"`{FOLDER}` has no file that splits text: give tokens",),
+            notes=notes,
+        )
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        detail = one_line(error)[:200]
+        raise CheckpointError(f"CTranslate2 does not run what was written ({detail}); nothing was saved") from error
+
+
+def _usage(tokens: TranslatorTokens) -> tuple[str, ...]:
+    end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
+    never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
+    return (
+        f"its tokens are those of the vocabularies beside it{end}{never}",
+        "its scores leave out how probable an empty translation is; with `min_decoding_length=0` they are headscope's",
+    )
+
+
+# The specification.
+
+
+def specification(translator: Translator) -> Any:
+    """The `TransformerSpec` of a model, ready to be saved; ConfigError where CTranslate2 has no such model."""
+    from ctranslate2.specs import transformer_spec
+
+    config, state, tokens = translator.config, translator.state, translator.tokens
+    assert config.encoder is not None
+    if reasons := misfits(config):
+        raise ConfigError(f"CTranslate2 has no such model: {'; '.join(reasons)}")
+    encoder = transformer_spec.TransformerEncoderSpec(**_options(config.encoder))
+    decoder = transformer_spec.TransformerDecoderSpec(**_options(config.decoder))
+    _set_stack(encoder, encoder.embeddings[0], "encoder", config.encoder, state)
+    _set_stack(decoder, decoder.embeddings, "decoder", config.decoder, state)
+    decoder.start_from_zero_embedding = config.start == "zero"
+    before, weight = state.get("before_output.weight"), state["output.weight"].double()
+    decoder.projection.weight = _array(weight if before is None else weight @ before.double())
+    if "output.bias" in state:
+        decoder.projection.bias = _array(state["output.bias"])
+    spec = transformer_spec.TransformerSpec(encoder, decoder)
+    for side, own in (("source", tokens.source), ("target", tokens.target)):
+        if len(set(own)) < len(own):
+            raise ConfigError(f"two ids of the {side} vocabulary have the same subword; CTranslate2 cannot list them")
+    spec.register_source_vocabulary(tokens.source)
+    spec.register_target_vocabulary(tokens.target)
+    spec.config.unk_token, spec.config.eos_token = tokens.unknown, tokens.end
+    spec.config.bos_token = spec.config.decoder_start_token = tokens.start
+    spec.config.add_source_eos = tokens.adds_end
+    spec.config.add_attribute("layer_norm_epsilon", config.decoder.norm_epsilon)
+    spec.validate()
+    spec.optimize()
+    return spec
+
+
+def misfits(config: TransformerConfig) -> list[str]:
+    """What of a model CTranslate2 cannot say."""
+    assert config.encoder is not None
+    reasons = []
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        counts = (*stack.self_heads, *stack.cross_heads)
+        facts = {
+            f"layers of its {side} have {', '.join(map(str, counts))} heads, and a stack has one number of them "
+            "(`headscope prune rank --allocate uniform` chooses heads so)": len(set(counts)) > 1 or 0 in counts,
+            f"values of its {side} have a width of their own (d_value)": stack.d_value not in (None, stack.d_head),
+            f"heads of its {side} read slices of the input (head_input)": stack.head_input == "slice",
+            f"its {side} has the activation {stack.activation}": stack.activation not in ACTIVATIONS,
+            f"its {side} has a norm after post-norm layers": stack.norm == "post" and stack.final_norm,
+        }
+        reasons += [reason for reason, holds in facts.items() if holds]
+    if config.encoder.norm_epsilon != config.decoder.norm_epsilon:
+        reasons.append("norms of its two stacks have different epsilons")
+    return reasons
+
+
+def _options(stack: StackConfig) -> dict[str, Any]:
+    from ctranslate2.specs import common_spec
+
+    return {
+        "num_layers": len(stack.self_heads),
+        "num_heads": stack.most_heads,
+        "head_dim": stack.d_head,
+        "pre_norm": stack.norm == "pre",
+        "no_final_norm": not stack.final_norm,
+        "activation": common_spec.Activation[ACTIVATIONS[stack.activation]],
+        "layernorm_embedding": stack.embedding_norm,
+    }
+
+
+def _set_stack(spec: Any, embeddings: Any, side: str, stack: StackConfig, state: Mapping[str, Tensor]) -> None:
+    name = f"{side}.embeddings"
+    embeddings.weight, spec.scale_embeddings = _table(name, stack, state)
+    positions = position_table(stack, state.get(f"{name}.positions.weight"), state[f"{name}.tokens.weight"])
+    spec.position_encodings.encodings = _array(positions[stack.position_offset :])
+    if stack.embedding_norm:
+        _set_norm(spec.layernorm_embedding, f"{name}.norm", state)
+    if stack.final_norm:
+        _set_norm(spec.layer_norm, f"{side}.norm", state)
+    for number, layer in enumerate(spec.layer):
+        place = f"{side}.layers.{number}"
+        _set_attention(layer.self_attention, f"{place}.self_attention", state, "query key value", "output")
+        if stack.cross_heads:
+            _set_attention(layer.attention, f"{place}.cross_attention", state, "query", "key value", "output")
+        _set_norm(layer.ffn.layer_norm, f"{place}.ffn_norm", state)
+        _set_linear(layer.ffn.linear_0, [f"{place}.ffn.inner"], state)
+        _set_linear(layer.ffn.linear_1, [f"{place}.ffn.outer"], state)
+
+
+def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    """Embeddings [V d] and what they are multiplied by; bias and projection are part of the table."""
+    table, scale = state[f"{name}.tokens.weight"].double(), stack.d_model**0.5 if stack.scale_embedding else 1.0
+    bias, projection = state.get(f"{name}.bias"), state.get(f"{name}.projection.weight")
+    if bias is None and projection is None:
+        return _array(table), np.float32(scale)
+    table = table * scale if bias is None else table * scale + bias.double()
+    return _array(table if projection is None else table @ projection.double().T), np.float32(1.0)
+
+
+def _set_attention(spec: Any, name: str, state: Mapping[str, Tensor], *parts: str) -> None:
+    """Matrices that read the same input are one, in the order of query, key and value; the norm of the sublayer."""
+    for linear, fused in zip(spec.linear, parts, strict=True):
+        _set_linear(linear, [f"{name}.{part}" for part in fused.split()], state)
+    _set_norm(spec.layer_norm, f"{name}_norm", state)
+
+
+def _set_linear(spec: Any, names: list[str], state: Mapping[str, Tensor]) -> None:
+    weights, biases = [state[f"{name}.weight"] for name in names], [state.get(f"{name}.bias") for name in names]
+    spec.weight = np.concatenate([_array(weight) for weight in weights])
+    if any(bias is not None for bias in biases):
+        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        spec.bias = np.concatenate([_array(values) for values in filled])
+
+
+def _set_norm(spec: Any, name: str, state: Mapping[str, Tensor]) -> None:
+    spec.gamma, spec.beta = _array(state[f"{name}.weight"]), _array(state[f"{name}.bias"])
+
+
+def _array(values: Tensor) -> Any:
+    return np.ascontiguousarray(values.detach().float().cpu().numpy())
+
+
+# What it computes.
+
+
+def score_difference(
+    engine: Any, checkpoint: Checkpoint, tokens: TranslatorTokens, data: InputTexts
+) -> tuple[float, float]:
+    """The largest difference of log-probabilities of whole texts, and the largest of them."""
+    difference, largest = 0.0, 0.0
+    end = tokens.target.index(tokens.end)
+    for batch in data.feeds:
+        sources, targets = _sides(checkpoint, batch)
+        logits = outputs(checkpoint.model, batch).double().log_softmax(-1).cpu()
+        following = torch.tensor([number for ids in targets for number in (*ids[1:], end)])
+        wanted = logits.gather(1, following[:, None])[:, 0]
+        read = [[tokens.target[number] for number in ids[1:]] for ids in targets]
+        scored = engine.score_batch([tokens.of_source(ids) for ids in sources], read)
+        scores = torch.tensor([value for result in scored for value in result.log_probs], dtype=torch.float64)
+        difference = max(difference, float((scores - wanted).abs().max()))
+        largest = max(largest, float(wanted.abs().max()))
+    return difference, largest
+
+
+def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> list[list[list[int]]]:
+    """Ids of a batch without padding: sources, and what the decoder reads."""
+    names = (("source", "source_mask"), ("target", "target_mask"))
+    if not checkpoint.is_native:
+        names = (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask"))
+    return [
+        [
+            row[mask.bool()].tolist()
+            for row, mask in zip(batch.arguments[ids].cpu(), batch.arguments[real].cpu(), strict=True)
+        ]
+        for ids, real in names
+    ]
+
+
+def translation_note(engine: Any, checkpoint: Any, translator: Translator, data: InputTexts) -> tuple[str, ...]:
+    """A line on how many sentences are translated greedily as headscope does, whose search may have more settings."""
+    texts, tokens = list(data.sources[:TEXTS]), translator.tokens
+    if not texts:
+        return ()
+    longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
+    encoded = checkpoint.encode(texts, side="source", limit=checkpoint.reads(None))
+    never = {} if tokens.pad is None else {"suppress_sequences": [[tokens.pad]]}
+    shortest = 1 if checkpoint.is_native else 0
+    found = engine.translate_batch(
+        [tokens.of_source(each.ids) for each in encoded],
+        beam_size=1,
+        max_decoding_length=longest,
+        min_decoding_length=shortest,
+        **never,
+    )
+    options = TranslateOptions(beam=1, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True)
+    ours = [translations[0].text for translations in checkpoint.translations(texts, options)]
+    special = set(() if checkpoint.is_native else checkpoint.tokenizer.all_special_tokens)
+    special |= {tokens.target[number] for number in checkpoint.target.special_ids} if checkpoint.is_native else set()
+    theirs = [" ".join(token for token in each.hypotheses[0] if token not in special) for each in found]
+    same = sum(one == other for one, other in zip(theirs, ours, strict=True))
+    return (f"CTranslate2 translates {same} of {len(texts)} sentences the same greedily",)

@@ -1,1 +1,0 @@
-"""Translation models as CTranslate2 runs them: one folder of weights, vocabularies and options."""

@@ -1,0 +1,325 @@
+"""Models that decode as ONNX graphs: keys and values go in and come out, in the names that optimum uses.
+
+optimum-onnx, exporters/onnx: a decoder is one graph, `past_key_values.{layer}.key` [b g past k] in,
+`present.{layer}.key` [b g past+t k] out. An encoder-decoder is three: encoder, first step, and steps after it;
+`past_key_values.{layer}.decoder.key` are states of what is decoded so far, `.encoder.key` those of the source, which
+the first step makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.forward import cache_argument, max_abs_difference, with_cache
+from headscope.pruning.engines.onnx_session import exported, max_logit_diff, run_session
+from headscope.pruning.model_inputs import InputTexts
+
+ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
+STEPS, LONGEST = 8, 40  # greedy tokens, and tokens of a text with them
+PAST, NEW, SOURCE = 3, 5, 6  # positions of the texts that graphs are traced with
+Past = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a stack keeps: groups, width of keys and of values of every layer; those without heads keep none."""
+
+    sizes: Sequence[tuple[int, int, int]]
+    kept: Sequence[int]
+    dtype: torch.dtype
+    stack: str = ""
+
+    @classmethod
+    def of(cls, cache: Any, heads: Mapping[int, int], *, stack: str = "") -> CacheShape | None:
+        """The shape of a cache of layers with so many `heads`; None where it is of another kind, or none has any."""
+        layers: Any = getattr(cache, "layers", ())
+        plain = isinstance(cache, DynamicCache) and all(isinstance(each, DynamicLayer) for each in layers)
+        if not plain or len(layers) != len(heads) or any(layer.keys is None for layer in layers):
+            return None
+        sizes = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers]
+        kept = [number for number in range(len(layers)) if heads.get(number)]
+        return cls(sizes, kept, layers[0].keys.dtype, stack) if kept else None
+
+    @property
+    def names(self) -> list[str]:
+        """`LAYER.key` and `LAYER.value` of every layer, from the bottom up; with the `stack` between in some models."""
+        return [f"{layer}.{self.stack}{part}" for layer in self.kept for part in ("key", "value")]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers keep states of one shape."""
+        return len(self.kept) == len(self.sizes) and len(set(self.sizes)) == 1
+
+    def past(self, sentences: int, length: int) -> Past:
+        """Zeros by the names of the graph's inputs."""
+        shapes = [(self.sizes[layer][0], width) for layer in self.kept for width in self.sizes[layer][1:]]
+        return {
+            f"past_key_values.{name}": torch.zeros(sentences, groups, length, width, dtype=self.dtype)
+            for name, (groups, width) in zip(self.names, shapes, strict=True)
+        }
+
+    def cache(self, past: Sequence[Tensor]) -> DynamicCache:
+        """A cache that holds `past`, zeros where a stand-in takes the place of a layer without heads."""
+        pairs, cache = iter(zip(past[::2], past[1::2], strict=True)), DynamicCache()
+        rows, length = past[0].shape[0], past[0].shape[2]
+        for number, (groups, *widths) in enumerate(self.sizes):
+            if number in self.kept:
+                keys, values = next(pairs)
+            else:
+                keys, values = (past[0].new_zeros(rows, groups, length, width) for width in widths)
+            cache.layers.append(FilledLayer(keys, values))
+        return cache
+
+    def states(self, cache: Any) -> list[Tensor]:
+        """Keys and values of the layers that have heads, out of a cache."""
+        return [states for layer in self.kept for states in (cache.layers[layer].keys, cache.layers[layer].values)]
+
+
+class FilledLayer(DynamicLayer):
+    """A layer of a cache that holds states already, possibly of no position."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def get_seq_length(self) -> int:
+        assert self.keys is not None
+        return self.keys.shape[-2]
+
+
+def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
+    """What a model keeps of each layer while it decodes, an encoder-decoder also of the source.
+
+    None for models that do not decode, of sound, in half precision, and those that keep something else.
+    """
+    model: Any = checkpoint.model
+    decodes = checkpoint.needs_target if checkpoint.two_sided else checkpoint.predicts == "words"
+    if checkpoint.is_native or checkpoint.reads_sound or not decodes:
+        return None
+    if not checkpoint.two_sided and cache_argument(model) is None:
+        return None
+    heads: dict[Site, dict[int, int]] = {}
+    for site in checkpoint.attention_sites.order:
+        heads.setdefault(site.site, {})[site.layer] = site.heads
+    if checkpoint.dtype not in (torch.float32, torch.float64) or Site.DECODER_SELF not in heads:
+        return None
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    with torch.no_grad():
+        _, cache = with_cache(model, input_ids=ids, **({"decoder_input_ids": ids} if checkpoint.two_sided else {}))
+    if not checkpoint.two_sided:
+        shape = None if len(heads) > 1 else CacheShape.of(cache, heads[Site.DECODER_SELF])
+        return None if shape is None else (shape,)
+    if not isinstance(cache, EncoderDecoderCache):
+        return None
+    target = CacheShape.of(cache.self_attention_cache, heads[Site.DECODER_SELF], stack="decoder.")
+    source = CacheShape.of(cache.cross_attention_cache, heads.get(Site.CROSS, {}), stack="encoder.")
+    return None if target is None or source is None else (target, source)
+
+
+# A decoder.
+
+
+class Decoding(nn.Module):
+    """A causal model with tensors in and tensors out: logits, then keys and values of every layer."""
+
+    def __init__(self, model: nn.Module, shape: CacheShape, *, positions: bool) -> None:
+        super().__init__()
+        self.model, self.shape, self.positions = model, shape, positions
+
+    def forward(self, inputs: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
+        more = {"position_ids": inputs[2]} if self.positions else {}
+        cache = self.shape.cache(past)
+        result, after = with_cache(self.model, cache, input_ids=inputs[0], attention_mask=inputs[1], **more)
+        return (result.logits, *self.shape.states(after))
+
+
+def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
+    """Write a graph that decodes; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
+
+    It is traced with two sentences of which three positions are past. CheckpointError where the model cannot be
+    exported.
+    """
+    positions, past = "position_ids" in inspect.signature(checkpoint.model.forward).parameters, shape.past(2, PAST)
+    inputs = {
+        "input_ids": torch.ones(2, NEW, dtype=torch.long),
+        "attention_mask": torch.ones(2, PAST + NEW, dtype=torch.long),
+        **({"position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1)} if positions else {}),
+    }
+    new, total = {0: "batch_size", 1: "sequence_length"}, "past_sequence_length + sequence_length"
+    session = exported(
+        Decoding(checkpoint.model, shape, positions=positions),
+        (tuple(inputs.values()), tuple(past.values())),
+        path,
+        names=([*inputs, *past], ["logits", *(f"present.{name}" for name in shape.names)]),
+        axes=(
+            (new, {0: "batch_size", 1: total}, *([new] if positions else [])),
+            ({0: "batch_size", 2: "past_sequence_length"},) * len(past),
+        ),
+    )
+
+    def step(new: Tensor, mask: Tensor, past: Past | None) -> tuple[Tensor, Past]:
+        """Logits [b t V] of new ids [b t] after a cache, with the mask [b past+t] of all; and the cache after them."""
+        numbers = torch.arange(mask.shape[1] - new.shape[1], mask.shape[1]).expand(len(new), -1)
+        inputs = {"input_ids": new, "attention_mask": mask, "position_ids": numbers}
+        found = run_session(session, {**inputs, **(shape.past(len(new), 0) if past is None else past)})
+        return found["logits"], _following(found)
+
+    difference = 0.0
+    for batch in (data.feeds[0], data.feeds[-1]):
+        ids, mask = batch.arguments["input_ids"].cpu(), batch.arguments["attention_mask"].cpu()
+        difference = max(difference, max_logit_diff(step(ids, mask, None)[0], checkpoint, batch))
+    last = data.feeds[-1].arguments  # its last text without padding, and the same backwards
+    prompt = last["input_ids"][-1][last["attention_mask"][-1].bool()].cpu()[: max(LONGEST - STEPS, 1)]
+    return _with_greedy(difference, step, torch.stack([prompt, prompt.flip(0)]), checkpoint, "input_ids")
+
+
+# An encoder-decoder.
+
+
+class EncoderGraph(nn.Module):
+    """The encoder alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Final states [b s d] of ids [b s]."""
+        states: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return states
+
+
+class FirstStep(nn.Module):
+    """The decoder after the source."""
+
+    def __init__(self, model: Any, target: CacheShape, source: CacheShape) -> None:
+        super().__init__()
+        self.model, self.target, self.source = model, target, source
+
+    def forward(self, ids: Tensor, mask: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+        """Logits [b t V] of the first ids [b t] after source states [b s d]; and all keys and values."""
+        return self.step(ids, mask, states, EncoderDecoderCache(DynamicCache(), DynamicCache()))
+
+    def step(self, ids: Tensor, mask: Tensor, states: Tensor, cache: EncoderDecoderCache) -> tuple[Tensor, ...]:
+        """The same after a cache."""
+        read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
+        result, after = with_cache(self.model, cache, decoder_input_ids=ids, **read)
+        own, cross = self.target.states(after.self_attention_cache), self.source.states(after.cross_attention_cache)
+        return (result.logits, *own, *cross)
+
+
+class NextStep(FirstStep):
+    """The decoder after its own tokens."""
+
+    def __init__(self, model: Any, target: CacheShape, source: CacheShape, width: int) -> None:
+        super().__init__(model, target, source)
+        self.width = width
+
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, mask: Tensor, target: tuple[Tensor, ...], source: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Logits of ids after those in the caches; and the decoder's own keys and values, longer by them."""
+        unread = target[0].new_zeros(mask.shape[0], mask.shape[1], self.width)  # its keys are in the cache
+        cache = EncoderDecoderCache(self.target.cache(target), self.source.cache(source))
+        return self.step(ids, mask, unread, cache)[: 1 + len(self.target.names)]
+
+
+def export_seq2seq(
+    checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
+) -> tuple[float, str]:
+    """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it."""
+    model, (target, source) = checkpoint.model, shapes
+    mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
+    with torch.no_grad():
+        states = EncoderGraph(model)(torch.ones_like(mask), mask)
+    pasts = [tuple(shape.past(2, length).values()) for shape, length in ((target, PAST), (source, SOURCE))]
+    ids_axes, mask_axes = (
+        {0: "batch_size", 1: "decoder_sequence_length"},
+        {0: "batch_size", 1: "encoder_sequence_length"},
+    )
+    past_axes = [{0: "batch_size", 2: f"{name}_sequence_length"} for name in ("past_decoder", "encoder")]
+    names = [*target.names, *source.names]
+    presents = [f"present.{name}" for name in names]
+    read = ["input_ids", "encoder_attention_mask"]
+    encoder = exported(
+        EncoderGraph(model),
+        (torch.ones_like(mask), mask),
+        folder / ENCODER,
+        names=(["input_ids", "attention_mask"], ["last_hidden_state"]),
+        axes=(mask_axes, mask_axes),
+    )
+    first = exported(
+        FirstStep(model, target, source),
+        (ids, mask, states),
+        folder / FIRST,
+        names=([*read, "encoder_hidden_states"], ["logits", *presents]),
+        axes=(ids_axes, mask_axes, mask_axes),
+    )
+    following = exported(
+        NextStep(model, target, source, states.shape[2]),
+        (ids, mask, *pasts),
+        folder / NEXT,
+        names=([*read, *(f"past_key_values.{name}" for name in names)], ["logits", *presents[: len(target.names)]]),
+        axes=(ids_axes, mask_axes, (past_axes[0],) * len(pasts[0]), (past_axes[1],) * len(pasts[1])),
+    )
+    batch = data.feeds[-1]
+    source_ids, real, ids = (
+        batch.arguments[name].cpu() for name in ("input_ids", "attention_mask", "decoder_input_ids")
+    )
+    encoded = run_session(encoder, {"input_ids": source_ids, "attention_mask": real})["last_hidden_state"]
+
+    def step(new: Tensor, _: Tensor, past: Past | None) -> tuple[Tensor, Past]:
+        inputs = {"input_ids": new, "encoder_attention_mask": real}
+        if past is None:
+            found = run_session(first, {**inputs, "encoder_hidden_states": encoded})
+        else:
+            found = run_session(following, {**inputs, **past})
+        return found["logits"], {**(past or {}), **_following(found)}
+
+    difference = max_logit_diff(step(ids, real, None)[0], checkpoint, batch)
+    read_source = {"input_ids": source_ids, "attention_mask": real}
+    return _with_greedy(difference, step, ids[:, :1], checkpoint, "decoder_input_ids", **read_source)
+
+
+def _following(found: Mapping[str, Tensor]) -> Past:
+    return {name.replace("present.", "past_key_values."): values for name, values in found.items() if name != "logits"}
+
+
+def _with_greedy(
+    difference: float,
+    step: Callable[[Tensor, Tensor, Past | None], tuple[Tensor, Past]],
+    start: Tensor,
+    checkpoint: Checkpoint,
+    name: str,
+    **inputs: Tensor,
+) -> tuple[float, str]:
+    """The difference or that of greedy steps through the cache after `start` [b t], if larger; and a line on these."""
+    ids, rows, past, new = start, [], None, start
+    for _ in range(STEPS):
+        logits, past = step(new, torch.ones_like(ids), past)
+        rows.append(logits[:, -1])
+        new = rows[-1].argmax(-1, keepdim=True)
+        ids = torch.cat([ids, new], dim=1)
+    model: Any = checkpoint.model
+    read = {key: values.to(model.device) for key, values in {**inputs, name: ids[:, :-1]}.items()}
+    with torch.no_grad():
+        wanted = model(**read, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
+    same = int((wanted.argmax(-1) == ids[:, start.shape[1] :]).sum())
+    difference = max(difference, max_abs_difference(torch.stack(rows, dim=1), wanted))
+    return (
+        difference,
+        f"greedy tokens through the cache: {same} of {wanted[..., 0].numel()} are the same in onnxruntime",
+    )

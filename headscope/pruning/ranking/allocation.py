@@ -1,0 +1,217 @@
+"""How many heads each layer keeps: groups of gates that compete with each other, and how many of each stay.
+
+`uniform`: equal numbers in all layers of a stack, what plain classes and most engines can hold. `per-group`: as many
+query heads in every group of a layer, what kernels for grouped-query attention hold without padding. A layer loses one
+head of each of its groups at a time, of every group the one with the lowest score. Such sets of heads compete over the
+whole model by the mean of their scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.heads import Site
+from headscope.pruning.gate_layout import GateLayout
+
+Quota = tuple[Tensor, int]
+
+STACKS = {Site.ENCODER_SELF: "encoder", Site.DECODER_SELF: "decoder", Site.CROSS: "decoder"}
+"""Sites whose layers have one number of heads in configs of encoder-decoders."""
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """The gated layers of an encoder or decoder: how many, and how many heads each may keep."""
+
+    name: str
+    layers: int
+    heads: int
+    choices: tuple[int, ...]
+
+
+def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
+    """Heads that every layer of each stack keeps where `keep` heads stay in all; shares as equal as they can be."""
+    stacks = _stacks(gating)
+    totals: dict[int, tuple[float, tuple[int, ...]]] = {}
+    for counts in product(*(stack.choices for stack in stacks)):
+        total = sum(count * stack.layers for count, stack in zip(counts, stacks, strict=True))
+        shares = [count / stack.heads for count, stack in zip(counts, stacks, strict=True)]
+        totals[total] = min(totals.get(total, (math.inf, counts)), (max(shares) - min(shares), counts))
+    if keep not in totals:
+        near = [max((n for n in totals if n < keep), default=None), min((n for n in totals if n > keep), default=None)]
+        possible = " or ".join(str(total) for total in near if total is not None)
+        raise ConfigError(f"--keep {keep} is not as many heads in every layer; keep {possible}")
+    return {stack.name: count for stack, count in zip(stacks, totals[keep][1], strict=True)}
+
+
+def uniform_keep(gating: GateLayout, fraction: float) -> int:
+    """Heads that stay in all where every layer keeps the `fraction` of its heads, rounded to whole groups."""
+    nearest = ((stack, min(stack.choices, key=lambda n: abs(n - fraction * stack.heads))) for stack in _stacks(gating))
+    return sum(count * stack.layers for stack, count in nearest)
+
+
+def uniform_quotas(gating: GateLayout, keep: int) -> list[Quota]:
+    """The units of every module [n], and how many of them stay."""
+    counts = uniform_counts(gating, keep)
+    quotas = []
+    for module, (size, protected) in _modules(gating).items():
+        members = [number for number, place in enumerate(gating.modules) if place == module]
+        if members:  # else all its heads are protected
+            quotas.append((torch.tensor(members), (counts[STACKS[module[0]]] - protected) // size))
+    return quotas
+
+
+def _stacks(gating: GateLayout) -> list[LayerStack]:
+    modules, stacks = _modules(gating), []
+    for name in dict.fromkeys(STACKS[site] for site, _ in gating.counts):
+        counts = [count for (site, _), count in gating.counts.items() if STACKS[site] == name]
+        mine = [sizes for (site, _), sizes in modules.items() if STACKS[site] == name]
+        choices = tuple(  # whole groups in all modules, and at least the protected heads
+            count
+            for count in range(1, min(counts) + 1)
+            if all(count >= protected and (count - protected) % size == 0 for size, protected in mine)
+        )
+        if not choices:
+            raise ConfigError(
+                f"layers of the {name} cannot keep equal numbers of heads: one of them has none, or their groups or "
+                "the heads that --protect names leave no number in common"
+            )
+        stacks.append(LayerStack(name, len(counts), max(counts), choices))
+    return stacks
+
+
+def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
+    """Heads of a unit, and protected heads, of a layer of every module that has gates or protected heads."""
+    protected = Counter((head.site, head.layer) for head in gating.protected)
+    sizes = {
+        module: sum((head.site, head.layer) == module for head in unit)
+        for module, unit in zip(gating.modules, gating.units, strict=True)
+    }
+    return {place: (sizes.get(place, 1), protected[place]) for place in [*sizes, *protected]}
+
+
+def removal_sets(gating: GateLayout, scores: Tensor, left: Tensor) -> Tensor:
+    """The units that go together [n u] of those that are `left` [m], by their scores [units]: here one of every group.
+
+    In each module the lowest of all groups are a set, then the second lowest, as long as all groups have one that may
+    go. Where groups go whole a set is a unit [n 1].
+    """
+    if not gating.groups:
+        return left[:, None]
+    sets = []
+    for module, groups in gating.groups.items():
+        by_group = _by_group(gating, module, groups, left.tolist())
+        lowest_first = [sorted(units, key=lambda unit: float(scores[unit])) for units in by_group]
+        sets += list(zip(*lowest_first, strict=False))
+    return torch.tensor(sets, dtype=torch.long).view(len(sets), next(iter(gating.groups.values())))
+
+
+def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
+    """All units [n], and how many of them stay; ConfigError with the nearest numbers of heads for others."""
+    size, most = _size(gating), _most(gating)
+    gone, short = divmod(gating.heads - keep, size)
+    if short or not 0 <= gone <= most:
+        near = {gating.heads - size * min(max(count, 0), most) for count in (gone, gone + 1)}
+        raise ConfigError(
+            f"--keep {keep} is not as many heads of each group: one of every group of a layer goes at a time, {size} "
+            f"heads; keep {' or '.join(str(number) for number in sorted(near) if number)}"
+        )
+    heads_of_unit = len(gating.units[0])
+    return [(torch.arange(len(gating.units)), len(gating.units) - gone * size // heads_of_unit)]
+
+
+def per_group_keep(gating: GateLayout, fraction: float) -> int:
+    """The number of heads nearest to a fraction of them all where every group of a layer keeps as many."""
+    size = _size(gating)
+    return gating.heads - size * min(round((1 - fraction) * gating.heads / size), _most(gating))
+
+
+def _size(gating: GateLayout) -> int:
+    """Heads that go at a time; ConfigError where layers differ in it."""
+    sizes = {groups * len(unit) for groups in gating.groups.values() for unit in gating.units}
+    if len(sizes) != 1:
+        raise ConfigError(
+            "--allocate per-group takes one head of every group at a time, and layers of these sites have different "
+            f"numbers of groups ({', '.join(map(str, sorted(sizes)))}); choose --sites that have one"
+        )
+    return sizes.pop()
+
+
+def _most(gating: GateLayout) -> int:
+    return len(removal_sets(gating, torch.zeros(len(gating.units)), torch.arange(len(gating.units))))
+
+
+def _by_group(gating: GateLayout, module: tuple[Site, int], groups: int, left: list[int]) -> list[list[int]]:
+    shared = gating.counts[module] // groups
+    by_group: list[list[int]] = [[] for _ in range(groups)]
+    for number in left:
+        if gating.modules[number] == module:
+            by_group[gating.units[number][0].head // shared].append(number)
+    return by_group
+
+
+def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
+    """ConfigError for a number of heads to keep that an allocation cannot give."""
+    QUOTAS[allocation](gating, keep)
+
+
+def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
+    """The number of heads nearest to a fraction of them all that an allocation can give.
+
+    By default it is rounded to whole groups, and not less than the protected heads. ConfigError where that is none.
+    """
+    size, least = int(gating.sizes[0]), len(gating.protected)
+    nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
+    if allocation in NEAREST:
+        nearest = NEAREST[allocation](gating, fraction)
+    if not nearest:
+        raise ConfigError(f"a share of {fraction:g} of {gating.heads} heads is none; take a larger one, or --keep N")
+    return nearest
+
+
+def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
+    return [(torch.arange(len(gating.units)), gating.kept_units(keep))]
+
+
+def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
+    stay = gating.kept_units(keep)
+    if gating.whole_layers and 0 < stay < len(gating.units):
+        raise ConfigError(
+            "--allocate per-layer: all heads of a layer go together here, so no layer can keep a share of them; take "
+            "global, or per-group, which takes single heads"
+        )
+    modules = list(dict.fromkeys(gating.modules))
+    members = [
+        torch.tensor([number for number, place in enumerate(gating.modules) if place == module]) for module in modules
+    ]
+    exact = [stay * len(units) / len(gating.units) for units in members]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: (counts[number] - exact[number], number))
+    for number in by_remainder[: stay - sum(counts)]:
+        counts[number] += 1
+    return list(zip(members, counts, strict=True))
+
+
+QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
+    "global": _over_all,
+    "per-layer": _per_layer,
+    "uniform": uniform_quotas,
+    "per-group": per_group_quotas,
+    "measured": _over_all,
+}
+"""By allocation: groups of units that compete with each other, and how many of each stay.
+
+All units do; those of a module, which all keep the same share (largest remainders); those of a layer, of which all of a
+stack keep the same number; all, of which one of every group of a layer go together; all, whose scores are then
+measured.
+"""
+NEAREST: Mapping[str, Callable[[GateLayout, float], int]] = {"uniform": uniform_keep, "per-group": per_group_keep}
+"""By allocation the number of heads nearest to a fraction, where it is not that of whole units."""
