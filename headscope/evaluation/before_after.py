@@ -75,12 +75,13 @@ def compare(values: Array, others: Array) -> Comparison:
     shifted = differences[1:] - differences[1:].mean()
     beyond = int((np.abs(shifted) >= abs(differences[0]) - 1e-12).sum())
     varies = bool(beyond) or float(np.abs(shifted).max()) > 1e-12
-    ends = []
+    ends: list[float] = []
     for numbers in (values[1:], differences[1:]):
         finite = np.isfinite(numbers).all()
         ends += np.quantile(numbers, _TAILS).tolist() if finite else [float("nan")] * 2
+    low, high, least, most = ends
     p = (1 + beyond) / (1 + len(shifted)) if varies and np.isfinite(shifted).all() else float("nan")
-    return Comparison(float(values[0]), *ends[:2], float(differences[0]), *ends[2:], p)
+    return Comparison(float(values[0]), low, high, float(differences[0]), least, most, p)
 
 
 SEED, REPLICATES = 1, 1000

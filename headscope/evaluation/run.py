@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-R = TypeVar("R", Evaluation, EachHead)
+R = TypeVar("R", bound=Evaluation | EachHead)
 
 
 def run_evaluation(

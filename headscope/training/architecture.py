@@ -140,7 +140,7 @@ def build_model(
         shape = variant.shape(init.model.config.with_stacks(partial(replace, **dropouts)))
         model = Transformer(shape)
         weights, expected = init.model.state_dict(), model.state_dict()
-        lacking = [key for key in expected if key not in weights and not variant.may_lack(key)]
+        lacking = [key for key in expected if key not in weights and ".mixing." not in key]  # which may start fresh
         unfit = [key for key in weights if key not in expected or expected[key].shape != weights[key].shape]
         if lacking or unfit:
             raise CheckpointError(

@@ -135,15 +135,7 @@ FORK_SENTENCES, FORK_EPOCHS, FORK_FIRST_EPOCHS = 160239, 40, 50  # what the fork
 
 def nuclear_norms(alphas: Sequence[Tensor]) -> list[Tensor]:
     """Σ of the singular values of each matrix [h h]; the gradient is U·Vᵀ, at repeated singular values too."""
-    by_size: dict[int, list[int]] = {}
-    for index, alpha in enumerate(alphas):
-        by_size.setdefault(len(alpha), []).append(index)
-    norms = dict[int, Tensor]()
-    for indices in by_size.values():
-        stacked = torch.stack([alphas[index] for index in indices])
-        exact = stacked if stacked.dtype == torch.float64 else stacked.float()
-        norms.update(zip(indices, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
-    return [norms[index] for index in range(len(alphas))]
+    return [torch.linalg.svdvals(alpha if alpha.dtype == torch.float64 else alpha.float()).sum() for alpha in alphas]
 
 
 def growth_loss(

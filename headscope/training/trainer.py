@@ -24,7 +24,7 @@ from headscope.evaluation.text_mode import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.results.answer import Answer
-from headscope.signature import Signature, counted, signature_of
+from headscope.signature import counted, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
 from headscope.training.data.prepare import prepare
@@ -141,7 +141,22 @@ def _train(
     loop = Loop(run, variant, progress, settings, history, listener, interrupted)
     with _recorded(config.out, about, history):
         reason = loop.train()
-    result = replace(_outcome(loop, reason, about), begun_at=begun_at)
+    remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, ended=True)]
+    result = TrainingResult(
+        folder=config.out,
+        reason=reason,
+        epoch=run.position.last_epoch,
+        update=run.position.update,
+        best=None if run.data.valid is None or progress.best is None else abs(progress.best),
+        best_update=progress.best_update,
+        nll=progress.nll,
+        bleu=progress.bleu,
+        seconds=progress.seconds,
+        parameters=about["parameters"]["total"],
+        signature=about["signature"],
+        remarks=tuple(remarks),
+        begun_at=begun_at,
+    )
     if history is not None:
         status = "interrupted" if reason == "interrupted" else "done"
         about |= {"status": status, "result": plain_options(result), "ended": time.time() - begun}
@@ -220,9 +235,8 @@ def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     if run.processes.world == 1:
         return criterion
     devices = [run.device] if run.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(
-        criterion, device_ids=devices, find_unused_parameters=not variant.uses_all
-    )
+    unused = variant.name != "baseline"  # of others a forward may leave some parameters out
+    return nn.parallel.DistributedDataParallel(criterion, device_ids=devices, find_unused_parameters=unused)
 
 
 def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
@@ -273,40 +287,13 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
 def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """What run.json says of a run before it has begun."""
+    config, data = run.config, run.data
     libraries = ("torch", "numpy", "sentencepiece", "sacrebleu")
-    parameters = parameters_by_part(run.model)
-    return {
-        "signature": str(_signature(run, options)),
-        "variant": run.variant.name,
-        "command": list(command),
-        "config": run.config.plain(),
-        "options": dict(options),
-        "model": run.model.config.plain(),
-        "parameters": parameters,
-        "planned": {"updates": run.position.updates_planned, "epochs": run.position.epochs_planned},
-        "data": {
-            "digest": run.data.digest,
-            "sentences": len(run.data.train),
-            "dropped": run.data.dropped,
-            "validation": 0 if run.data.valid is None else len(run.data.valid),
-            "vocabulary": len(run.data.target),
-            "unknown_pieces": run.data.unknown.to_json(),
-        },
-        "versions": {name: importlib.metadata.version(name) for name in libraries}
-        | {"headscope": VERSION, "python": sys.version.split()[0]},
-        "processes": run.processes.world,
-        "device": str(run.device),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _signature(run: TrainingRun, options: Mapping[str, Any]) -> Signature:
-    config = run.config
-    return signature_of(
+    signature = signature_of(
         {
             "m": f"train.{run.variant.name}",
             **{name: str(value) for name, value in options.items() if value is not None},
-            "data": f"sha256={run.data.digest[:12]},n={len(run.data.train)}",
+            "data": f"sha256={data.digest[:12]},n={len(data.train)}",
             "batch": f"{config.max_tokens}x{config.accumulate}x{run.processes.world}",
             "lr": f"{config.schedule}-{config.lr:g}-{config.warmup}",
             "precision": config.precision,
@@ -314,22 +301,26 @@ def _signature(run: TrainingRun, options: Mapping[str, Any]) -> Signature:
         },
         seed=config.seed,
     )
-
-
-def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> TrainingResult:
-    run, progress = loop.run, loop.progress
-    measured = run.data.valid is not None and progress.best is not None
-    return TrainingResult(
-        folder=run.config.out,
-        reason=reason,
-        epoch=run.position.last_epoch,
-        update=run.position.update,
-        best=abs(progress.best or 0.0) if measured else None,
-        best_update=progress.best_update,
-        nll=progress.nll,
-        bleu=progress.bleu,
-        seconds=progress.seconds,
-        parameters=int(about["parameters"]["total"]),
-        signature=str(about["signature"]),
-        remarks=() if reason == "interrupted" else (*remarks_on(run.config), *loop.variant.remarks(run, ended=True)),
-    )
+    return {
+        "signature": str(signature),
+        "variant": run.variant.name,
+        "command": list(command),
+        "config": config.plain(),
+        "options": dict(options),
+        "model": run.model.config.plain(),
+        "parameters": parameters_by_part(run.model),
+        "planned": {"updates": run.position.updates_planned, "epochs": run.position.epochs_planned},
+        "data": {
+            "digest": data.digest,
+            "sentences": len(data.train),
+            "dropped": data.dropped,
+            "validation": 0 if data.valid is None else len(data.valid),
+            "vocabulary": len(data.target),
+            "unknown_pieces": data.unknown.to_json(),
+        },
+        "versions": {name: importlib.metadata.version(name) for name in libraries}
+        | {"headscope": VERSION, "python": sys.version.split()[0]},
+        "processes": run.processes.world,
+        "device": str(run.device),
+        "threads": torch.get_num_threads(),
+    }

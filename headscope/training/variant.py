@@ -44,16 +44,13 @@ class Variant:
     called again. Several processes run the same hooks, and must do the same to the model.
 
     Several variants can train one model (`headscope.training.variant`): hooks should change what is theirs and
-    leave the rest. `decides` names what only one variant of a run can decide, in words that end "both decide …";
-    `alone` says why a variant cannot be combined at all.
+    leave the rest. `decides` names what only one variant of a run can decide, in words that end "both decide …".
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
-    uses_all: ClassVar[bool] = False  # every forward uses every parameter, which several processes profit from
     decides: ClassVar[tuple[str, ...]] = ()
-    alone: ClassVar[str | None] = None
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -64,10 +61,6 @@ class Variant:
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """The architecture to train, made from what the shared options (or `--init`) say."""
         return config
-
-    def may_lack(self, key: str) -> bool:
-        """Whether a weight (by its key in the state dict) may start fresh where `--init` does not have it."""
-        return ".mixing." in key
 
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
         """Change the model after it is built, before the optimizer is; `fresh`: not from `--init`."""
@@ -184,9 +177,6 @@ class VariantChain(Variant):
             config = part.shape(config)
         return config
 
-    def may_lack(self, key: str) -> bool:
-        return any(part.may_lack(key) for part in self.parts)
-
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
         for part in self.parts:
             part.adapt(model, fresh=fresh)
@@ -247,10 +237,9 @@ def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
         if clashes := [name for name in defaults[0].keys() & defaults[1] if defaults[0][name] != defaults[1][name]]:
             name = clashes[0].replace("_", "-")
             return f"{first.name} and {second.name} have options --{name} of their own; take one of them"
-    for cls in classes if len(classes) > 1 else ():
-        if cls.alone is not None:
-            remaining = "+".join(other.name for other in classes if other is not cls)
-            return f"{cls.name} cannot be combined, because {cls.alone}; take {remaining}"
+    names = [cls.name for cls in classes]
+    if "baseline" in names and (others := "+".join(name for name in names if name != "baseline")):
+        return f"baseline cannot be combined, because it is training without any variant; take {others}"
     return None
 
 
@@ -275,7 +264,6 @@ def combine(classes: tuple[type[Variant], ...]) -> type[VariantChain]:
         "name": names,
         "summary": " ".join(cls.summary for cls in classes),
         "Options": make_dataclass("Options", [], bases=tuple(bases) or (NoOptions,), namespace=texts, frozen=True),
-        "uses_all": all(cls.uses_all for cls in classes),
     }
     return type("Composed", (VariantChain,), attributes)
 

@@ -185,9 +185,9 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     [
         ({"dynamic": ("tough",)}, "--dynamic 'tough'.*none, hard"),
         ({"dynamic": ("hard", "soft")}, "--dynamic.*2"),
-        ({"dynamic_start": (1,)}, r"epoch.*\b2\b"),
+        ({"dynamic_start": (1,)}, r"--dynamic-start.*\b2\b"),
         ({"dynamic_rest": (0,)}, "--dynamic-rest.*1"),
-        ({"dynamic_end": (-1,)}, "--dynamic-end.*-1"),
+        ({"dynamic_end": (-1,)}, "--dynamic-end.*0"),
         ({"compat": "fork", "swap_output": True}, "--swap-output"),
         ({"dynamic_max_switches": ()}, "--dynamic-max-switches.*0"),
     ],

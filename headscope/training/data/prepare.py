@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
+from headscope.files.reading import read_bytes
 from headscope.files.writing import write_atomically
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
@@ -63,18 +65,16 @@ class Prepared:
 
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
     """Of the source (None for language models) and the target: given, or learnt from the training text."""
-    lm = config.kind == "lm"
     if config.tokenizer is not None:
         vocabulary = tokenizers.read(config.tokenizer)
-        return (None if lm else vocabulary), vocabulary
-    settings = {"size": config.vocab_size, "kind": config.tokenizer_kind, "normalise": config.normalise}
+        return (None if config.kind == "lm" else vocabulary), vocabulary
+    learn = partial(tokenizers.learn, size=config.vocab_size, kind=config.tokenizer_kind, normalise=config.normalise)
     sources, targets = _lines(config, corpus)
-    if lm:
-        return None, tokenizers.learn(sources(), **settings)  # type: ignore[arg-type]
+    if config.kind == "lm":
+        return None, learn(sources())
     if config.vocabulary == "separate":
-        return tokenizers.learn(sources(), **settings), tokenizers.learn(targets(), **settings)  # type: ignore[arg-type]
-
-    vocabulary = tokenizers.learn(chain(sources(), targets()), **settings)  # type: ignore[arg-type]
+        return learn(sources()), learn(targets())
+    vocabulary = learn(chain(sources(), targets()))
     return vocabulary, vocabulary
 
 
@@ -91,8 +91,10 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
     folder = config.out / FOLDER
     if vocabularies is None:
         settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
-        model_file = b"" if config.tokenizer is None else tokenizers.read(config.tokenizer).splitter.codes or b""
-        settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(model_file).hexdigest()]
+        given = (
+            b"" if config.tokenizer is None else read_bytes(config.tokenizer, name=f"--tokenizer {config.tokenizer}")
+        )
+        settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(given).hexdigest()]
         recipe = json.dumps(settings) + "\n"
         vocabularies = read_vocabularies(config, folder, recipe) or learn_vocabularies(config, corpus)
         write_vocabularies(folder, vocabularies, recipe)
@@ -181,15 +183,13 @@ def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Voca
 
     While they are written nothing says what they were made from, so none is taken for another's after a kill.
     """
-    recipe_path = folder / RECIPE
-    if recipe_path.exists() and recipe_path.read_bytes() != recipe.encode():
-        recipe_path.unlink()
+    if (folder / RECIPE).exists() and (folder / RECIPE).read_bytes() == recipe.encode():
+        return
+    (folder / RECIPE).unlink(missing_ok=True)
     for name, vocabulary in zip(("source", "target"), vocabularies, strict=True):
-        path, codes = folder / f"{name}.model", b"" if vocabulary is None else vocabulary.splitter.codes or b""
-        if codes and not (path.exists() and path.read_bytes() == codes):
-            write_atomically(path, lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
-    if not recipe_path.exists():
-        write_atomically(recipe_path, lambda file: file.write_text(recipe, encoding="utf-8"))
+        if codes := b"" if vocabulary is None else vocabulary.splitter.codes or b"":
+            write_atomically(folder / f"{name}.model", lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
+    write_atomically(folder / RECIPE, lambda file: file.write_text(recipe, encoding="utf-8"))
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:

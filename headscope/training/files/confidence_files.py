@@ -121,6 +121,6 @@ class ConfidenceFiles(Variant):
 
 def with_confidence(variant: Variant, method: str) -> Variant:
     """The variant, watched by `ConfidenceFiles`; it keeps its name."""
-    attributes = {"name": variant.name, "uses_all": variant.uses_all}
-    watched: type[VariantChain] = type("Watched", (VariantChain,), attributes)
-    return watched([ConfidenceFiles(method), variant], options=variant.options)
+    watched = VariantChain([ConfidenceFiles(method), variant], options=variant.options)
+    watched.name = variant.name  # type: ignore[misc]
+    return watched

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, check_options, option
 from headscope.errors import ConfigError
-from headscope.heads import SITES, Site
+from headscope.heads import Site
 from headscope.training.position import TrainingPosition
 from headscope.training.variant import Gradients, Variant, per_site, variant
 
@@ -61,11 +61,8 @@ class MixingOptions(NoOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
-        if len(self.ratios) not in (1, len(SITES)) or any(ratio < 0 for ratio in self.ratios):
-            raise ConfigError(
-                f"--ratios {','.join(f'{ratio:g}' for ratio in self.ratios)}: give one factor, or three for "
-                f"{', '.join(map(str, SITES))}, none of them negative"
-            )
+        if min(per_site("--ratios", self.ratios).values()) < 0:
+            raise ConfigError("--ratios must not be negative")
         if self.compat == "fork" and self.gamma is None:
             raise ConfigError("--compat fork needs --gamma: without it the fork never trains a matrix (published: 40)")
         if self.compat == "fork" and self.norm_cap is not None:

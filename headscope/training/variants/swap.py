@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from headscope.config import NoOptions, option
+from headscope.config import NoOptions, check_options, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.position import TrainingPosition
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WAYS = ("none", "hard", "soft", "random", "local")
 LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
-LISTS = ("dynamic", "dynamic_start", "dynamic_end", "dynamic_frequency", "dynamic_rest", "dynamic_max_switches")
+COUNTS = ("dynamic_frequency", "dynamic_rest", "dynamic_max_switches")
 
 
 @dataclass(frozen=True)
@@ -58,28 +58,19 @@ class SwapOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        for name in LISTS:
-            values = getattr(self, name)
-            flag = f"--{name.replace('_', '-')}"
-            if len(values) not in (1, len(SITES)) and (values or name != "dynamic_end"):
-                raise ConfigError(f"{flag} has {len(values)} values; give one, or three for {_sites()}")
-            if name != "dynamic" and any(value < 0 for value in values):
-                raise ConfigError(f"{flag} is {','.join(map(str, values))}; it must not be negative")
+        check_options(self)
+        clean = self.compat == "none"
+        for name, least in (("dynamic", None), ("dynamic_end", 0), ("dynamic_start", 2), *((n, 1) for n in COUNTS)):
+            values, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if values or name != "dynamic_end":
+                per_site(flag, values)
+            if least is not None and any(value < (least if clean else 0) for value in values):
+                reason = ": scores exist after the first epoch" if name == "dynamic_start" else ""
+                raise ConfigError(f"{flag} must be at least {least if clean else 0}{reason}")
         if unknown := [way for way in self.dynamic if LETTERS.get(way, way) not in WAYS]:
             raise ConfigError(f"--dynamic {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
-        if self.compat == "fork":
-            if self.swap_output or self.swap_moments:
-                refused = "--swap-output" if self.swap_output else "--swap-moments"
-                raise ConfigError(f"{refused}: the fork leaves these where they are; take --compat none")
-        else:
-            self._check_clean()
-
-    def _check_clean(self) -> None:
-        if any(value < 2 for value in self.dynamic_start):
-            raise ConfigError("--dynamic-start: scores exist after the first epoch, so 2 is the earliest")
-        for name in ("dynamic_frequency", "dynamic_rest", "dynamic_max_switches"):
-            if any(value < 1 for value in getattr(self, name)):
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+        if not clean and (self.swap_output or self.swap_moments):
+            raise ConfigError("--swap-output, --swap-moments: the fork leaves these where they are; take --compat none")
 
     @property
     def ways(self) -> dict[Site, str]:
@@ -270,7 +261,3 @@ class SwapHeads(Variant):
         for name, site_state in state["histories"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
             self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), site_state["swapped"])
-
-
-def _sites() -> str:
-    return ", ".join(map(str, SITES))

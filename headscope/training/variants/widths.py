@@ -19,8 +19,6 @@ class Baseline(Variant):
 
     name = "baseline"
     summary = "The plain Transformer."
-    uses_all = True
-    alone = "it is training without any variant"
 
 
 @dataclass(frozen=True)
