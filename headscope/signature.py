@@ -39,6 +39,7 @@ class _Checkpoint(Protocol):
     """The part of a checkpoint that is in signatures."""
 
     format: str
+    dequantised: str
 
     @property
     def digest(self) -> str: ...
@@ -71,7 +72,8 @@ def signature_of(
     if checkpoint is not None:
         signed["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
         signed |= off or {}
-        signed["dtype"] = str(checkpoint.dtype).removeprefix("torch.")
+        of_type = f" of {checkpoint.dequantised}" if checkpoint.dequantised else ""
+        signed["dtype"] = str(checkpoint.dtype).removeprefix("torch.") + of_type
         signed["device"] = checkpoint.device.type
     signed["torch"] = version("torch")
     if transformers:

@@ -76,6 +76,8 @@ class Checkpoint(ABC):
     writes: str | None = None
     """The language that it writes, as its files call it; None where nothing says."""
     prefix: str = ""  # beginning of all names of weights in its files, not in its model
+    dequantised: str = ""
+    """The type of its file's weights where they were made plain numbers, such as Q4_K; "" for plain weights."""
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""

@@ -101,6 +101,15 @@ def is_torch_file(path: Path) -> bool:
     return head.startswith(LEGACY)
 
 
+def begins_with_name(path: Path, name: str) -> bool:
+    """Whether the first MiB of a file of torch.save, where the names of its weights are, has one; never fails."""
+    try:
+        with path.open("rb") as handle:
+            return name.encode() in handle.read(1 << 20)
+    except OSError:
+        return False
+
+
 def read_torch(path: Path) -> Any:
     """What torch.save wrote, tensors as `StoredTensor`; CheckpointError in one line for anything unsafe or broken."""
     try:

@@ -273,7 +273,7 @@ class HuggingFaceCheckpoint(Predicting):
         return {
             "architecture": type(self.model).__name__,
             "model_type": self.model_type,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": str(self.dtype).removeprefix("torch.") + f" of {self.dequantised}" * bool(self.dequantised),
             "limit": self.limit,
             "tokenizer": tokenizer,
         }

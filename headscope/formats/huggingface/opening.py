@@ -80,7 +80,7 @@ def open_model(
     path, options = located(path)
     if (known := local_folder(path)) is not None:
         refuse_changed_weights(known)
-    with _quiet(path), ExitStack() as stack:
+    with loading(path), ExitStack() as stack:
         config, absent = _config(path, options)
         _check_depth(config)
         _forget_kernels(config)
@@ -282,7 +282,7 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
         return None, f"{shortlist(pointers)}: a Git LFS pointer, and not the file itself; run `git lfs pull`"
     complete = any(file.is_file() for file in files)
     try:
-        with _quiet(path):
+        with loading(path):
             tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
     except CheckpointError as error:
         return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
@@ -323,7 +323,8 @@ def _digest(folder: Path) -> str:
 
 
 @contextmanager
-def _quiet(path: str) -> Iterator[None]:
+def loading(path: str) -> Iterator[None]:
+    """Keep transformers' log lines and progress bars away; turn what it raises into one line."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         with quiet_transformers(), warnings.catch_warnings():

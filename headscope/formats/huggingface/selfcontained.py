@@ -162,7 +162,9 @@ def stored_types(path: str) -> dict[str, torch.dtype]:
     from transformers import AutoConfig
 
     folder = local_folder(path)
-    if files := [] if folder is None else list(folder.glob("*.safetensors")):
+    if folder is None:
+        return {}
+    if files := list(folder.glob("*.safetensors")):
         found: dict[str, torch.dtype] = {}
         for file in files:
             with safe_open(file, framework="pt") as opened:

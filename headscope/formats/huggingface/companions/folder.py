@@ -86,9 +86,11 @@ def copy_companions(source: Path, folder: Path) -> None:
 
 
 def local_folder(path: str) -> Path | None:
-    """The directory of a checkpoint: itself, or where the hub's files are kept. None for a model that has no files."""
+    """The directory of a checkpoint: itself, or where the hub's files are kept. None for a model without one."""
     if os.path.isdir(path):
         return Path(path)
+    if os.path.isfile(path):
+        return None
     from transformers.utils.hub import cached_file
 
     try:

@@ -1,0 +1,98 @@
+"""GGUF files of llama.cpp, which transformers dequantises into the class that they were made of."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headscope.config import Companions
+from headscope.errors import CheckpointError
+from headscope.files.reading import file_digest
+from headscope.formats.base import FORMATS
+from headscope.formats.exports import SavedFiles
+from headscope.formats.huggingface.format import HuggingFaceFormat
+
+if TYPE_CHECKING:
+    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+
+MAGIC = b"GGUF"
+
+
+class GgufFormat(HuggingFaceFormat):
+    """A GGUF file; what is written is a Hugging Face folder, or with `--export gguf` a GGUF file again."""
+
+    name = "gguf"
+    summary = "a *.gguf file of a language model that transformers can dequantise (needs the package gguf)"
+    converts = False
+    spreads = False
+    takes = frozenset[str]()
+
+    def recognise(self, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                return file.read(4) == MAGIC
+        except OSError:
+            return False
+
+    def recognise_name(self, name: str) -> bool:
+        return False
+
+    def load(
+        self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
+    ) -> HuggingFaceCheckpoint:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+        from headscope.formats.huggingface.opening import loading
+
+        file = Path(path)
+        stored = storage_type(file)
+        with loading(path), redirect_stderr(io.StringIO()):  # a progress bar that nothing else silences
+            where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+            wanted = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=wanted, **where)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+        model.hf_quantizer = None  # the weights are plain now, and saved as such
+        vars(model.config).pop("quantization_config", None)
+        opened = HuggingFaceCheckpoint(
+            path=path, model=model.to(device).eval(), tokenizer=tokenizer, digest=file_digest([file])
+        )
+        opened.format, opened.dequantised = self.name, stored
+        return opened
+
+    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        return as_folder(super().write(checkpoint, folder, companions), self.name)
+
+
+def as_folder(saved: SavedFiles, name: str) -> SavedFiles:
+    """What was written, with a note that it is a Hugging Face folder and not of the format `name`."""
+    note = f"written as a huggingface folder: headscope reads {name} files and writes none with this command"
+    return replace(saved, format="huggingface", notes=(note, *saved.notes))
+
+
+def storage_type(path: Path) -> str:
+    """The type of most weights of a GGUF file, such as Q4_K; CheckpointError for a broken file."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise CheckpointError(f"{path} is a GGUF file, which needs the package gguf: pip install gguf") from None
+    try:
+        sizes: dict[str, int] = {}
+        for tensor in GGUFReader(path).tensors:
+            kind = tensor.tensor_type.name
+            sizes[kind] = sizes.get(kind, 0) + int(tensor.n_elements)
+    except Exception as error:  # whatever the reader raises at a cut or damaged file
+        raise CheckpointError(
+            f"{path} is a truncated or broken GGUF file ({type(error).__name__}); fetch it again"
+        ) from None
+    if not sizes:
+        raise CheckpointError(f"{path} holds no weights; give the GGUF file of a model")
+    return max(sizes, key=lambda kind: sizes[kind])
+
+
+FORMATS.register("gguf", GgufFormat(), where=__name__)

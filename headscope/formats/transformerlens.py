@@ -1,0 +1,302 @@
+"""State dicts with TransformerLens' names, opened as the class of transformers that computes the same.
+
+Causal models become GPT-2, bidirectional ones the pre-norm encoder XLM-RoBERTa-XL. Shapes say the sizes; what they do
+not say (activation, direction, vocabulary, labels) stands in a JSON file of the same name beside the weights, see
+`Settings`. Layers without norm weights (folded or centred models) have ones and zeros, attention-only layers a
+feed-forward block that adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from headscope.config import Companions
+from headscope.config.option import restored
+from headscope.errors import CheckpointError
+from headscope.files.reading import file_digest, read_object
+from headscope.formats.base import FORMATS
+from headscope.formats.exports import SavedFiles
+from headscope.formats.gguf import as_folder
+from headscope.formats.huggingface.format import HuggingFaceFormat
+from headscope.formats.pickles import begins_with_name, is_torch_file, read_tensors, read_torch
+
+if TYPE_CHECKING:
+    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+
+QUERIES = "blocks.{}.attn.W_Q"
+LINEAR_TANH = 2.0**-12
+"""Scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1."""
+ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu", "gelu_fast": "gelu_fast"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a JSON file beside the weights may say, by TransformerLens' names where it has one.
+
+    `attention_dir`: default bidirectional where the model has not as many outputs as inputs, which makes it a
+    classifier of position 0, else causal. `tokenizer`: a folder or hub id; or `vocabulary`, the tokens in the order of
+    their ids, with the names of the special ones. `labels`: the classes.
+    """
+
+    act_fn: str = "gelu_new"
+    attention_dir: Literal["causal", "bidirectional"] | None = None
+    eps: float = 1e-5
+    tokenizer: str | None = None
+    vocabulary: tuple[str, ...] = ()
+    start: str | None = None
+    end: str | None = None
+    pad: str | None = None
+    unknown: str | None = None
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the shapes of a state dict say."""
+
+    layers: int
+    heads: int
+    width: int
+    model: int
+    inner: int
+    positions: int
+    inputs: int
+    outputs: int
+
+
+class TransformerLensFormat(HuggingFaceFormat):
+    """A file of torch.save with TransformerLens' names; what is written is a Hugging Face folder."""
+
+    name = "transformerlens"
+    summary = "a *.pt or *.pth state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"
+    converts = False
+    spreads = False
+    takes = frozenset[str]()
+
+    def recognise(self, path: Path) -> bool:
+        return path.is_file() and is_torch_file(path) and begins_with_name(path, QUERIES.format(0))
+
+    def recognise_name(self, name: str) -> bool:
+        return False
+
+    def load(
+        self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
+    ) -> HuggingFaceCheckpoint:
+        from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+
+        file, beside = Path(path), Path(path).with_suffix(".json")
+        content = read_torch(file)
+        if not isinstance(content, Mapping) or QUERIES.format(0) not in content:
+            raise CheckpointError(f"{path} holds no state dict with TransformerLens' names, such as {QUERIES.format(0)}")
+        state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
+        settings = _read_settings(beside) if beside.is_file() else Settings()
+        try:
+            model = build_model(state, settings)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{path}: its weights do not fit together ({error})") from None
+        tokenizer, without = _open_tokenizer(settings, beside)
+        model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).to(device).eval()
+        files = [file, *([beside] if beside.is_file() else [])]
+        opened = HuggingFaceCheckpoint(
+            path=path, model=model, tokenizer=tokenizer, digest=file_digest(files), without=without
+        )
+        opened.format, opened.read_files = self.name, tuple(files[1:])
+        return opened
+
+    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        return as_folder(super().write(checkpoint, folder, companions), self.name)
+
+
+def build_model(state: Mapping[str, Tensor], settings: Settings) -> Any:
+    """The model of transformers with the weights of a state dict; CheckpointError where no class computes the same."""
+    sizes = read_sizes(state)
+    if settings.act_fn not in ACTIVATIONS:
+        raise CheckpointError(f"act_fn {settings.act_fn!r} is not known; choose {', '.join(ACTIVATIONS)}")
+    direction = settings.attention_dir or ("causal" if sizes.inputs == sizes.outputs else "bidirectional")
+    build = build_decoder if direction == "causal" else build_encoder
+    return build({**_neutral(sizes), **state}, sizes, settings)
+
+
+def read_sizes(state: Mapping[str, Tensor]) -> Sizes:
+    """The sizes of a model; CheckpointError for parts that neither class has."""
+    layers = sum(name.endswith(".attn.W_Q") for name in state)
+    heads, model, width = state[QUERIES.format(0)].shape
+    foreign = [name for name in state if name.endswith((".W_gate", "._W_K", ".attn.rotary_sin", ".attn.W_pos"))]
+    if foreign or "pos_embed.W_pos" not in state:
+        why = f"it has {foreign[0]}" if foreign else "it has no pos_embed.W_pos"
+        raise CheckpointError(f"{why}, so neither GPT-2 nor XLM-RoBERTa-XL computes it; give its Hugging Face model")
+    if heads * width != model:
+        raise CheckpointError(f"{heads} heads of width {width} are not {model} wide, as GPT-2's and XLM-RoBERTa-XL's are")
+    inner = state["blocks.0.mlp.W_in"].shape[1] if "blocks.0.mlp.W_in" in state else 1
+    inputs, outputs = len(state["embed.W_E"]), state["unembed.W_U"].shape[1]
+    return Sizes(layers, heads, width, model, inner, len(state["pos_embed.W_pos"]), inputs, outputs)
+
+
+def _neutral(sizes: Sizes) -> dict[str, Tensor]:
+    """Weights that change nothing, for those that folded, centred and attention-only models lack."""
+    d, h, k, m = sizes.model, sizes.heads, sizes.width, sizes.inner
+    norm = {"w": torch.ones(d), "b": torch.zeros(d)}
+    layer = {f"{name}.{part}": value for name in ("ln1", "ln2") for part, value in norm.items()}
+    layer |= {f"attn.b_{letter}": torch.zeros(h, k) for letter in "QKV"}
+    layer |= {"mlp.W_in": torch.zeros(d, m), "mlp.W_out": torch.zeros(m, d)}
+    layer |= {"attn.b_O": torch.zeros(d), "mlp.b_in": torch.zeros(m), "mlp.b_out": torch.zeros(d)}
+    weights = {f"blocks.{n}.{name}": value for n in range(sizes.layers) for name, value in layer.items()}
+    weights |= {f"ln_final.{part}": value for part, value in norm.items()}
+    return weights | {"unembed.b_U": torch.zeros(sizes.outputs)}
+
+
+def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings) -> Any:
+    """A GPT-2; a bias of its outputs is added to that of the final norm, which can say it after W_U."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    if sizes.inputs != sizes.outputs:
+        raise CheckpointError(f"a causal model of {sizes.inputs} inputs and {sizes.outputs} outputs is no GPT-2")
+    config = GPT2Config(
+        **{"vocab_size": sizes.inputs, "n_positions": sizes.positions, "n_embd": sizes.model, "n_layer": sizes.layers},
+        **{"n_head": sizes.heads, "n_inner": sizes.inner, "activation_function": ACTIVATIONS[settings.act_fn]},
+        **{"layer_norm_epsilon": settings.eps, "tie_word_embeddings": False, **_special_ids(settings)},
+    )
+    weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
+    for n in range(sizes.layers):
+        old, new = f"blocks.{n}.", f"transformer.h.{n}."
+        weights |= {f"{new}ln_{i}.{end}": state[f"{old}ln{i}.{part}"] for i in (1, 2) for end, part in NORM.items()}
+        weights[f"{new}attn.c_attn.weight"] = torch.cat([_columns(state[f"{old}attn.W_{part}"]) for part in "QKV"], 1)
+        weights[f"{new}attn.c_attn.bias"] = torch.cat([state[f"{old}attn.b_{part}"].flatten() for part in "QKV"])
+        weights[f"{new}attn.c_proj.weight"] = state[f"{old}attn.W_O"].flatten(0, 1)
+        weights[f"{new}attn.c_proj.bias"] = state[f"{old}attn.b_O"]
+        for end, part in (("c_fc", "in"), ("c_proj", "out")):
+            weights[f"{new}mlp.{end}.weight"] = state[f"{old}mlp.W_{part}"]
+            weights[f"{new}mlp.{end}.bias"] = state[f"{old}mlp.b_{part}"]
+    weights["transformer.ln_f.weight"] = state["ln_final.w"]
+    weights["transformer.ln_f.bias"] = state["ln_final.b"] + _before_unembedding(state)
+    weights["lm_head.weight"] = state["unembed.W_U"].T
+    return _with_weights(GPT2LMHeadModel(config), weights)
+
+
+def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings) -> Any:
+    """An XLM-RoBERTa-XL; a classifier reads position 0, through a tanh that is kept in its linear part."""
+    from transformers import XLMRobertaXLConfig, XLMRobertaXLForSequenceClassification, XLMRobertaXLModel
+
+    ids = _special_ids(settings)
+    first = ids.get("pad_token_id", 0) + 1  # positions count from the padding's id
+    config = XLMRobertaXLConfig(
+        **{"vocab_size": sizes.inputs, "hidden_size": sizes.model, "num_hidden_layers": sizes.layers},
+        **{"num_attention_heads": sizes.heads, "intermediate_size": sizes.inner, "type_vocab_size": 1},
+        **{"hidden_act": ACTIVATIONS[settings.act_fn], "max_position_embeddings": sizes.positions + first},
+        **{"layer_norm_eps": settings.eps, "num_labels": sizes.outputs, **{"pad_token_id": 0, **ids}},
+    )
+    if settings.labels:
+        config.id2label = dict(enumerate(settings.labels))
+        config.label2id = {label: number for number, label in enumerate(settings.labels)}
+    positions = torch.cat([torch.zeros(first, sizes.model), state["pos_embed.W_pos"]])
+    weights = {"embeddings.word_embeddings.weight": state["embed.W_E"], "embeddings.position_embeddings.weight": positions}
+    weights["embeddings.token_type_embeddings.weight"] = torch.zeros(1, sizes.model)
+    for n in range(sizes.layers):
+        old, new = f"blocks.{n}.", f"encoder.layer.{n}."
+        linear = {f"attention.self.{name}": f"attn.{{}}_{name[0].upper()}" for name in ("query", "key", "value")}
+        linear |= {"attention.output.dense": "attn.{}_O", "intermediate.dense": "mlp.{}_in", "output.dense": "mlp.{}_out"}
+        for name, part in linear.items():
+            matrix = state[old + part.format("W")]
+            matrix = _columns(matrix) if name.startswith("attention.self") else matrix.flatten(0, -2)
+            weights |= {f"{new}{name}.weight": matrix.T, f"{new}{name}.bias": state[old + part.format("b")].flatten()}
+        for name, part in (("attention.self_attn_layer_norm", "ln1"), ("LayerNorm", "ln2")):
+            weights |= {f"{new}{name}.{end}": state[f"{old}{part}.{short}"] for end, short in NORM.items()}
+    weights |= {f"encoder.LayerNorm.{end}": state[f"ln_final.{part}"] for end, part in NORM.items()}
+    if sizes.inputs == sizes.outputs:
+        return _with_weights(XLMRobertaXLModel(config, add_pooling_layer=False), weights)
+    weights = {f"roberta.{name}": tensor for name, tensor in weights.items()}
+    weights["classifier.dense.weight"] = LINEAR_TANH * torch.eye(sizes.model)
+    weights["classifier.dense.bias"] = torch.zeros(sizes.model)
+    weights["classifier.out_proj.weight"] = state["unembed.W_U"].T / LINEAR_TANH
+    weights["classifier.out_proj.bias"] = state["unembed.b_U"]
+    return _with_weights(XLMRobertaXLForSequenceClassification(config), weights)
+
+
+NORM = {"weight": "w", "bias": "b"}
+
+
+def _columns(matrices: Tensor) -> Tensor:
+    """Matrices of heads [h d k] side by side [d hk]."""
+    return matrices.permute(1, 0, 2).flatten(1)
+
+
+def _before_unembedding(state: Mapping[str, Tensor]) -> Tensor:
+    """The vector [d] that W_U [d V] makes the bias of the outputs [V] of; CheckpointError where there is none."""
+    matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
+    found = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]
+    left = bias - found @ matrix
+    if (left - left.mean()).abs().max() > 1e-4:  # a constant changes no probability
+        raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
+    return found.float()
+
+
+def _with_weights(model: Any, weights: Mapping[str, Tensor]) -> Any:
+    """A model with these weights; RuntimeError, of torch, where names or shapes differ."""
+    known = model.state_dict()
+    fixed = {name: tensor for name, tensor in known.items() if name.endswith(("position_ids", "token_type_ids"))}
+    model.load_state_dict({**fixed, **{name: tensor.contiguous() for name, tensor in weights.items()}})
+    return model
+
+
+def _read_settings(path: Path) -> Settings:
+    values = read_object(path, error=CheckpointError)
+    known = Settings.__dataclass_fields__
+    if strange := [name for name in values if name not in known]:
+        raise CheckpointError(f"{path} has {strange[0]!r}, which is not known; known are {', '.join(known)}")
+    return restored(Settings, values)
+
+
+def _special_ids(settings: Settings) -> dict[str, int]:
+    """The ids of special tokens by transformers' names."""
+    names = {"bos_token_id": settings.start, "eos_token_id": settings.end, "pad_token_id": settings.pad}
+    known = {token: number for number, token in enumerate(settings.vocabulary)}
+    if lacking := [token for token in names.values() if token is not None and token not in known]:
+        raise CheckpointError(f"the special token {lacking[0]!r} is not in the vocabulary")
+    return {name: known[token] for name, token in names.items() if token is not None}
+
+
+def _open_tokenizer(settings: Settings, beside: Path) -> tuple[Any, str]:
+    """The tokenizer, or None and what would give one."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if settings.tokenizer is not None:
+        folder = beside.parent / settings.tokenizer
+        where = str(folder) if folder.is_dir() else settings.tokenizer
+        try:
+            return AutoTokenizer.from_pretrained(where, trust_remote_code=False), ""
+        except Exception as error:  # whatever transformers raises
+            raise CheckpointError(f"{beside}: no tokenizer {where} ({' '.join(str(error).split())[:120]})") from None
+    if not settings.vocabulary:
+        return None, f'write {beside.name} with "tokenizer" or "vocabulary"'
+    names = {"bos_token": settings.start, "eos_token": settings.end, "pad_token": settings.pad}
+    names["unk_token"] = settings.unknown
+    special = {name: token for name, token in names.items() if token is not None}
+    return PreTrainedTokenizerFast(tokenizer_object=_word_tokenizer(settings), **special), ""
+
+
+def _word_tokenizer(settings: Settings) -> Any:
+    """A tokenizer of a list of tokens: of characters where all plain ones are one long, else of words."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+    known = {token: number for number, token in enumerate(settings.vocabulary)}
+    outside = settings.unknown or "[outside the vocabulary]"  # an id without embedding, at which texts are refused
+    tokenizer = Tokenizer(models.WordLevel({outside: len(known), **known}, unk_token=outside))
+    special = {settings.start, settings.end, settings.pad, settings.unknown}
+    of_characters = all(len(token) == 1 for token in settings.vocabulary if token not in special)
+    split = pre_tokenizers.Split(Regex("."), "isolated") if of_characters else pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = split
+    ends = [token for token in (settings.start, settings.end) if token is not None]
+    template = " ".join([*([settings.start] if settings.start else []), "$A", *([settings.end] if settings.end else [])])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(token, known[token]) for token in ends]
+    )
+    return tokenizer
+
+
+FORMATS.register("transformerlens", TransformerLensFormat(), where=__name__)
