@@ -19,7 +19,7 @@ from headscope.files.reading import LFS_POINTER, is_lfs_pointer, no_path, read_r
 from headscope.files.zips import first_member
 from headscope.formats.pickles import is_torch_file
 
-ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime"}
+ENGINES = {".onnx": "onnxruntime"}
 """Files that programs run, by how their names end."""
 STATE = "state.pt"
 """What a run goes on from: a file of torch, as checkpoints of fairseq are."""
@@ -40,7 +40,6 @@ FIRST_BYTES: tuple[tuple[re.Pattern[bytes], str, str], ...] = tuple(
         (rb"$", "is empty", "copy it again"),
         (re.escape(LFS_POINTER), "is a Git LFS pointer and not the file itself", "run `git lfs pull` in its folder"),
         (rb"\s*<(!doctype|!DOCTYPE|html|HTML)", "is a web page", "download the file itself"),
-        (rb"GGUF", "is for llama.cpp", "give the checkpoint that it was made of"),
         (rb"\x89HDF", "holds weights of Keras or TensorFlow", PROGRAM),
         (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!|.{257}ustar", "is an archive", "unpack it"),
         (rb".{8}\{.*\"data_offsets\"", "holds weights alone", f"give a folder with {CONFIG} beside them"),

@@ -13,7 +13,7 @@ import torch
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.files.reading import file_digest
-from headscope.formats.base import FORMATS
+from headscope.formats.base import FORMATS, CheckpointFormat
 from headscope.formats.exports import SavedFiles
 from headscope.formats.huggingface.format import HuggingFaceFormat
 
@@ -64,6 +64,8 @@ class GgufFormat(HuggingFaceFormat):
         )
         opened.format, opened.dequantised = self.name, stored
         return opened
+
+    convert = CheckpointFormat.convert
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         return as_folder(super().write(checkpoint, folder, companions), self.name)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.config.option import restored
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.files.reading import file_digest, read_object
-from headscope.formats.base import FORMATS
+from headscope.formats.base import FORMATS, CheckpointFormat
 from headscope.formats.exports import SavedFiles
 from headscope.formats.gguf import as_folder
 from headscope.formats.huggingface.format import HuggingFaceFormat
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
 QUERIES = "blocks.{}.attn.W_Q"
 LINEAR_TANH = 2.0**-12
 """Scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1."""
-ACTIVATIONS = {"gelu_new": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu", "gelu_fast": "gelu_fast"}
+ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "gelu_fast")
+"""By TransformerLens' names, which are transformers' too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,14 @@ class Settings:
     unknown: str | None = None
     labels: tuple[str, ...] = ()
 
+    def id_of(self, token: str | None) -> int | None:
+        """The id of a special token; CheckpointError for one that is not in the vocabulary."""
+        if token is None:
+            return None
+        if token not in self.vocabulary:
+            raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
+        return self.vocabulary.index(token)
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -74,7 +82,7 @@ class TransformerLensFormat(HuggingFaceFormat):
     """A file of torch.save with TransformerLens' names; what is written is a Hugging Face folder."""
 
     name = "transformerlens"
-    summary = "a *.pt or *.pth state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"
+    summary = "a *.pt state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"
     converts = False
     spreads = False
     takes = frozenset[str]()
@@ -93,14 +101,19 @@ class TransformerLensFormat(HuggingFaceFormat):
         file, beside = Path(path), Path(path).with_suffix(".json")
         content = read_torch(file)
         if not isinstance(content, Mapping) or QUERIES.format(0) not in content:
-            raise CheckpointError(f"{path} holds no state dict with TransformerLens' names, such as {QUERIES.format(0)}")
+            raise CheckpointError(
+                f"{path} holds no state dict with TransformerLens' names, such as {QUERIES.format(0)}"
+            )
         state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
         settings = _read_settings(beside) if beside.is_file() else Settings()
         try:
             model = build_model(state, settings)
+            tokenizer, without = _open_tokenizer(settings, beside)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
         except (KeyError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{path}: its weights do not fit together ({error})") from None
-        tokenizer, without = _open_tokenizer(settings, beside)
+            why = reason_of(error, most=200)
+            raise CheckpointError(f"{path}: its weights do not fit together ({why})") from None
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).to(device).eval()
         files = [file, *([beside] if beside.is_file() else [])]
         opened = HuggingFaceCheckpoint(
@@ -108,6 +121,8 @@ class TransformerLensFormat(HuggingFaceFormat):
         )
         opened.format, opened.read_files = self.name, tuple(files[1:])
         return opened
+
+    convert = CheckpointFormat.convert
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         return as_folder(super().write(checkpoint, folder, companions), self.name)
@@ -132,7 +147,9 @@ def read_sizes(state: Mapping[str, Tensor]) -> Sizes:
         why = f"it has {foreign[0]}" if foreign else "it has no pos_embed.W_pos"
         raise CheckpointError(f"{why}, so neither GPT-2 nor XLM-RoBERTa-XL computes it; give its Hugging Face model")
     if heads * width != model:
-        raise CheckpointError(f"{heads} heads of width {width} are not {model} wide, as GPT-2's and XLM-RoBERTa-XL's are")
+        raise CheckpointError(
+            f"{heads} heads of width {width} are not {model} wide, as GPT-2's and XLM-RoBERTa-XL's are"
+        )
     inner = state["blocks.0.mlp.W_in"].shape[1] if "blocks.0.mlp.W_in" in state else 1
     inputs, outputs = len(state["embed.W_E"]), state["unembed.W_U"].shape[1]
     return Sizes(layers, heads, width, model, inner, len(state["pos_embed.W_pos"]), inputs, outputs)
@@ -158,9 +175,18 @@ def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings)
     if sizes.inputs != sizes.outputs:
         raise CheckpointError(f"a causal model of {sizes.inputs} inputs and {sizes.outputs} outputs is no GPT-2")
     config = GPT2Config(
-        **{"vocab_size": sizes.inputs, "n_positions": sizes.positions, "n_embd": sizes.model, "n_layer": sizes.layers},
-        **{"n_head": sizes.heads, "n_inner": sizes.inner, "activation_function": ACTIVATIONS[settings.act_fn]},
-        **{"layer_norm_epsilon": settings.eps, "tie_word_embeddings": False, **_special_ids(settings)},
+        vocab_size=sizes.inputs,
+        n_positions=sizes.positions,
+        n_embd=sizes.model,
+        n_layer=sizes.layers,
+        n_head=sizes.heads,
+        n_inner=sizes.inner,
+        activation_function=settings.act_fn,
+        layer_norm_epsilon=settings.eps,
+        tie_word_embeddings=False,
+        bos_token_id=settings.id_of(settings.start),
+        eos_token_id=settings.id_of(settings.end),
+        pad_token_id=settings.id_of(settings.pad),
     )
     weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
     for n in range(sizes.layers):
@@ -183,24 +209,40 @@ def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings)
     """An XLM-RoBERTa-XL; a classifier reads position 0, through a tanh that is kept in its linear part."""
     from transformers import XLMRobertaXLConfig, XLMRobertaXLForSequenceClassification, XLMRobertaXLModel
 
-    ids = _special_ids(settings)
-    first = ids.get("pad_token_id", 0) + 1  # positions count from the padding's id
+    padding = settings.id_of(settings.pad) or 0
+    first = padding + 1  # positions count from the padding's id
     config = XLMRobertaXLConfig(
-        **{"vocab_size": sizes.inputs, "hidden_size": sizes.model, "num_hidden_layers": sizes.layers},
-        **{"num_attention_heads": sizes.heads, "intermediate_size": sizes.inner, "type_vocab_size": 1},
-        **{"hidden_act": ACTIVATIONS[settings.act_fn], "max_position_embeddings": sizes.positions + first},
-        **{"layer_norm_eps": settings.eps, "num_labels": sizes.outputs, **{"pad_token_id": 0, **ids}},
+        vocab_size=sizes.inputs,
+        hidden_size=sizes.model,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        intermediate_size=sizes.inner,
+        hidden_act=settings.act_fn,
+        max_position_embeddings=sizes.positions + first,
+        type_vocab_size=1,
+        layer_norm_eps=settings.eps,
+        pad_token_id=padding,
+        bos_token_id=settings.id_of(settings.start),
+        eos_token_id=settings.id_of(settings.end),
     )
+    config.num_labels = sizes.outputs
     if settings.labels:
         config.id2label = dict(enumerate(settings.labels))
         config.label2id = {label: number for number, label in enumerate(settings.labels)}
     positions = torch.cat([torch.zeros(first, sizes.model), state["pos_embed.W_pos"]])
-    weights = {"embeddings.word_embeddings.weight": state["embed.W_E"], "embeddings.position_embeddings.weight": positions}
+    weights = {
+        "embeddings.word_embeddings.weight": state["embed.W_E"],
+        "embeddings.position_embeddings.weight": positions,
+    }
     weights["embeddings.token_type_embeddings.weight"] = torch.zeros(1, sizes.model)
     for n in range(sizes.layers):
         old, new = f"blocks.{n}.", f"encoder.layer.{n}."
         linear = {f"attention.self.{name}": f"attn.{{}}_{name[0].upper()}" for name in ("query", "key", "value")}
-        linear |= {"attention.output.dense": "attn.{}_O", "intermediate.dense": "mlp.{}_in", "output.dense": "mlp.{}_out"}
+        linear |= {
+            "attention.output.dense": "attn.{}_O",
+            "intermediate.dense": "mlp.{}_in",
+            "output.dense": "mlp.{}_out",
+        }
         for name, part in linear.items():
             matrix = state[old + part.format("W")]
             matrix = _columns(matrix) if name.startswith("attention.self") else matrix.flatten(0, -2)
@@ -219,6 +261,14 @@ def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings)
 
 
 NORM = {"weight": "w", "bias": "b"}
+ENCODER_LINEAR = {
+    "attention.self.query": "attn.{}_Q",
+    "attention.self.key": "attn.{}_K",
+    "attention.self.value": "attn.{}_V",
+    "attention.output.dense": "attn.{}_O",
+    "intermediate.dense": "mlp.{}_in",
+    "output.dense": "mlp.{}_out",
+}
 
 
 def _columns(matrices: Tensor) -> Tensor:
@@ -233,7 +283,8 @@ def _before_unembedding(state: Mapping[str, Tensor]) -> Tensor:
     left = bias - found @ matrix
     if (left - left.mean()).abs().max() > 1e-4:  # a constant changes no probability
         raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
-    return found.float()
+    before: Tensor = found.float()
+    return before
 
 
 def _with_weights(model: Any, weights: Mapping[str, Tensor]) -> Any:
@@ -245,20 +296,17 @@ def _with_weights(model: Any, weights: Mapping[str, Tensor]) -> Any:
 
 
 def _read_settings(path: Path) -> Settings:
+    from pydantic import TypeAdapter, ValidationError
+
     values = read_object(path, error=CheckpointError)
-    known = Settings.__dataclass_fields__
-    if strange := [name for name in values if name not in known]:
-        raise CheckpointError(f"{path} has {strange[0]!r}, which is not known; known are {', '.join(known)}")
-    return restored(Settings, values)
-
-
-def _special_ids(settings: Settings) -> dict[str, int]:
-    """The ids of special tokens by transformers' names."""
-    names = {"bos_token_id": settings.start, "eos_token_id": settings.end, "pad_token_id": settings.pad}
-    known = {token: number for number, token in enumerate(settings.vocabulary)}
-    if lacking := [token for token in names.values() if token is not None and token not in known]:
-        raise CheckpointError(f"the special token {lacking[0]!r} is not in the vocabulary")
-    return {name: known[token] for name, token in names.items() if token is not None}
+    if strange := [name for name in values if name not in Settings.__dataclass_fields__]:
+        known = ", ".join(Settings.__dataclass_fields__)
+        raise CheckpointError(f"{path} has {strange[0]!r}, which is not known; known are {known}")
+    try:
+        return TypeAdapter(Settings).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(f"{path}: {first['loc'][0]} is {first['input']!r:.60}; {first['msg']}") from None
 
 
 def _open_tokenizer(settings: Settings, beside: Path) -> tuple[Any, str]:
@@ -292,7 +340,9 @@ def _word_tokenizer(settings: Settings) -> Any:
     split = pre_tokenizers.Split(Regex("."), "isolated") if of_characters else pre_tokenizers.WhitespaceSplit()
     tokenizer.pre_tokenizer = split
     ends = [token for token in (settings.start, settings.end) if token is not None]
-    template = " ".join([*([settings.start] if settings.start else []), "$A", *([settings.end] if settings.end else [])])
+    template = " ".join(
+        [*([settings.start] if settings.start else []), "$A", *([settings.end] if settings.end else [])]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[(token, known[token]) for token in ends]
     )

@@ -232,7 +232,6 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (raw(b""), "is empty; copy it again"),
     "a page": (raw(b"<!DOCTYPE html>\n<html>"), "is a web page"),
     "gzip": (raw(b"\x1f\x8b\x08\x00" + bytes(99)), "is an archive; unpack it"),
-    "GGUF": (raw(b"GGUF" + bytes(99)), "is for llama.cpp"),
     "HDF5": (raw(b"\x89HDF\r\n\x1a\n" + bytes(99)), "Keras or TensorFlow"),
     "OpenNMT-py": (
         torch_file({"model": {}, "generator": {}, "vocab": {"src": ["a"]}, "opt": NAMESPACE, "optim": {}}),
