@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions, flag
-from headscope.data.encoded import Batch, Encoded, Side
-from headscope.data.encoded import SideName as SideName
+from headscope.data.encoded import Batch, Encoded, Side, SideName as SideName
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
@@ -76,8 +75,7 @@ class Checkpoint(ABC):
     writes: str | None = None
     """The language that it writes, as its files call it; None where nothing says."""
     prefix: str = ""  # beginning of all names of weights in its files, not in its model
-    dequantised: str = ""
-    """The type of its file's weights where they were made plain numbers, such as Q4_K; "" for plain weights."""
+    dequantised: str = ""  # the type of its file's weights, such as Q4_K, where they were made plain numbers
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""

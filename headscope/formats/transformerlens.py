@@ -2,7 +2,7 @@
 
 Causal models become GPT-2, bidirectional ones the pre-norm encoder XLM-RoBERTa-XL. Shapes say the sizes; what they do
 not say (activation, direction, vocabulary, labels) stands in a JSON file of the same name beside the weights, see
-`Settings`. Layers without norm weights (folded or centred models) have ones and zeros, attention-only layers a
+`LensSettings`. Layers without norm weights (folded or centred models) have ones and zeros, attention-only layers a
 feed-forward block that adds nothing.
 """
 
@@ -36,7 +36,7 @@ ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "gelu_fast")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class LensSettings:
     """What a JSON file beside the weights may say, by TransformerLens' names where it has one.
 
     `attention_dir`: default bidirectional where the model has not as many outputs as inputs, which makes it a
@@ -105,7 +105,7 @@ class TransformerLensFormat(HuggingFaceFormat):
                 f"{path} holds no state dict with TransformerLens' names, such as {QUERIES.format(0)}"
             )
         state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
-        settings = _read_settings(beside) if beside.is_file() else Settings()
+        settings = _read_settings(beside) if beside.is_file() else LensSettings()
         try:
             model = build_model(state, settings)
             tokenizer, without = _open_tokenizer(settings, beside)
@@ -128,7 +128,7 @@ class TransformerLensFormat(HuggingFaceFormat):
         return as_folder(super().write(checkpoint, folder, companions), self.name)
 
 
-def build_model(state: Mapping[str, Tensor], settings: Settings) -> Any:
+def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:
     """The model of transformers with the weights of a state dict; CheckpointError where no class computes the same."""
     sizes = read_sizes(state)
     if settings.act_fn not in ACTIVATIONS:
@@ -168,7 +168,7 @@ def _neutral(sizes: Sizes) -> dict[str, Tensor]:
     return weights | {"unembed.b_U": torch.zeros(sizes.outputs)}
 
 
-def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings) -> Any:
+def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> Any:
     """A GPT-2; a bias of its outputs is added to that of the final norm, which can say it after W_U."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -205,7 +205,7 @@ def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings)
     return _with_weights(GPT2LMHeadModel(config), weights)
 
 
-def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: Settings) -> Any:
+def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> Any:
     """An XLM-RoBERTa-XL; a classifier reads position 0, through a tanh that is kept in its linear part."""
     from transformers import XLMRobertaXLConfig, XLMRobertaXLForSequenceClassification, XLMRobertaXLModel
 
@@ -295,21 +295,21 @@ def _with_weights(model: Any, weights: Mapping[str, Tensor]) -> Any:
     return model
 
 
-def _read_settings(path: Path) -> Settings:
+def _read_settings(path: Path) -> LensSettings:
     from pydantic import TypeAdapter, ValidationError
 
     values = read_object(path, error=CheckpointError)
-    if strange := [name for name in values if name not in Settings.__dataclass_fields__]:
-        known = ", ".join(Settings.__dataclass_fields__)
+    if strange := [name for name in values if name not in LensSettings.__dataclass_fields__]:
+        known = ", ".join(LensSettings.__dataclass_fields__)
         raise CheckpointError(f"{path} has {strange[0]!r}, which is not known; known are {known}")
     try:
-        return TypeAdapter(Settings).validate_python(values)
+        return TypeAdapter(LensSettings).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(f"{path}: {first['loc'][0]} is {first['input']!r:.60}; {first['msg']}") from None
 
 
-def _open_tokenizer(settings: Settings, beside: Path) -> tuple[Any, str]:
+def _open_tokenizer(settings: LensSettings, beside: Path) -> tuple[Any, str]:
     """The tokenizer, or None and what would give one."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -328,7 +328,7 @@ def _open_tokenizer(settings: Settings, beside: Path) -> tuple[Any, str]:
     return PreTrainedTokenizerFast(tokenizer_object=_word_tokenizer(settings), **special), ""
 
 
-def _word_tokenizer(settings: Settings) -> Any:
+def _word_tokenizer(settings: LensSettings) -> Any:
     """A tokenizer of a list of tokens: of characters where all plain ones are one long, else of words."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
