@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
-from headscope.data.encoded import Encoded
+from headscope.data.encoded import Encoded, SideName
 from headscope.data.labels import class_number
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.sides import refuse_unread_target
-from headscope.formats.base import Checkpoint, SideName
+from headscope.formats.base import Checkpoint
 
 
 class Place(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions, flag
-from headscope.data.encoded import Batch, Encoded, Side, SideName as SideName
+from headscope.data.encoded import Batch, Encoded, Side, SideName
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, pad_side
+from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, SideName, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, NumericalError, shortlist
-from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
+from headscope.formats.base import FORMATS, Checkpoint, Predicts
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.forward import finite, refuse_overflow

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import Companions
+from headscope.data.encoded import SideName
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, shortlist
 from headscope.files.reading import file_digest
 from headscope.files.writing import save_torch, write_atomically
-from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
+from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.fairseq.config import (
     Settings,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import IGNORED, Encoded, NothingReadError
+from headscope.data.encoded import IGNORED, Encoded, NothingReadError, SideName
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import LONGEST, SideName
+from headscope.formats.base import LONGEST
 from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder

@@ -18,10 +18,9 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, GenerationMixin
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from headscope.data.encoded import Batch, Encoded, Side, pad_side
+from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.files.npz import native_numbers
-from headscope.formats.base import SideName
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
 from headscope.formats.huggingface.companions.spoken import Prompts
 from headscope.formats.translate_options import TranslateOptions

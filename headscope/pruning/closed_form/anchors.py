@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeVar
 
 from headscope.assets import sample, varied
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import MANY
+from headscope.data.encoded import MANY, SideName
 from headscope.data.lines import read_lines, text_units
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint, SideName
+from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
 
