@@ -37,7 +37,7 @@ docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "Done. Open site/index.html, or with a search: $(BIN)/python -m http.server --directory site"
 
-# Measures the checkpoints of docs/gallery.md and draws every picture of the documentation.
+# Draws every picture of the documentation (docs/figures/draw.sh).
 gallery: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.makers.gallery
 	$(BIN)/python -m tests.makers.doc_pages

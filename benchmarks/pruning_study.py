@@ -2,7 +2,7 @@
 
 Run: python benchmarks/pruning_study.py measure --data DIR --ud DIR [--criteria NAMES] [--refits NAMES] [--kept NUMBERS]
      [--calibration captions,news,mixed] [--seed N] [--tested N] [--bleu N] [--tune UPDATES] [--out FILE.csv]
-     python benchmarks/pruning_study.py page [--out FILE.csv]
+     python benchmarks/pruning_study.py draw [--out FILE.csv]
 
 A cell is a calibration text, a seed (of the lines that are drawn), a criterion, a number of heads kept, a refit and a
 number of updates of tuning. It is measured in domain (`--data`: Multi30k, test_2016_flickr) and out of it (`--ud`: the
@@ -13,8 +13,8 @@ per-layer`. `low-rank` removes no head: all projections of attention get the bes
 as many parameters as the heads kept (`low_rank`); it is a row here and no compensation of headscope's, because a
 product of two matrices has no place in the formats that are written.
 
-A refit is an entry of `REFITS`: a function from the context and the heads that go to the model. `page` writes the
-ranked tables of docs/pruning-study.md and its figure.
+A refit is an entry of `REFITS`: a function from the context and the heads that go to the model. `draw` draws the figure
+of benchmarks/pruning/README.md.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 
 FILE = Path(__file__).parent / "pruning" / "study.csv"
-DOCS = Path(__file__).parent.parent / "docs"
-PAGE, FIGURE = DOCS / "pruning-study.md", DOCS / "figures" / "pruning-study.svg"
-MARK = "<!-- tables: benchmarks/pruning_study.py page -->"
+FIGURE = Path(__file__).parent / "pruning" / "figure.svg"
 CRITERIA = (*METHODS, "layer-drop", "low-rank", "obs:per-layer", "obs-task:per-layer")
 KEPT, CALIBRATED, LIMIT = (60, 48, 36, 24), 400, 99
 KEYS = ["calibration", "seed", "criterion", "kept", "refit", "tuned"]
@@ -243,42 +241,15 @@ def measure(asked: argparse.Namespace) -> None:
         pd.DataFrame(rows).to_csv(asked.out, index=False, float_format="%.5g")
 
 
-# The page.
+# The figure.
 
 
-def page(asked: argparse.Namespace) -> None:
-    """Write the tables of the page, and its figure."""
+def draw(asked: argparse.Namespace) -> None:
+    """The figure of benchmarks/pruning/README.md."""
     table = pd.read_csv(asked.out, keep_default_na=False)
-    for name in [column for column in table if str(column).startswith(("nats", "bleu"))]:
+    for name in [column for column in table if str(column).startswith("nats")]:
         table[name] = pd.to_numeric(table[name])
-    intact = table[table["criterion"] == "intact"].iloc[0]
-    rest = table[table["criterion"] != "intact"]
-    parts = [f"The intact model: {intact['nats_in']:.4f} nats in domain, {intact['nats_out']:.4f} out of it."]
-    for (calibration, seed, updates), rows in rest.groupby(["calibration", "seed", "tuned"], sort=False):
-        how = f"tuned for {updates} updates" if updates else "untrained"
-        parts.append(f"### Calibrated on {calibration}, {how} (seed {seed})")
-        parts += [ranked(rows, domain) for domain in ("in", "out")]
-    text = PAGE.read_text(encoding="utf-8")
-    head, _, _ = text.partition(MARK)
-    PAGE.write_text(f"{head}{MARK}\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")
-    figure(rest, intact)
-
-
-def ranked(rows: pd.DataFrame, domain: str) -> str:
-    """A table of what the loss rises to: a row a criterion and refit, the best mean over sizes first."""
-    wide = rows.pivot_table(index=["criterion", "refit"], columns="kept", values=f"nats_{domain}", sort=False)
-    wide = wide[sorted(wide.columns, reverse=True)]
-    best = wide.min().to_dict()
-    sizes: list[Any] = list(wide.columns)
-    lines_of = sorted(wide.itertuples(), key=lambda line: sum(line[1:]))
-    title = {"in": "captions", "out": "news"}[domain]
-    made = [f"| nats on {title}: criterion | refit | {' | '.join(f'{kept} kept' for kept in sizes)} |"]
-    made.append("|---|---|" + "---:|" * len(sizes))
-    for (criterion, refit), *values in lines_of:
-        pairs = zip(sizes, values, strict=True)
-        shown = [f"**{value:.3f}**" if value == best[kept] else f"{value:.3f}" for kept, value in pairs]
-        made.append(f"| {criterion} | {refit} | {' | '.join(shown)} |")
-    return "\n".join(made)
+    figure(table[table["criterion"] != "intact"], table[table["criterion"] == "intact"].iloc[0])
 
 
 def figure(rows: pd.DataFrame, intact: Any) -> None:
@@ -304,9 +275,9 @@ def figure(rows: pd.DataFrame, intact: Any) -> None:
 
 
 def main() -> None:
-    """Measure, or make the page."""
+    """Measure, or draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "page"))
+    parser.add_argument("what", choices=("measure", "draw"))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--ud", type=Path)
     parser.add_argument("--out", type=Path, default=FILE)
@@ -316,7 +287,7 @@ def main() -> None:
     for name, number in (("seed", 1), ("tested", 500), ("bleu", 0), ("tune", 0)):
         parser.add_argument(f"--{name}", type=int, default=number)
     given = parser.parse_args()
-    measure(given) if given.what == "measure" else page(given)
+    measure(given) if given.what == "measure" else draw(given)
 
 
 if __name__ == "__main__":

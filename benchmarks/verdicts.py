@@ -1,6 +1,6 @@
 """How often a verdict of non-inferiority is wrong, and how often it is given where it is right: simulated texts.
 
-Run: python benchmarks/verdicts.py --out FILE.csv [--texts 1000] [--seed 1] [--only accuracy,sentences,seeds,sizes]
+Run: python benchmarks/verdicts.py --out FILE.csv [--texts 1000] [--seed 1] [--only accuracy,sentences,seeds,sizes] [--draw]
 
 Losses of sentences are drawn, `headscope.evaluation.non_inferiority.judge` decides. `false` is the share of texts that
 are called non-inferior although the true loss is the margin (which is 1 everywhere); `false_worse` the share that are
@@ -189,8 +189,24 @@ def _any_established(sequence: list[Array], methods: int) -> bool:
 PARTS = {"accuracy": of_accuracy, "sentences": of_sentences, "seeds": of_seeds, "sizes": of_sizes}
 
 
+def draw(table: pd.DataFrame, path: Path) -> None:
+    """False verdicts and power of models that lose lines, by accuracy and number of lines, at a margin of 1 %."""
+    from matplotlib.figure import Figure
+
+    rows = table[(table["part"] == "accuracy") & (table["margin"] == 0.01) & (table["losses"] == "lines lost")]
+    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+    titles = {"false": "called non-inferior, true loss 1 %", "power": "called non-inferior, no loss"}
+    for axes, (column, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for accuracy, part in rows.groupby("accuracy"):
+            axes.plot(part["sentences"], part[column], "o-", label=f"accuracy {accuracy}")
+        axes.set(title=title, xlabel="held-out lines", ylabel="share of texts")
+    figure.axes[0].axhline(0.05, color="0.6", linestyle=":")
+    figure.axes[1].legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
-    """Simulate, print and write."""
+    """Simulate, print and write; or draw."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=1000)
@@ -198,7 +214,10 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--sentences", default=",".join(map(str, SENTENCES)))
     parser.add_argument("--largest", default=",".join(map(str, LARGEST)))
+    parser.add_argument("--draw", action="store_true", help="figure.svg beside FILE.csv, which is there")
     given = parser.parse_args()
+    if given.draw:
+        return draw(pd.read_csv(given.out), given.out.with_name("figure.svg"))
     rows: list[dict[str, Any]] = []
     for part in given.only.split(","):
         luck = np.random.default_rng([given.seed, len(part)])

@@ -1,4 +1,4 @@
-"""Options of the MHR fork and of fairseq are answered with ours, which are there; the documentation has the same."""
+"""Options of the MHR fork and of fairseq are answered with ours, which are there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 import typer
 
 from headscope.cli import main
-from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, Counterpart, counterpart
+from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
 from headscope.cli.options import InFile, read_config
 from headscope.errors import ConfigError
 from headscope.training.variant import VARIANTS
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mhr-options.md"
 # mhr.md §6: every flag that the fork registers
 REGISTERED = re.findall(
     r"--\S+",
@@ -57,19 +56,6 @@ def test_what_is_named_is_there() -> None:
             assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
 
 
-def as_markdown() -> str:
-    """Both tables, as docs/mhr-options.md has them."""
-    parts = []
-    for title, table in (("Options of the fork", FORK), ("Options of fairseq that its commands use", FAIRSEQ)):
-        rows = [f"| `{name}` | {_cell(equivalent)} | {equivalent.note} |" for name, equivalent in table.items()]
-        parts.append("\n".join([f"## {title}", "", "| there | here | |", "| --- | --- | --- |", *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _cell(equivalent: Counterpart) -> str:
-    return f"`{equivalent.usage()}`".replace("|", "\\|") if equivalent.commands else "–"
-
-
 @pytest.mark.slow
 def test_answers_can_be_typed_in_every_variant() -> None:
     """What is named instead of an option of fairseq is a command, with the variant that was typed."""
@@ -79,11 +65,6 @@ def test_answers_can_be_typed_in_every_variant() -> None:
         for variant in variants if its.commands == TRAIN else ():
             assert its.usage(variant).startswith(f"headscope {variant} -"), option
             assert set(re.findall(r"--[a-z-]+", its.options)) <= options_of(variant), option
-    assert "VARIANT" not in as_markdown()
-
-
-def test_the_document_has_the_table() -> None:
-    assert as_markdown() in DOCUMENT.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The pictures of docs/figures.md and docs/gallery.md: `python -m tests.makers.gallery` runs the commands there.
+"""The pictures of docs/figures.md: `python -m tests.makers.gallery` types docs/figures/draw.sh.
 
-Of the runs that docs/gallery.md measures it keeps the columns that are drawn. It writes beside the pictures what each
-shows, figures.json, which a test compares with what the commands draw now.
+Of the runs that are measured there it keeps the columns that are drawn. It writes beside the pictures what each shows,
+figures.json, which a test compares with what the commands draw now.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tests.makers.figures import structure
 
 ROOT = Path(__file__).parent.parent.parent
 COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
-PAGE, GALLERY, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/gallery.md", ROOT / "docs/figures/figures.json"
+PAGE, SCRIPT, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/draw.sh", ROOT / "docs/figures/figures.json"
 KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]  # and importances
 
 
 def commands() -> dict[str, list[str]]:
-    """The words after `headscope` of every command on both pages, by the picture that it writes."""
-    typed = [command.arguments for page in (PAGE, GALLERY) for command in documented.commands(page)]
+    """The words after `headscope` of every command, by the picture that it writes."""
+    typed = [command.arguments for command in documented.commands(SCRIPT)]
     return {Path(words[words.index("--out") + 1]).name: words for words in typed if words[0] == "plot"}
 
 
 def measure(words: list[str]) -> None:
-    """Run an `analyze` of docs/gallery.md, and keep of its run what is drawn."""
+    """Run an `analyze` of the script, and keep of its run what is drawn."""
     out = ROOT / words[words.index("--out") + 1]
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "run"
@@ -123,7 +123,7 @@ def _numbers(axes: Any) -> Iterator[tuple[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    for command in documented.commands(GALLERY):
+    for command in documented.commands(SCRIPT):
         if command.arguments[0] == "analyze":
             measure(command.arguments)
     shown = {name: contents(drawn(words, write=True)) for name, words in commands().items()}

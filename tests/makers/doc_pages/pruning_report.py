@@ -1,4 +1,4 @@
-"""The tables of docs/report-pruning.md, of the CSV files in benchmarks/pruning."""
+"""The tables of benchmarks/pruning/README.md, of the CSV files beside it."""
 
 from __future__ import annotations
 
@@ -92,54 +92,6 @@ def anchored() -> str:
     )
 
 
-def translation() -> str:
-    """The translation model: nats on captions / on news, calibrated on captions, not tuned."""
-    rows = read("study").query("calibration == 'captions' and tuned == 0 and refit != 'damping 0.1'")
-    rows = rows.fillna({"refit": "none"})
-    at = rows[(rows["kept"] == 24) & (rows["criterion"] != "low-rank")]
-    order = at.groupby("criterion")["nats_in"].min().sort_values().index
-    refits = ("none", PLAIN, "sequential", "feed-forward")
-    sizes = [(kept, refit) for kept in (36, 24) for refit in refits]
-    return table(
-        ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)],
-        (
-            [
-                name,
-                *(
-                    cell(rows, ["nats_in", "nats_out"], 2, criterion=name, kept=kept, refit=refit)
-                    for kept, refit in sizes
-                ),
-            ]
-            for name in [*order, "low-rank"]
-        ),
-    )
-
-
-def blocks() -> str:
-    """The translation model with feed-forward blocks that are refitted too: nats more than the intact model's."""
-    rows = read("anchored/translation")
-    kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
-    shown = {
-        "captions, masked": ("captions_damage", "none"),
-        "captions, blocks too": ("captions_damage", "feed-forward"),
-        "sample, masked": ("other_damage", "none"),
-        "sample, blocks too": ("other_damage", "feed-forward"),
-    }
-    return table(
-        ["ranking, heads kept", *shown],
-        (
-            [
-                f"{method}, {kept}",
-                *(
-                    cell(rows, [column], 3, method=method, kept=kept, compensation=refit)
-                    for column, refit in shown.values()
-                ),
-            ]
-            for method, kept in kinds
-        ),
-    )
-
-
 def learning() -> str:
     """Closed form against methods that learn or tune, the earlier translation model: loss, means over seeds."""
     swept = read("all/sweep")
@@ -172,37 +124,9 @@ def learning() -> str:
     return table(["ranking", "what is done", *(f"{size} kept" for size in sizes)], body)
 
 
-def language() -> str:
-    """The small language model: nats a token."""
-    rows = read("closed-form/lm")
-    sizes = [(kept, refit) for kept in (24, 16) for refit in ("none", PLAIN)]
-    at = rows[(rows["kept"] == 24) & (rows["compensation"] == PLAIN)].sort_values("value")
-    return table(
-        ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)],
-        (
-            [name, *(cell(rows, ["value"], 3, method=name, kept=kept, compensation=refit) for kept, refit in sizes)]
-            for name in at["method"]
-        ),
-    )
-
-
-def intact() -> str:
-    """What the models give before any head goes."""
-    loss = {
-        "translation model, captions / news": cell(read("study"), ["nats_in", "nats_out"], 3, criterion="intact"),
-        "earlier translation model, captions": cell(read("closed-form/translation"), ["value"], 3, method="intact"),
-        "language model, captions": cell(read("closed-form/lm"), ["value"], 3, method="intact"),
-    }
-    return table(["model, text", "nats a token"], loss.items())
-
-
 TABLES: dict[str, Callable[[], str]] = {
-    "report-intact": intact,
-    "report-encoder": encoder,
-    "report-calibration": calibration,
-    "report-anchored": anchored,
-    "report-translation": translation,
-    "report-blocks": blocks,
-    "report-learning": learning,
-    "report-language": language,
+    "pruning-encoder": encoder,
+    "pruning-learning": learning,
+    "pruning-anchored": anchored,
+    "pruning-calibration": calibration,
 }

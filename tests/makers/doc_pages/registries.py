@@ -117,7 +117,7 @@ def variants() -> str:
 
 def objectives() -> str:
     """A row for every objective."""
-    rows = [f"| `{name}` | {_cell(' '.join(_described(cls)))} |" for name, cls in OBJECTIVES]
+    rows = [f"| `{name}` | {_cell(cls.summary)} |" for name, cls in OBJECTIVES]
     return "\n".join(["| objective | |", "| --- | --- |", *rows, ""])
 
 

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.makers.doc_pages import commands, gallery_tables, pruning_report, registries
-from tests.makers.doc_pages.architectures import architectures
-from tests.makers.documented import DOCS, pages
+from tests.makers.doc_pages import pruning_report, registries
+from tests.makers.documented import pages
 from tests.makers.modules import ROOT
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -24,24 +23,19 @@ GENERATED: dict[str, Callable[[], str]] = {
     "engines": registries.engines,
     "objectives": registries.objectives,
     "rules": registries.rules,
-    "architectures": architectures,
     **pruning_report.TABLES,
-    **gallery_tables.TABLES,
 }
 PART = re.compile(r"^<!-- (generated|file): (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 PLUGIN = ROOT / "tests" / "plugin"
 """A package of examples, whose files are called as they are in it."""
+PRUNING = ROOT / "benchmarks" / "pruning" / "README.md"
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
 def written() -> dict[Path, str]:
-    """The text of every page with a generated part, and of the pages of the commands."""
-    found = {DOCS / "commands" / f"{name}.md": text for name, text in commands.pages().items()}
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        if page not in found and PART.search(text):
-            found[page] = PART.sub(_filled, text)
-    return found
+    """The text of every page with a generated part."""
+    texts = {page: page.read_text(encoding="utf-8") for page in (*pages(), PRUNING)}
+    return {page: PART.sub(_filled, text) for page, text in texts.items() if PART.search(text)}
 
 
 def _filled(part: re.Match[str]) -> str:

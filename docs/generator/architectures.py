@@ -1,14 +1,21 @@
-"""The table of architectures of docs/checkpoints.md, made from the list that the tests go through."""
+"""A hook of MkDocs: the page of architectures, made from the list that the contract tests go through."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from headscope.files.serialize import read_toml
-from tests.makers.modules import ROOT
+import tomllib
+from mkdocs.structure.files import File
 
-LIST = ROOT / "tests" / "contracts" / "architectures.toml"
+LIST = Path(__file__).parents[2] / "tests" / "contracts" / "architectures.toml"
+HEAD = """# Architectures of transformers
+
+Each of these is built small, opened, masked and cut in headscope's tests. The cut model computes what the masked one
+does, to 1e-9 in double precision, or to single precision where the model's own code rounds to it. Many others work too;
+opening one tells.
+"""
 KINDS = {
     "masked": "encoders",
     "causal": "decoders",
@@ -25,9 +32,15 @@ REASONS = {
 }
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """The files of the site, with this page."""
+    files.append(File.generated(config, "architectures.md", content=f"{HEAD}\n{architectures()}"))
+    return files
+
+
 def architectures() -> str:
     """Rows of every outcome, by kind of model: those that work, those that can only be masked, those refused."""
-    listed = read_toml(LIST)["architectures"]
+    listed = tomllib.loads(LIST.read_text(encoding="utf-8"))["architectures"]
     lines = ["| `model_type` | kind | analysed, masked | heads removed | |", "| --- | --- | --- | --- | --- |"]
     for outcome in ("works", "masked only", "refused"):
         rows = {name: row for name, row in listed.items() if row.get("outcome", "works") == outcome}

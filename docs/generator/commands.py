@@ -1,6 +1,6 @@
-"""A page for every command, made from the program itself: `docs/commands/NAME.md`.
+"""A hook of MkDocs: a page for every command and the table of the MHR fork's options, made when the site is built.
 
-Typer's own help records are what is shown, so that pages and `--help` cannot differ.
+Typer's own help records are shown, so that pages and `--help` cannot differ.
 """
 
 from __future__ import annotations
@@ -10,9 +10,37 @@ from html import escape
 from typing import Any
 
 import typer
+from mkdocs.structure.files import File
 
 from headscope.cli import main
 from headscope.cli.failures import row_of
+from headscope.cli.mhr_options import FAIRSEQ, FORK, Counterpart
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The files of the site, with the generated pages."""
+    made = {f"commands/{name}.md": text for name, text in pages().items()} | {"mhr-options.md": mhr_options()}
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def mhr_options() -> str:
+    """What each option of the MHR fork, and of the fairseq that it extends, is called in headscope."""
+    tables = {"Options of the fork": FORK, "Options of fairseq that its commands use": FAIRSEQ}
+    lines = [
+        "# Options of the MHR fork",
+        "",
+        "headscope prints the same answer when such an option is typed. `train baseline` stands for any variant.",
+    ]
+    for title, table in tables.items():
+        rows = [f"| <code>{name}</code> | {_usage_of(each)} | {_cell(each.note)} |" for name, each in table.items()]
+        lines += ["", f"## {title}", "", "| fork | headscope | |", "| --- | --- | --- |", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _usage_of(counterpart: Counterpart) -> str:
+    return f"<code>{_cell(counterpart.usage())}</code>" if counterpart.commands else "–"
 
 
 def pages() -> dict[str, str]:
