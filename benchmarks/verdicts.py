@@ -1,6 +1,7 @@
 """How often a verdict of non-inferiority is wrong, and how often it is given where it is right: simulated texts.
 
-Run: python benchmarks/verdicts.py --out FILE.csv [--texts 1000] [--seed 1] [--only accuracy,sentences,seeds,sizes] [--draw]
+Run: python benchmarks/verdicts.py --out FILE.csv [--texts 1000] [--seed 1] [--only accuracy,sentences,seeds,sizes]
+     python benchmarks/verdicts.py --out FILE.csv --draw
 
 Losses of sentences are drawn, `headscope.evaluation.non_inferiority.judge` decides. `false` is the share of texts that
 are called non-inferior although the true loss is the margin (which is 1 everywhere); `false_worse` the share that are
