@@ -18,7 +18,7 @@ from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.training.variant import VARIANTS
 
-GROUPS = {"importance": "`--importance`", "prompts": "unasked where there are prompts"}
+GROUPS = {"importance": "`--importance`", "prompts": "with prompts"}
 """Groups of analyses that have a part of the page to themselves, and what else runs them."""
 
 
@@ -26,39 +26,31 @@ def analyses(*, group: str = "") -> str:
     """A section for every analysis of a group, or of none, in the order of their columns in heads.csv."""
     members = (each for _, each in ANALYSES if (each.group if each.group in GROUPS else "") == group)
     chosen = sorted(members, key=lambda each: each.order)
-    rows = (f"| {_link(each)} | {_cell(each.summary)} | {_columns(each)} |" for each in chosen)
+    rows = (f"| {_link(each)} | {_cell(each.summary)} |" for each in chosen)
     sections = (line for each in chosen for line in _analysis(each))
-    return "\n".join(["| analysis | what it measures | columns |", "| --- | --- | --- |", *rows, "", *sections])
+    return "\n".join(["| analysis | what it measures |", "| --- | --- |", *rows, "", *sections])
 
 
 def _link(cls: Any) -> str:
     return f"[`{cls.name}`](#{anchor(cls.name)})"
 
 
-def _columns(cls: Any) -> str:
-    return ", ".join(f"`{measure.name}`" for measure in cls.measures) or "tables of its own"
-
-
 def _analysis(cls: Any) -> Iterator[str]:
-    yield from (f"### `{cls.name}`", "", f"*{_sentence(cls.summary)}*", "")
-    yield from (*_described(cls), "")
+    yield from (f"### `{cls.name}`", "", *_described(cls), "")
     if cls.measures:
-        yield from ("| column | in figures | range | ranking by it keeps |", "| --- | --- | --- | --- |")
+        yield from ("| column | range | ranking keeps |", "| --- | --- | --- |")
         yield from (_measure(measure) for measure in cls.measures)
         yield ""
+    group = GROUPS.get(cls.group, "")
     facts = {
-        "Sites": ", ".join(site.value for site in sorted(cls.sites)) if len(cls.sites) < 3 else "all",
-        "Needs": ", ".join(f"{NEEDS[need]}" for need in sorted(cls.needs)),
-        "Runs": "unasked" if cls.default else " or ".join([f"with `--also {cls.name}`", *_also(cls)]),
+        "Sites": ", ".join(site.value for site in sorted(cls.sites)) if len(cls.sites) < 3 else "",
+        "Needs": ", ".join(NEEDS[need] for need in sorted(cls.needs)),
+        "Runs": "by default" if cls.default else f"{group} or `--also`" if group else "with `--also`",
         "Labels": ", ".join(f"`{function.name}`" for function in cls.functions),
         "Options": ", ".join(f"`{flag(option.name)}`" for option in fields(cls.Options)),
-        "In signatures": f"`m:{cls.name}.v{cls.version}`",
+        "Version": str(cls.version),
     }
     yield from (" · ".join(f"{name}: {value}" for name, value in facts.items() if value), "")
-
-
-def _also(cls: Any) -> list[str]:
-    return [GROUPS[cls.group]] if cls.group in GROUPS else []
 
 
 NEEDS = {
@@ -80,8 +72,7 @@ def _described(cls: Any) -> list[str]:
 def _measure(measure: Measure) -> str:
     low, high = measure.range
     span = "" if low is None and high is None else f"{'…' if low is None else low} to {'…' if high is None else high}"
-    kept = f"the {measure.keep}" if measure.keep else "as you say"
-    return f"| `{measure.name}` | {_cell(measure.label)} | {span or '–'} | {kept} |"
+    return f"| `{measure.name}` | {span or '–'} | {measure.keep or '–'} |"
 
 
 def criteria() -> str:
@@ -103,8 +94,7 @@ def criteria() -> str:
 
 
 def _criterion(name: str, cls: Any) -> Iterator[str]:
-    yield from (f"### `{name}`", "", f"*{_sentence(cls.summary)}*", "", *_described(cls), "")
-    yield from (f"Removed first are heads of which this holds: {cls.why}.", "")
+    yield from (f"### `{name}`", "", *_described(cls), "", f"Removed first: {cls.why}.", "")
 
 
 def variants() -> str:
@@ -142,10 +132,6 @@ def engines() -> str:
 def anchor(heading: str) -> str:
     """Where GitHub and the site link to a section."""
     return re.sub(r"[^\w -]", "", heading).replace(" ", "-")
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def _cell(text: str) -> str:
