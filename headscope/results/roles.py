@@ -25,6 +25,8 @@ ROLES: Mapping[str, str] = {
     "copy-suppression": "suppresses what it attends to",
     "retrieval": "copies from far back",
     "successor": "next one in an order",
+    "averages:after": "even weight over what follows",
+    "averages:before": "even weight over what precedes",
 }
 """Roles of labels that are no pattern."""
 

@@ -28,6 +28,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
 from tests.oracles import (
+    averages,
     bootstrap,
     confidence,
     distance,
@@ -63,6 +64,11 @@ ORACLES: dict[str, Callable[..., Term]] = {
     "sink_special": sink.special,
     "sink_queries": partial(sink.queries, only_special=False),
     "sink_special_queries": partial(sink.queries, only_special=True),
+    **{
+        f"{side}_{what}": partial(averages.term, side=side, what=what)
+        for side in ("after", "before")
+        for what in ("evenness", "weight")
+    },
     "rarest": partial(rare_words.share, rank=RANKS, types=1),
     "rarest_two": partial(rare_words.share, rank=RANKS, types=2),
     "rarest_chance": partial(rare_words.chance, rank=RANKS, types=1),
@@ -74,12 +80,13 @@ ORACLES: dict[str, Callable[..., Term]] = {
 DERIVED = (
     *("confidence", "confidence.base", "confidence.advanced", "confidence.pairwise", "entropy", "distance", "sink"),
     *("rare_words", "previous_token", "duplicate_token", "induction", "positional", "syntactic", "similarity"),
-    *("similarity.js", "distinctness"),
+    *("similarity.js", "distinctness", "averages"),
 )
 """Analyses whose numbers are derived here."""
 SELF = (Site.ENCODER_SELF, Site.DECODER_SELF)
 SITES = {
     "distance": SELF,
+    **dict.fromkeys(["after_evenness", "after_weight", "before_evenness", "before_weight"], (Site.ENCODER_SELF,)),
     **dict.fromkeys(["previous_token", "duplicate_token", "induction"], (Site.DECODER_SELF,)),
 }
 

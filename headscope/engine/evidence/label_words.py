@@ -10,9 +10,11 @@ from headscope.bootstrap import Array
 from headscope.config.declarations import head_functions
 from headscope.description.pair_function import PAIR_FUNCTIONS
 
-ALIGNED = {
+IN_WORDS = {
     "aligned:predicted": "looks at the source word of the token being predicted",
     "aligned:fed": "looks at the source word of the token that was fed",
+    "averages:after": "gives what follows even weight",
+    "averages:before": "gives what precedes even weight",
 }
 PARTS = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -24,8 +26,8 @@ def label_in_words(label: str) -> str:
     its function.
     """
     kind, _, detail = label.partition(":")
-    if label in ALIGNED:
-        return ALIGNED[label]
+    if label in IN_WORDS:
+        return IN_WORDS[label]
     if kind == "positional" and detail:
         return _offset(int(detail))
     if kind == "looks" and detail in PAIR_FUNCTIONS.names():

@@ -1,0 +1,93 @@
+"""Heads that average: even weight over what follows a query, or over what precedes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.bootstrap import Ratio
+from headscope.config import LabelOptions
+from headscope.config.declarations import HeadFunction, Measure
+from headscope.description.examples import SEVERAL
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
+from headscope.engine.evidence.label_words import Rate
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance, share_p
+from headscope.heads import Site
+
+EVEN, SIDE, TIMES = 0.95, 0.5, 1.25
+SIDES = ("after", "before")
+
+
+@analysis
+class Averages(Analysis):
+    """How even a query's weights are on the keys of one side, and how much weight that side has.
+
+    For queries with at least five counted keys on the side, n of them with weights w: the entropy of w / Σ w over ln n
+    (`…_evenness`), and Σ w (`…_weight`). A head is labelled `averages:after` or `averages:before` if the evenness is at
+    least 0.95, and the weight at least a half and 1.25 times what even weights on all visible keys would give, on the
+    evidence of `headscope.engine.evidence.labels`: two tests a head and side, whose p is the larger of both. So a head
+    that weighs all keys alike, as untrained ones do, averages neither side. Encoders alone: in a causal model all keys
+    precede. Such a head counts, as head 0.0 of a classifier of balanced brackets does (McDougall's ARENA course).
+    """
+
+    name = "averages"
+    reads = "rows"
+    order = 95
+    summary = "evenness of the weights on what follows and on what precedes a query"
+    sites = frozenset({Site.ENCODER_SELF})
+    measures = tuple(
+        Measure(f"{side}_{what}", f"{title} on keys {side} the query", range=(0, 1))
+        for side in SIDES
+        for what, title in (("evenness", "evenness of weights"), ("weight", "weight"))
+    )
+    functions = (HeadFunction("averages", "▬", "a", "#999933", "averages: weighs all of one side alike", order=8),)
+    Options = LabelOptions
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        ratios: dict[str, Ratio] = {}
+        surprise = torch.special.entr(heads.weights)  # −w ln w [b h t s]
+        for side in SIDES:
+            keys, several = heads.shared(f"keys {side}", lambda side=side: _keys(heads, side))  # type: ignore[misc]
+            count = keys.sum(dim=-1)[:, None]  # [b 1 t]
+            weight = torch.einsum("bhts,bts->bht", heads.weights, keys).clamp(min=torch.finfo(keys.dtype).tiny)
+            entropy = torch.einsum("bhts,bts->bht", surprise, keys) / weight + weight.log()  # of w / Σ w
+            evenness = (entropy / count.clamp(min=2).log()).clamp(0, 1)
+            chance = count / heads.visible.sum(dim=-1)[:, None].clamp(min=1)
+            values = {"evenness": evenness, "weight": weight, "chance": chance.expand_as(weight)}
+            ratios |= {f"{side}_{name}": heads.over_queries(value, only=several) for name, value in values.items()}
+        return ratios
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report = AnalysisReport(columns=[aggregates.column(measure.name) for measure in self.measures])
+        columns = {column.name: column for column in report.columns}
+        tests = LabelTests(self.options.min_instances)
+        for side in SIDES:
+            for site_layer, evenness in columns[f"{side}_evenness"].estimates.items():
+                even, count = aggregates.by_sentence(f"{side}_evenness", site_layer)
+                weight, _ = aggregates.by_sentence(f"{side}_weight", site_layer)
+                evenly, _ = aggregates.by_sentence(f"{side}_chance", site_layer)
+                p, least = above_chance(weight, evenly, count, threshold=SIDE, times=TIMES)
+                p = np.maximum(p, share_p(even, count, threshold=EVEN))
+                share = columns[f"{side}_weight"].estimates[site_layer].value
+                threshold = np.where(share >= least, EVEN, np.inf)  # on the side that has the weight
+                chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
+                rate = Rate("of its weight", value=share, baseline=chance)
+                label, measure = f"averages:{side}", f"{side}_evenness"
+                tests.add(site_layer, measure, label, evenness, p, threshold=threshold, counts=count, rate=rate)
+        tests.conclude(report)
+        return report
+
+    def signature(self) -> dict[str, str]:
+        return evidence_signature(self.options)
+
+
+def _keys(heads: HeadBatch, side: str) -> tuple[Tensor, Tensor]:
+    """The counted keys of a side as numbers [b t s], and which queries see several of them [b t]."""
+    everywhere = (heads.visible & heads.keys[:, None]).to(heads.context.dtype)
+    first = heads.first_query
+    keys = everywhere.triu(first + 1) if side == "after" else everywhere.tril(first - 1)
+    return keys, keys.sum(dim=-1) >= SEVERAL
