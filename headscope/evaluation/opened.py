@@ -6,7 +6,7 @@ The intact model, which states are compared with, is one that is named, or the o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -110,7 +110,8 @@ class OpenedEvaluation:
 
 def open_all(config: EvaluateConfig) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config."""
-    check_metric_names(config.metrics)
+    for name in config.metrics:
+        METRICS.get(name)
     corpus = open_text(config, max_sentences=config.max_sentences)
     checkpoint = open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
@@ -133,10 +134,12 @@ def matched(
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
     metrics = choose_metrics(config, checkpoint, against=against.named)
-    why = {name: METRICS.get(name).applies(checkpoint, **corpus.comes_with) for name in fitting_metrics(checkpoint)}
-    if refused := [name for name in metrics if why[name]]:
-        others = ", ".join(name for name, reason in why.items() if reason is None)
-        raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")
+    why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
+    if refused := [name for name in metrics if why[METRICS.get(name).name]]:
+        allowed = ", ".join(name for name, reason in why.items() if reason is None)
+        raise ConfigError(
+            f"{refused[0]} {why[refused[0]]}; a model of type {checkpoint.model_type!r} on this text allows {allowed}"
+        )
     tokens = config.batch_tokens or default_positions(checkpoint)  # on an accelerator `fit_batches` knows better
     limit = sentence_limit(checkpoint, config.max_length)
     likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)
@@ -185,33 +188,18 @@ def _find_intact(opened: OpenedEvaluation, against: Against, *, altered: bool) -
         opened.remarks.append(f"left out: {why}")
 
 
-def check_metric_names(names: Sequence[str]) -> None:
-    """ConfigError for a name that is no metric."""
-    known = [metric.name for metric in metrics_in_order()]
-    if strange := [name for name in names if name not in known]:
-        raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(known)}")
-
-
 def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
     """The metrics of the config, or all that fit (with `--each-head` those that need no translation).
 
-    Those of states are among them where another model is given to compare with (`against`). ConfigError for metrics
-    that do not fit, and for `against` where none compares states.
+    Those of states are among them where another model is given to compare with (`against`). ConfigError for `against`
+    where none compares states.
     """
-    check_metric_names(config.metrics)
-    fitting = fitting_metrics(checkpoint)
-    if unfit := [name for name in config.metrics if name not in fitting]:
-        text = {"has_target": checkpoint.needs_target, "has_labels": bool(checkpoint.label_names)}
-        raise ConfigError(
-            f"{unfit[0]} {METRICS.get(unfit[0]).applies(checkpoint, **text)}; a model of type "
-            f"{checkpoint.model_type!r} can be asked for {', '.join(fitting)}"
-        )
     if against and config.metrics and not metrics_in_order(config.metrics, reads="states"):
         states = ", ".join(metric.name for metric in metrics_in_order(reads="states"))
         raise ConfigError(f"--against names a model to compare states with; add some of {states} to --metrics")
     if config.metrics:
         return config.metrics
-    metrics = metrics_in_order(fitting)
+    metrics = metrics_in_order(fitting_metrics(checkpoint))
     usual = [metric for metric in metrics if metric.default or (against and metric.reads == "states")]
     slow = "translations" if config.each_head else ""
     return tuple(metric.name for metric in usual or metrics if metric.reads != slow)

@@ -20,6 +20,11 @@ from headscope.model.attention import is_half
 _TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of a text, names of functions."""
+    return frozenset(text.split())
+
+
 @dataclass(frozen=True)
 class NormParameters:
     """(x − mean) / deviation · scale + bias over the last axis, or without mean if not `centred`; None is 1 and 0."""
@@ -37,10 +42,10 @@ class NormParameters:
 
 def norm_of_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, NormParameters] | None:
     """Input and norm of a call of `layer_norm` or `rms_norm`. Returns None if it is over several axes."""
-    names = ["input", "normalized_shape", "weight", "bias", "eps"]
+    parameters = ["input", "normalized_shape", "weight", "bias", "eps"]
     if name == "rms_norm":
-        names.remove("bias")
-    call = dict(zip(names, args, strict=False)) | dict(kwargs)
+        parameters.remove("bias")
+    call = dict(zip(parameters, args, strict=False)) | dict(kwargs)
     x, epsilon = call["input"], call.get("eps")
     if len(call["normalized_shape"]) != 1:
         return None
@@ -71,8 +76,8 @@ def _recognise(module: nn.Module) -> NormParameters | None:
     given = isinstance(weight, Tensor)
     if (given and (weight.ndim != 1 or weight.is_meta)) or any(True for _ in module.children()):
         return None
-    names = ("variance_epsilon", "eps", "epsilon")
-    size = next((float(getattr(module, name)) for name in names if isinstance(getattr(module, name, None), float)), 0.0)
+    sizes = ("variance_epsilon", "eps", "epsilon")
+    size = next((float(getattr(module, name)) for name in sizes if isinstance(getattr(module, name, None), float)), 0.0)
     like = weight if given else torch.ones(8)
     x = torch.randn(3, len(like), generator=torch.Generator().manual_seed(0)).to(like)
     try:

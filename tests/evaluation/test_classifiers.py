@@ -220,7 +220,7 @@ def test_decoders_without_padding_are_measured_in_batches_of_any_size() -> None:
     ("extra", "message"),
     [
         ({"source2": ["ah"]}, "have different numbers of lines"),
-        ({}, "the right class of every line; this text allows cosine"),
+        ({}, "the right class of every line; a model of type 'bert' on this text allows cosine"),
     ],
 )
 def test_bad_texts_are_one_line(extra: dict[str, list[str]], message: str, tmp_path: Path, command: Any) -> None:

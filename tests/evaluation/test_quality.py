@@ -568,7 +568,7 @@ def test_the_command_tabulates_each_head(
     ("extra", "told"),
     [
         (["--mask", "cross.9.0"], "cross 3 × 3/2/1"),
-        (["--metrics", "blue"], "available: bleu, chrf"),
+        (["--metrics", "blue"], "available: accuracy, bleu, chrf"),
         (["--text", "lower"], "raw or tokenised-lowercase"),
         (["--hiding", "some"], "each or random"),
         (["--out", "t.csv"], "--each-head"),

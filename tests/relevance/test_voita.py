@@ -83,7 +83,8 @@ def test_the_program_gives_the_same(
         found = recorded_voita(story, sentence(story, text), settings=settings).explained()
         key = f"s{number:02}"
         compare_heads(found, reference, key, heads)
-        given = (found.source_tokens, found.target_tokens, found.target_inputs, found.memory)
+        tokens_read, inputs = (part.abs().sum(dim=-1) for part in found.inputs)
+        given = (tokens_read, torch.nn.functional.pad(inputs[..., 1:], (0, 1)), inputs, found.memory)
         names = ("src_tok_abs", "dst_tok_abs", "dst_tok_abs_nocrop", "R_enc_out")
         for its, array in zip(given, names, strict=True):
             assert its is not None
@@ -161,10 +162,9 @@ def agree_with_oracle(model: Transformer, found: VoitaRelevance, ops: Any, toler
                     close(heads.absolute[p, b], neurons.abs().sum(dim=(-1, -2)), tolerance)
                     close(heads.by_query[p, b, :, : neurons.shape[1]], neurons.sum(dim=-1), tolerance)
                     assert not heads.by_query[p, b, :, neurons.shape[1] :].any()
-                ends = (found.source, found.target) if model.encoder is not None else (None, found.source)
-                close(ends[1][p, b, :m], expected["target"], tolerance)  # type: ignore[index]
-                if ends[0] is not None and found.memory is not None:
-                    close(ends[0][p, b, :n], expected["source"], tolerance)
+                close(found.inputs[-1][p, b, :m], expected["target"], tolerance)
+                if model.encoder is not None and found.memory is not None:
+                    close(found.inputs[0][p, b, :n], expected["source"], tolerance)
                     close(found.memory[p, b, :n], expected["memory"], tolerance)
             assert not found.heads[Site.DECODER_SELF, 0].raw[m:, b].any()
 
@@ -405,7 +405,7 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
             for place, heads in alone.heads.items():
                 close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
             if mode == "alpha-beta":
-                parts = [part.sum(dim=(-1, -2)) for part in (alone.source, alone.target) if part is not None]
+                parts = [part.sum(dim=(-1, -2)) for part in alone.inputs]
                 total = torch.stack(parts).sum(dim=0)
                 assert ((total > 0.995) & (total < 1 + 1e-9)).all()
     assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()] == hooks

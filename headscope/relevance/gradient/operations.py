@@ -32,7 +32,7 @@ from headscope.relevance.gradient.rules import (
     with_gradient,
     with_share,
 )
-from headscope.relevance.modules import NormParameters, activation_classes, norm_of_call, norms_of
+from headscope.relevance.modules import NormParameters, activation_classes, names, norm_of_call, norms_of
 
 
 def normalized(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParameters) -> Tensor:
@@ -82,12 +82,8 @@ def is_zero_at_zero(activation: nn.Module) -> bool:
     return bool((activation(zero) == 0).all())
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Linear in the one tensor that depends on the input, or moving numbers about. `__get__` is .T, .mT, .data and the like.
-LINEAR = _names(
+LINEAR = names(
     """
     __get__ __getitem__ __setitem__ add __add__ __radd__ __iadd__ add_ sub subtract __sub__ __rsub__ sub_ rsub neg
     negative __neg__ positive view view_as reshape reshape_as transpose swapaxes swapdims permute movedim t
@@ -98,12 +94,12 @@ LINEAR = _names(
     diagonal unfold as_strided alias copy_ detach detach_ requires_grad_ register_hook tril triu
     """
 )
-PRODUCTS = _names(
+PRODUCTS = names(
     "mul multiply __mul__ __rmul__ __imul__ mul_ matmul __matmul__ __rmatmul__ bmm mm einsum tensordot dot inner outer"
 )
-QUOTIENTS = _names("div divide true_divide __truediv__ __rtruediv__ __itruediv__ div_")
+QUOTIENTS = names("div divide true_divide __truediv__ __rtruediv__ __itruediv__ div_")
 MAPS = frozenset(["linear", "addmm", "baddbmm", "addbmm"])
-ACTIVATIONS = _names("gelu relu silu tanh elu leaky_relu selu celu mish hardswish relu6 softsign hardtanh tanhshrink")
+ACTIVATIONS = names("gelu relu silu tanh elu leaky_relu selu celu mish hardswish relu6 softsign hardtanh tanhshrink")
 SOFTMAX = frozenset(["softmax"])
 
 

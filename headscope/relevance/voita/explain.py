@@ -74,30 +74,19 @@ COPIES = 8  # of the widest states that are held at a time, counting queries, ke
 
 @dataclass(frozen=True)
 class VoitaRelevance:
-    """Relevance of heads per (site, layer), and of tokens.
+    """Relevance of heads per (site, layer).
 
-    `source_tokens` [p b s] and `target_inputs` [p b t] are sums of absolute relevance at what enters the first
-    layer of the encoder and of the decoder (the program's `src_tok_abs` and `dst_tok_abs_nocrop`; where there is
-    one stack it is the source). `source`, `target` [p b t d] are the same neuron by neuron, `memory` [p b s d] those of
-    the encoder's output; None where there is no such thing or it was not to be kept.
+    `inputs` [p b t d] is that of what enters the first layer of each stack, neuron by neuron, the encoder's first;
+    `memory` [p b s d] that of the encoder's output (None: there is none). Both are left out where not wanted.
     `explained` [p b] says which entries are explained positions and not padding, `classes` [p b] which output was
     explained (-1: none).
     """
 
     heads: dict[tuple[Site, int], Relevance]
-    source_tokens: Tensor | None
-    target_inputs: Tensor | None
-    source: Tensor | None
-    target: Tensor | None
+    inputs: tuple[Tensor, ...]
     memory: Tensor | None
     explained: Tensor
     classes: Tensor
-
-    @property
-    def target_tokens(self) -> Tensor | None:
-        """`target_inputs` by the token that each input repeats: shifted left, without the start (`dst_tok_abs`)."""
-        inputs = self.target_inputs
-        return None if inputs is None else torch.nn.functional.pad(inputs[..., 1:], (0, 1))
 
 
 def recorded_voita(
@@ -192,19 +181,8 @@ def _positions(
     else:
         explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
         classes = torch.full_like(explained, -1, dtype=torch.long)
-    roots = [result.roots[name] for name in trace.roots if name in result.roots]
-    source_tokens, target_inputs, *_ = (*(root.abs().sum(dim=-1) for root in roots), None, None)
-    source, target, *_ = (*roots, None, None)
-    return VoitaRelevance(
-        heads=result.heads,
-        source_tokens=source_tokens,
-        target_inputs=target_inputs,
-        source=source if neurons else None,
-        target=target if neurons else None,
-        memory=result.memory if neurons else None,
-        explained=explained,
-        classes=classes,
-    )
+    inputs = tuple(result.roots[name] for name in trace.roots if name in result.roots) if neurons else ()
+    return VoitaRelevance(result.heads, inputs, result.memory if neurons else None, explained, classes)
 
 
 def _joined(parts: list[VoitaRelevance]) -> VoitaRelevance:
@@ -213,6 +191,8 @@ def _joined(parts: list[VoitaRelevance]) -> VoitaRelevance:
     def joined(values: list[Any]) -> Any:
         if isinstance(values[0], dict):
             return {layer: join_relevance([heads[layer] for heads in values]) for layer in values[0]}
+        if isinstance(values[0], tuple):
+            return tuple(map(torch.cat, zip(*values, strict=True)))
         return torch.cat(values) if isinstance(values[0], Tensor) else values[0]
 
     columns = ([getattr(part, field.name) for part in parts] for field in fields(VoitaRelevance))

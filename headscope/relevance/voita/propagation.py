@@ -8,7 +8,6 @@ Relevance has a leading axis `p`, the explained positions: one pass serves all o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -191,11 +190,44 @@ class _Propagation:
         for tensor in step.inputs:
             if id(tensor) in self.trace.spoiled:
                 _refuse(self.trace.spoiled[id(tensor)])
-        if step.kind not in _UNDO:
-            _refuse(step.name)
         if isinstance(relevance, OutputUnits) and step.kind not in ("linear", "same"):
             relevance = relevance.dense(step.output.shape)
-        _UNDO[step.kind](self, step, relevance)
+        rules, inputs, parts = self.rules, step.inputs, tuple[Tensor | None, ...]()
+        match step.kind:
+            case "root":
+                self.result.roots[step.name] = relevance
+                return
+            case "linear" if (group := self.plan.groups.get(id(step))) is not None:
+                self.projections.setdefault(id(group), {})[id(step)] = _dense(relevance, step.output)
+                return
+            case "linear":
+                rule = rules.unit if isinstance(relevance, OutputUnits) else rules.linear
+                parts = (rule(relevance, inputs[0], *step.detail),)
+            case "norm":
+                parts = (rules.norm(relevance, inputs[0], step.detail),)
+            case "add" | "product":
+                parts = tuple((rules.add if step.kind == "add" else rules.product)(relevance, *inputs))
+            case "mix":
+                parts = (rules.mix(relevance, step.detail, inputs[0]),)
+            case "attention":
+                parts = self._attention(step, relevance)
+            case "same":
+                parts = (relevance,)
+            case "move":
+                parts = moved_back(step, relevance)
+            case _:
+                _refuse(step.name)
+        for tensor, part in zip(inputs, parts, strict=True):
+            if self.trace.follows(tensor):
+                self.send(tensor, part)
+
+    def _attention(self, step: Step, relevance: Tensor) -> tuple[Tensor | None, ...]:
+        at_inputs = self.rules.attention(relevance, step.detail)
+        layer = step.detail.attention_site.site, step.detail.attention_site.layer
+        if layer in self.result.heads:
+            shares = {"value_share": at_inputs.value_share, "qk_share": at_inputs.qk_share}
+            self.result.heads[layer] = replace(self.result.heads[layer], **shares)
+        return at_inputs[:3]
 
     def finish_projections(self, step: Step) -> None:
         """Undo projections that count as one matrix, once the first of them is reached."""
@@ -212,45 +244,6 @@ class _Propagation:
             bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
         relevance = torch.cat([arrived[id(member)] for member in members], dim=-1)
         self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), group.label)
-
-    def _root(self, step: Step, relevance: Tensor) -> None:
-        self.result.roots[step.name] = relevance
-
-    def _linear(self, step: Step, relevance: Any) -> None:
-        group = self.plan.groups.get(id(step))
-        if group is not None:
-            self.projections.setdefault(id(group), {})[id(step)] = _dense(relevance, step.output)
-            return
-        rule = self.rules.unit if isinstance(relevance, OutputUnits) else self.rules.linear
-        self.send(step.inputs[0], rule(relevance, step.inputs[0], *step.detail))
-
-    def _norm(self, step: Step, relevance: Tensor) -> None:
-        self.send(step.inputs[0], self.rules.norm(relevance, step.inputs[0], step.detail))
-
-    def _two(self, step: Step, relevance: Tensor) -> None:
-        rule = self.rules.add if step.kind == "add" else self.rules.product
-        for tensor, part in zip(step.inputs, rule(relevance, *step.inputs), strict=True):
-            self.send(tensor, part)
-
-    def _mix(self, step: Step, relevance: Tensor) -> None:
-        self.send(step.inputs[0], self.rules.mix(relevance, step.detail, step.inputs[0]))
-
-    def _attention(self, step: Step, relevance: Tensor) -> None:
-        at_inputs = self.rules.attention(relevance, step.detail)
-        for tensor, part in zip(step.inputs, at_inputs[:3], strict=True):
-            if self.trace.follows(tensor):
-                self.send(tensor, part)
-        layer = step.detail.attention_site.site, step.detail.attention_site.layer
-        if layer in self.result.heads:
-            shares = {"value_share": at_inputs.value_share, "qk_share": at_inputs.qk_share}
-            self.result.heads[layer] = replace(self.result.heads[layer], **shares)
-
-    def _same(self, step: Step, relevance: Any) -> None:
-        self.send(step.inputs[0], relevance)
-
-    def _move(self, step: Step, relevance: Tensor) -> None:
-        for tensor, part in zip(step.inputs, moved_back(step, relevance), strict=True):
-            self.send(tensor, part)
 
 
 def moved_back(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
@@ -281,16 +274,3 @@ def _refuse(name: str) -> NoReturn:
         f"no propagation rule is known for {name!r}, which this model applies to its states; "
         "choose a gradient-based rule set (attnlrp, cp, gradient)"
     )
-
-
-_UNDO: dict[str, Callable[[_Propagation, Step, Any], None]] = {
-    "root": _Propagation._root,
-    "linear": _Propagation._linear,
-    "norm": _Propagation._norm,
-    "add": _Propagation._two,
-    "product": _Propagation._two,
-    "mix": _Propagation._mix,
-    "attention": _Propagation._attention,
-    "same": _Propagation._same,
-    "move": _Propagation._move,
-}

@@ -23,7 +23,7 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
-from headscope.relevance.modules import activation_classes, norm_of_call, norms_of, replaced_forwards
+from headscope.relevance.modules import activation_classes, names, norm_of_call, norms_of, replaced_forwards
 
 Kind = Literal["root", "linear", "norm", "add", "product", "mix", "attention", "same", "move", "unknown"]
 
@@ -84,99 +84,67 @@ class Trace:
 Follows = Callable[[Any], bool]
 
 
-@dataclass(frozen=True)
-class Operation:
-    """What a call computes: the kind of step, what undoing it needs, and its inputs (empty: all followed, in order)."""
+MOVES = names(
+    """
+    view reshape transpose swapaxes permute flatten unflatten squeeze unsqueeze __getitem__ narrow select
+    split chunk unbind tensor_split split_with_sizes index_select cat concat stack expand roll t movedim
+    """
+)
+SUMS = frozenset(["add", "__add__", "__radd__"])
+PRODUCTS = frozenset(["mul", "multiply", "__mul__", "__rmul__"])
+QUOTIENTS = frozenset(["div", "true_divide", "__truediv__"])
+SAME = names(
+    """
+    relu gelu silu tanh sigmoid leaky_relu elu mish relu6 hardtanh dropout clone float double half bfloat16
+    type contiguous detach neg __neg__ masked_fill clamp identity sub __sub__ __rsub__
+    """
+)
+"""Functions of one followed tensor, element by element: relevance stays where it is. So do sums with constants, …"""
 
-    kind: Any
-    detail: Any = None
-    inputs: tuple[Tensor, ...] = ()
-
-
-Recognise = Callable[[Follows, Any, Any, Tensor], Operation | None]
-
-
-def _linear(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    x, weight, bias = (*args, *kwargs.values(), None)[:3]
-    if not follows(x) or follows(weight) or follows(bias):
-        return None
-    return Operation("linear", (weight, bias), (x,))
-
-
-def _addmm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    if kwargs or len(args) != 3 or not follows(args[1]) or follows(args[0]) or follows(args[2]):
-        return None
-    return Operation("linear", (args[2].t(), args[0]), (args[1],))
+Operation = tuple[Kind, Any, tuple[Tensor, ...]]
+"""The kind of a step, what undoing it needs, and its inputs (empty: all followed, in order)."""
 
 
-def _matmul(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    left, right = args[:2]
-    if follows(left) and not follows(right) and right.ndim == 2:
-        return Operation("linear", (right.t(), None), (left,))
-    if follows(right) and not follows(left) and left.ndim == 2 and right.ndim >= 2:
-        return Operation("mix", left, (right,))
-    return None
-
-
-def _add(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    a, b = args[:2]
-    if kwargs or not (follows(a) and follows(b)):
-        return _by_constant(follows, args, kwargs, output)
-    return Operation("add", None, (a, b)) if a.shape == b.shape else None
-
-
-def _multiply(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    a, b = args[:2]
-    if not (follows(a) and follows(b)):
-        return _by_constant(follows, args, kwargs, output)
-    return Operation("product", None, (a, b)) if a.shape == b.shape == output.shape else None
-
-
-def _by_constant(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    """A followed tensor and constants, element by element: relevance stays where it is."""
+def operation_of(name: str, follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    """What a call of a torch function computes. Returns None if no rule is known for it."""
+    if name in MOVES:
+        return "move", None, ()
+    if name in LIKE:
+        return "same", None, args[:1]
+    if name in ("layer_norm", "rms_norm"):
+        found = norm_of_call(name, args, kwargs)
+        return None if found is None else ("norm", found[1], (found[0],))
+    if name in ("linear", "addmm", "matmul", "__matmul__"):
+        return _linear(name, follows, args, kwargs)
+    a, b = (*args, None, None)[:2]
+    if follows(a) and follows(b):
+        if name in SUMS and not kwargs and a.shape == b.shape:
+            return "add", None, (a, b)
+        return ("product", None, (a, b)) if name in PRODUCTS and a.shape == b.shape == output.shape else None
     followed = [value for value in args if follows(value)]
-    fits = len(followed) == 1 and followed[0].shape == output.shape
-    return Operation("same", None, tuple(followed)) if fits else None
+    known = name in SAME | SUMS | PRODUCTS or (name in QUOTIENTS and not follows(b))
+    fits = known and len(followed) == 1 and followed[0].shape == output.shape
+    return ("same", None, tuple(followed)) if fits else None
 
 
-def _division(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    return None if follows(args[1]) else _by_constant(follows, args, kwargs, output)
+def _linear(name: str, follows: Follows, args: Any, kwargs: Any) -> Operation | None:
+    if name == "linear":
+        x, weight, bias = (*args, *kwargs.values(), None)[:3]
+    elif name == "addmm" and not kwargs and len(args) == 3:
+        (bias, x), weight = args[:2], args[2].t()
+        if follows(args[2]):
+            return None
+    elif name == "addmm":
+        return None
+    else:
+        (x, right), bias = args[:2], None
+        if follows(right) and not follows(x) and x.ndim == 2 and right.ndim >= 2:
+            return "mix", x, (right,)
+        if follows(right) or right.ndim != 2:
+            return None
+        weight = right.t()
+    return ("linear", (weight, bias), (x,)) if follows(x) and not (follows(weight) or follows(bias)) else None
 
-
-def _norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    found = norm_of_call("layer_norm", args, kwargs)
-    return None if found is None else Operation("norm", found[1], (found[0],))
-
-
-def _rms_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    found = norm_of_call("rms_norm", args, kwargs)
-    return None if found is None else Operation("norm", found[1], (found[0],))
-
-
-def _like(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    return Operation("same", None, (args[0],))
-
-
-def _move(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
-    return Operation("move")
-
-
-_NAMES: Mapping[Recognise, str] = {
-    _linear: "linear",
-    _addmm: "addmm",
-    _matmul: "matmul __matmul__",
-    _add: "add __add__ __radd__",
-    _multiply: "mul multiply __mul__ __rmul__",
-    _division: "div true_divide __truediv__",
-    _norm: "layer_norm",
-    _rms_norm: "rms_norm",
-    _by_constant: "relu gelu silu tanh sigmoid leaky_relu elu mish relu6 hardtanh dropout clone float double half "
-    "bfloat16 type contiguous detach neg __neg__ masked_fill clamp identity sub __sub__ __rsub__",
-    _like: "to type_as",
-    _move: "view reshape transpose swapaxes permute flatten unflatten squeeze unsqueeze __getitem__ narrow select "
-    "split chunk unbind tensor_split split_with_sizes index_select cat concat stack expand roll t movedim",
-}
-FUNCTIONS: Mapping[str, Recognise] = {name: recognise for recognise, names in _NAMES.items() for name in names.split()}
 
 OUT_OF_PLACE: Mapping[str, tuple[Callable[..., Any], str]] = {
     "__iadd__": (torch.add, "add"),
@@ -231,13 +199,9 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.tracked:
             return
         inputs = tuple(value for value in _tensors(args, kwargs) if trace.follows(value))
-        recognise = FUNCTIONS.get(name)
-        operation = None if recognise is None else recognise(trace.follows, args, kwargs, output)
-        if operation is None:
-            trace.add(Step("unknown", trace.describe(name), inputs, output))
-            return
-        detail = (func, args, kwargs, index) if operation.kind == "move" else operation.detail
-        trace.add(Step(operation.kind, trace.describe(name), operation.inputs or inputs, output, detail))
+        kind, detail, own = operation_of(name, trace.follows, args, kwargs, output) or ("unknown", None, inputs)
+        detail = (func, args, kwargs, index) if kind == "move" else detail
+        trace.add(Step(kind, trace.describe(name), own or inputs, output, detail))
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -284,9 +248,9 @@ def traced(model: nn.Module) -> Iterator[Trace]:
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave).remove)
             if isinstance(module, activations):
-                stack.callback(module.register_forward_hook(_module_hook(trace, Operation("same"))).remove)
+                stack.callback(module.register_forward_hook(_module_hook(trace, "same")).remove)
             elif module in norms:
-                hook = _module_hook(trace, Operation("norm", norms[module]))
+                hook = _module_hook(trace, "norm", norms[module])
                 stack.callback(module.register_forward_hook(hook).remove)
         stack.enter_context(replaced_forwards({experts: _mixture(trace, experts) for experts in experts_of(model)}))
         stack.enter_context(tapped(core, before_mixing=True, first=True))
@@ -342,9 +306,9 @@ def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
     return begin
 
 
-def _module_hook(trace: Trace, operation: Operation) -> Callable[..., None]:
+def _module_hook(trace: Trace, kind: Kind, detail: Any = None) -> Callable[..., None]:
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if args and trace.follows(args[0]) and isinstance(output, Tensor) and output is not args[0]:
-            trace.add(Step(operation.kind, type(module).__name__, (args[0],), output, operation.detail))
+            trace.add(Step(kind, type(module).__name__, (args[0],), output, detail))
 
     return note
