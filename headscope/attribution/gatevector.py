@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
@@ -83,9 +83,7 @@ class GateFunction:
             yield self
 
     def __call__(self, gates: Tensor) -> Tensor:
-        """The objective [b] under gates [b N]; ConfigError where N is not the number of heads."""
-        if gates.shape[-1] != self.size:
-            raise ConfigError(f"{gates.shape[-1]} gates for a model of {self.size} heads")
+        """The objective [b] under gates [b N]."""
         if gates.requires_grad and torch.is_grad_enabled():
             return self._full_pass(gates).to(gates.device)
         with torch.no_grad():
@@ -132,12 +130,10 @@ def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int, tick: Tick = la
 
     A head's value is the mean of f(the heads before it and it) − f(the heads before it). In every order these add
     up to f(all) − f(none), so their means do, whatever the number of samples. The orders follow from the seed and
-    are the same for all sentences. Captum sums in float32. ConfigError for fewer than one sample.
+    are the same for all sentences. Captum sums in float32.
     """
     from captum.attr import ShapleyValueSampling
 
-    if samples < 1:
-        raise ConfigError(f"--shapley-samples {samples}: at least 1 random order is needed")
     f = _ticking(f, samples * gates.shape[1] + 1, tick)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -151,13 +147,10 @@ def integrated_gradients(
     """∫ ∂f/∂gate along the line from all gates 0 to all gates 1 (Sundararajan et al. 2017, §3), and its gap [b].
 
     Captum's IntegratedGradients with `steps` points of Gauss and Legendre, one forward and backward pass each. The
-    gap is Σ values − (f(all) − f(none)), 0 for the exact integral. ConfigError for fewer than
-    one step.
+    gap is Σ values − (f(all) − f(none)), 0 for the exact integral.
     """
     from captum.attr import IntegratedGradients
 
-    if steps < 1:
-        raise ConfigError(f"--ig-steps {steps}: at least 1 step is needed")
     f = _ticking(f, steps + 2, tick)
     with torch.enable_grad():
         importances, gap = IntegratedGradients(f).attribute(
@@ -195,11 +188,6 @@ def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
     return torch.where(lengths > 1, 1 + mixed.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
 
 
-def zeros(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
-    """Zero: the head's gate is closed (Voita et al. 2019; Michel et al. 2019)."""
-    return {}
-
-
 def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
     """The mean of the head's contexts over the sentence, the same at every position.
 
@@ -227,17 +215,10 @@ def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
 
 
 REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
-    "zero": zeros,
+    "zero": lambda contexts, batch, seed: {},  # the head's gate is closed (Voita et al. 2019; Michel et al. 2019)
     "mean": means,
     "resample": resampled,
 }
-
-
-def replacement(name: str) -> Callable[[Contexts, Batch, int], Contexts]:
-    """A replacement by its name; ConfigError for an unknown one."""
-    if name not in REPLACEMENTS:
-        raise ConfigError(f"--ablate-with {name!r} is not known; choose {', '.join(REPLACEMENTS)}")
-    return REPLACEMENTS[name]
 
 
 def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
@@ -250,7 +231,7 @@ Of = Literal["damage", "value"]
 
 @dataclass
 class GatedObjective:
-    """The value of an objective on one batch under the gates that are set; the first call is the intact model's.
+    """The value of an objective on one prepared batch under the gates that are set; the first call is the intact model's.
 
     Higher is better. "damage": minus the objective's damage, 0 where no gate is closed. "value": the objective's
     value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
@@ -262,16 +243,12 @@ class GatedObjective:
     batch: Batch
     of: Of
     intact: ObjectiveOutput | None = None
-    ready: Batch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ready = self.objective.prepared(self.checkpoint, self.batch)
 
     def __call__(self) -> Tensor:
         """One forward pass: [b]."""
-        output = self.objective.output(self.checkpoint, self.ready)
         aim = None if self.intact is None else self.intact.aim
-        outcome = self.objective.evaluate(self.checkpoint, output, self.ready, aim)
+        output = self.objective.output(self.checkpoint, self.batch)
+        outcome = self.objective.evaluate(self.checkpoint, output, self.batch, aim)
         if self.intact is None:
             self.intact = outcome
         if self.of == "damage":
@@ -313,11 +290,10 @@ def explained_batch(
     A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.gatevector`), or by that of
     `closed`, which has the contexts of another run over as many positions.
     """
-    gated_objective = GatedObjective(checkpoint, objective, batch, of)
-    replace = replacement(ablate_with)
+    gated_objective = GatedObjective(checkpoint, objective, objective.prepared(checkpoint, batch), of)
 
     def closed_contexts(contexts: Contexts) -> Contexts:
-        return replace(contexts, batch, objective.seed) if closed is None else closed
+        return REPLACEMENTS[ablate_with](contexts, batch, objective.seed) if closed is None else closed
 
     encoder_only = checkpoint.two_sided and batch.target is None
     sites = frozenset({Site.ENCODER_SELF}) if encoder_only else frozenset(Site)

@@ -150,7 +150,7 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
         moved |= {name: _recomputed(call, changed, name) - before[number] for name in CHANNELS}
         for name, difference in moved.items():
             gradient = gradients[number + (len(places) if name == CONTEXT else 0)]
-            _add(effects[name], place, runs.sign * _product(difference, gradient))
+            _add(effects[name], place, difference, gradient, runs.sign)
     return PromptEffects.of(effects, runs, base.values, other.values)
 
 
@@ -170,7 +170,7 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
             gradients = gradients_of(run.values, [run.contexts[place][turn] for place, turn in places])
         for (place, turn), gradient in zip(places, gradients, strict=True):
             difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
-            _add(effects, place, _product(difference, gradient) / steps)
+            _add(effects, place, difference, gradient, 1 / steps)
     return PromptEffects.of({CONTEXT: effects}, Runs.of(batch, "noising"), clean.values, corrupt.values)
 
 
@@ -229,10 +229,7 @@ def _recomputed(call: AttentionCall, other: AttentionCall, name: str) -> Tensor:
         return recomputed_context(call, **states)
 
 
-def _product(difference: Tensor, gradient: Tensor) -> Tensor:
-    """Σ over positions and width: [b h], in float32 at least."""
-    return (precise(difference.detach()) * precise(gradient)).sum(dim=(2, 3))
-
-
-def _add(effects: dict[Place, Tensor], place: Place, values: Tensor) -> None:
+def _add(effects: dict[Place, Tensor], place: Place, difference: Tensor, gradient: Tensor, factor: float) -> None:
+    """Add factor · Σ over positions and width of difference · gradient: [b h], in float32 at least."""
+    values = factor * (precise(difference.detach()) * precise(gradient)).sum(dim=(2, 3))
     effects[place] = effects[place] + values if place in effects else values
