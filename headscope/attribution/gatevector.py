@@ -231,7 +231,7 @@ Of = Literal["damage", "value"]
 
 @dataclass
 class GatedObjective:
-    """The value of an objective on one prepared batch under the gates that are set; the first call is the intact model's.
+    """The value of an objective on a prepared batch under the gates that are set; the first call is the intact model's.
 
     Higher is better. "damage": minus the objective's damage, 0 where no gate is closed. "value": the objective's
     value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
