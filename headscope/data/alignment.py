@@ -1,8 +1,4 @@
-"""Alignment of subwords with the words of a parse, by character spans.
-
-Subwords have spans from `headscope.data.offsets`, words from the parse; a sentence where the two do not cover the same
-characters is not aligned, and the caller counts the reason.
-"""
+"""Alignment of subwords with the words of a parse, by character spans."""
 
 from __future__ import annotations
 
@@ -21,12 +17,10 @@ DISORDER = "pieces out of order"
 
 @dataclass(frozen=True)
 class Aligned:
-    """A sentence whose words and subwords are aligned.
+    """Word units of a sentence: the positions of the subwords of the fewest tokens that no subword crosses.
 
-    A unit is the smallest run of surface tokens whose boundaries no subword crosses; `units` lists the
-    positions of its subwords, in text order. `relations` are (relation, head unit, dependent unit); `fused`
-    counts those left out because both words are in one unit. `tags` and `lemmas` of units are those of their first
-    tokens, empty where the parse has none.
+    `relations` are (relation, head unit, dependent unit), without `fused` ones within a unit; `tags` and `lemmas` are
+    those of first tokens.
     """
 
     units: list[list[int]]
@@ -37,11 +31,7 @@ class Aligned:
 
 
 def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
-    """Word units of a sentence, or the reason why it cannot be aligned.
-
-    A subword belongs to the tokens that its span, without outer whitespace, overlaps. Subwords without a span
-    (special tokens) and whitespace belong to no unit.
-    """
+    """Word units of a sentence, or why it has none; a subword is of the tokens that its span overlaps."""
     touched = _touched(parse, spans)
     if touched is None:
         return NO_TOKEN

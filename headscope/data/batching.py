@@ -1,7 +1,4 @@
-"""A corpus in batches, cut by tokens from windows of sentences sorted by length, and made ahead in a thread.
-
-Each batch is within one *fold* (sentence number mod 8): statistics kept per batch are bootstrapped like others.
-"""
+"""A corpus in batches, cut from windows of sentences sorted by length, each within one fold (number mod 8)."""
 
 from __future__ import annotations
 
@@ -111,9 +108,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
-    Sentences of more than `limit` subwords are cut (and counted in `losses`), or refused with DataError
-    where `long` is "refuse"; prompts are always refused. With `labels` batches have the ids that a decoder should
-    predict, or the corpus's own labels where it has some.
+    Longer sentences than `limit` subwords are cut and counted, or refused (`long`); prompts are refused. With `labels`
+    they have the ids that a decoder should predict, or the corpus's own labels.
     """
     sentences, losses = iter(corpus), losses or Omissions()
     while window := list(islice(sentences, WINDOW)):
@@ -341,10 +337,7 @@ def automatic_tokens(
 
 
 def fitting_tokens(trial: BatchTrial, memory: DeviceMemory, *, limit: int) -> int:
-    """The positions of a batch for which memory suffices, a multiple of 2,048, by what a trial needs.
-
-    `limit` is the longest sentence that may come: attention needs more for each position of a longer one.
-    """
+    """Positions of a batch for which memory suffices, a multiple of 2,048; `limit` is the longest sentence to come."""
     try:
         trial.run(1)  # what is made once, and stays
         peaks = [memory.peak(partial(trial.run, times)) for times in (1, 2)]

@@ -1,7 +1,4 @@
-"""Parallel text, from files or lists of strings; files are streamed twice, never kept in memory.
-
-The first pass checks the texts and counts and digests their lines; the second yields sentences.
-"""
+"""Parallel text, from files or lists of strings; files are streamed twice (checked and counted, then read)."""
 
 from __future__ import annotations
 
@@ -100,10 +97,7 @@ class Corpus:
         return replace(self, read=lambda: _parsed(self.read(), parses(), self.name), has_parses=True)
 
     def with_labels(self, labels: Callable[[], Iterator[Labels]], *, name: str) -> Corpus:
-        """The same sentences with labels, in the same order, which the digest then covers too; `name` is for messages.
-
-        DataError where there are more of one than of the other, and for words that are not those of the text.
-        """
+        """The same sentences with labels, also in the digest; DataError where they do not belong together."""
         digest, count = hashlib.sha1(self.digest.encode()), 0
         for sentence in _labelled(self.read(), labels(), self.name, name):
             if (count := count + 1) <= self.count:
@@ -126,10 +120,7 @@ class Corpus:
         return replace(self, count=min(self.count, count))
 
     def share(self, fraction: float, *, seed: int) -> Corpus:
-        """So large a share of the sentences, one at least, drawn by a seed, in their order; the digest is their own.
-
-        Of one seed a smaller share is part of a larger one.
-        """
+        """A share of the sentences drawn by a seed, part of larger shares, in their order; the digest is their own."""
         numbers = list(range(self.count))
         random.Random(seed).shuffle(numbers)
         chosen = set(numbers[: max(1, round(fraction * self.count))])
@@ -221,10 +212,7 @@ def open_corpus(
 def open_text(
     files: TextFiles, *, parses: Path | None = None, target_parses: Path | None = None, max_sentences: int | None = None
 ) -> Corpus:
-    """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
-
-    ConfigError where two options say what the other texts of pairs are.
-    """
+    """The corpus of a command, without labels; ConfigError where two options say what the other texts of pairs are."""
     if files.pairs and files.source2 is not None:
         raise ConfigError("--source2 and --pairs both say where the other text of a pair is; give one of them")
     return open_corpus(

@@ -1,8 +1,4 @@
-"""Encoded sentences, padded batches of them, and the protocol of what encodes text.
-
-A text that is not split, tokenised or cased like the model's training text can be analysed, but with unknown subwords
-in place of words its numbers say nothing about the model: `UnknownSubwords` counts them.
-"""
+"""Encoded sentences, padded batches of them, the protocol of what encodes text, and unknown subwords."""
 
 from __future__ import annotations
 
@@ -316,10 +312,7 @@ class Reader(Advisor, Encodes, Protocol):
 
 @dataclass
 class UnknownSubwords:
-    """Numbers of subwords, without special ones, and of unknown ones among them, by side.
-
-    `nothing` are the numbers, from 1, of lines to translate of which the tokenizer makes nothing.
-    """
+    """Numbers of subwords and of unknown ones by side; `nothing`: lines (from 1) of which nothing is read."""
 
     read: Counter[SideName] = field(default_factory=Counter)
     unknown: Counter[SideName] = field(default_factory=Counter)

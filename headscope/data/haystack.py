@@ -1,7 +1,4 @@
-"""A text of a given length with sentences or passkeys hidden in it: needles in a haystack made of the corpus.
-
-Passkeys are asked for at the end (DuoAttention, Xiao et al. 2024).
-"""
+"""A text with sentences or passkeys hidden in it, which are asked for at the end (DuoAttention, Xiao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ class Haystack:
         return cls(tuple(sentences) * copies, tuple(lengths) * copies)
 
     def around(self, needles: Sequence[tuple[float, str]], *, length: int) -> str:
-        """Sentences of at most `length` subwords, a line each, with needles after those shares (0 … 1) of them.
-
-        A needle stands before the sentence that it would otherwise interrupt.
-        """
+        """Sentences of at most `length` subwords, a line each, with needles after those shares (0 … 1) of them."""
         ends = list(accumulate(self.lengths))
         count = sum(end <= length for end in ends)
         lines: list[str] = []

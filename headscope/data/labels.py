@@ -41,9 +41,8 @@ class Labelling(Protocol):
 def with_labels(checkpoint: Labelling, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
     """The corpus with what the checkpoint should say, unless `labels` is None.
 
-    Of a classifier a file (or list) with a class a line, by name or number; of a token classifier a file of CoNLL
-    columns. ConfigError for other models, DataError (with the line) for labels that the model has not, and where they
-    are not as many as the sentences.
+    Of a classifier a file or list with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
+    other models, DataError for labels that the model has not, and for other numbers of them than of sentences.
     """
     if labels is None:
         return corpus
@@ -109,11 +108,7 @@ def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: st
 
 
 def label_row(labels: Labels, encoded: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:
-    """What a model should say at each of its outputs: the class, or the tag of every word at its first subword.
-
-    All other positions are `IGNORED`; words that were cut off have none. DataError where the subwords cannot be
-    located in the text.
-    """
+    """The class, or the tag of every word at its first subword, `IGNORED` elsewhere; DataError without spans."""
     if not labels.words:
         return list(labels.ids)
     if spans is None:

@@ -30,10 +30,7 @@ Lines = str | Path | Sequence[str]
 
 
 def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
-    """The lines of an open file, one at a time; DataError for a line of more than `MOST_LINE` bytes.
-
-    DataError too where it begins as compressed files do.
-    """
+    """The lines of an open file; DataError for one of more than `MOST_LINE` bytes, and for compressed files."""
     for number in itertools.count(1):
         line = handle.readline(MOST_LINE + 1)
         if number == 1 and (kind := next((kind for kind, mark in COMPRESSED.items() if re.match(mark, line)), None)):

@@ -1,9 +1,7 @@
 """Character spans of a tokenizer's subwords in the text.
 
-Offsets that a tokenizer reports are used only where the letters and digits of its subwords match the text there; for
-tokenizers without offsets (such as Marian's) the subwords are searched in the text. The tokenizer is not asked how it
-marks subwords (▁word, ##word, word@@, word</w>, bytes): all conventions are tried, and the one that spells the text
-is taken.
+Reported offsets are used where letters and digits of subwords match the text; else (Marian) subwords are searched. All
+conventions of marks (▁word, ##word, word@@, word</w>, bytes) are tried, and the one that spells the text is taken.
 """
 
 from __future__ import annotations
@@ -19,12 +17,10 @@ Level = Literal["written", "marks", "bare", "letters"]
 
 
 def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | None] | None:
-    """Character spans in `text` of the subwords `ids`; None instead of a span for special tokens.
+    """Character spans in `text` of `ids`, perhaps cut; None for special ones, or overall unless they spell the text.
 
-    None instead of a list where the subwords do not provably spell the text. `ids` may be the beginning of its
-    encoding (truncated). Whitespace subwords have an empty span; subwords of one character share its span; an
-    unknown subword that had to be searched covers what lies between its known neighbours: its word where words
-    and unknown subwords can be paired, else all of it.
+    Whitespace has an empty span; subwords of one character share its span; an unknown subword that was searched covers
+    its word, or all between its known neighbours.
     """
     subwords = tokenizer.convert_ids_to_tokens(list(ids))
     unknown_id = getattr(tokenizer, "unk_token_id", None)
@@ -174,10 +170,7 @@ def _search(folded_text: _FoldedText, spelled: Sequence[bytes], is_unknown: Sequ
 
 
 def _runs(spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Runs of known subwords before, between and after the gaps; for each gap its groups of unknown subwords.
-
-    Whitespace subwords are in neither; between unknown subwords they separate groups.
-    """
+    """Runs of known subwords around the gaps; for each gap its groups of unknown ones, which white space separates."""
     runs: list[list[int]] = [[]]
     gaps: list[list[list[int]]] = []
     for n, spelling in enumerate(spelled):
@@ -212,10 +205,7 @@ def _spell(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | N
 
 
 def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
-    """Start of each part, with at least one character between parts; None unless the solution is unique.
-
-    A single part may be only the beginning of the text, as in a truncated sentence.
-    """
+    """Start of each part, or None unless unique; a single part may be only the beginning of the text."""
     if len(parts) == 1:
         return [0] if text.startswith(parts[0]) and (parts[0] or not text) else None
     forward = _leftmost(text, parts)

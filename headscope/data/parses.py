@@ -1,8 +1,6 @@
 """Dependency parses of sentences, read from CoNLL-U files, and the tags of words in CoNLL columns.
 
-Tokens of a parse are surface tokens: where the treebank splits a token into several words ("don't" into "do" and
-"n't"), it has the relations of all its words. In columns a word is a line, its tag the last column, and an empty line
-follows every sentence.
+Tokens are surface tokens, with the relations of all words that a treebank splits them into.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empt
 
 @dataclass(frozen=True)
 class Token:
-    """One surface token: its character span in the text of its parse; universal tag and lemma where they are known.
-
-    Of a token of several words they are those of the first.
-    """
+    """A surface token: its character span in the parse's text; tag and lemma of its first word, if known."""
 
     start: int
     end: int
@@ -60,11 +55,10 @@ def main_type(relation: str) -> str:
 
 
 def read_conllu(path: str | PathLike[str]) -> Iterator[Parse]:
-    """The sentences of a CoNLL-U file, gzipped or not, one at a time.
+    """The sentences of a CoNLL-U file (`.gz` too), one at a time; DataError names the line of an error.
 
-    The text is that of `# text`, else the forms joined as SpaceAfter=No says. Empty nodes and enhanced
-    dependencies are ignored, and so are relations between two words of one token. DataError names the file
-    and the line of an error, or says that the file has no sentence.
+    The text is that of `# text`, else forms joined as SpaceAfter=No says. Empty nodes, enhanced dependencies and
+    relations within a token are ignored.
     """
     number, sentence, any_sentence = 0, _Sentence(path), False
     for number, line in _lines(path):
@@ -245,11 +239,7 @@ class TaggedWords(NamedTuple):
 
 
 def read_columns(path: Path) -> Iterator[TaggedWords]:
-    """The sentences of a file (`.gz` too): the first column is the word, the last one its tag.
-
-    Columns are parted by tabs where a line has one, else by spaces. DataError, with the line, for a line of one column
-    and for a file without a sentence.
-    """
+    """The sentences of a file: the first column (by tabs, else spaces) is the word, the last its tag."""
     words: list[str] = []
     tags: list[str] = []
     number, has_rows = 0, False

@@ -1,7 +1,4 @@
-"""Dependency parses of text by stanza, cached on disk.
-
-stanza is imported only where the cache does not have the parses.
-"""
+"""Dependency parses by stanza, cached on disk; stanza is imported where the cache has none."""
 
 from __future__ import annotations
 

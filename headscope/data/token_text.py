@@ -1,9 +1,7 @@
 """Tokens as people read them, the same for all tokenizers.
 
-A space before a token is ␣, whether the tokenizer writes it as ▁ (SentencePiece) or as Ġ (byte-level ones, as GPT-2's):
-a sign that stays within its line, which ▁ does not. Characters that a byte-level tokenizer cut into bytes are put
-together where a token has all of them. A line break is ⏎, a tab ⇥. Tokenizers that do not keep spaces have marks that
-stay: ##ly goes on with a word, un@@ goes on in the next token, ly</w> ends a word.
+A space before a token is ␣ (▁ of SentencePiece, Ġ of byte-level ones), a line break ⏎, a tab ⇥; bytes of a character
+are put together where a token has all. Marks of other tokenizers stay: ##ly, un@@, ly</w>.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Vocabularies that come with fairseq, story-of-heads and native checkpoints: subwords, special ids, BPE merges.
+"""Vocabularies of fairseq, story-of-heads and native checkpoints: subwords, special ids, BPE merges.
 
-Four kinds of subwords: whitespace only, subword-nmt's `wei@@ ße`, story-of-heads' "wei `ße", and SentencePiece. Without
-BPE merges a text must already be split into subwords. Splitting keeps the character span of each subword.
+Four kinds: whitespace only, subword-nmt's `wei@@ ße`, story-of-heads' "wei `ße", and SentencePiece.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ class Subword(NamedTuple):
 
 @dataclass(frozen=True)
 class Splitter:
-    """Splits the words of a text into subwords and joins subwords to text.
-
-    `codes` are the bytes of a file of BPE merges ("bpe" and "backtick") or of a SentencePiece model; DataError where
-    they cannot be read.
-    """
+    """Splits text into subwords with spans, and joins them; `codes`: BPE merges or a SentencePiece model."""
 
     kind: Kind = "words"
     codes: bytes | None = field(default=None, repr=False)
@@ -145,9 +140,8 @@ def _bare(subword: Subword, kind: Kind) -> Subword:
 class Merges:
     """BPE merges: the adjacent pair with the lowest rank is merged until none has a rank.
 
-    Reads subword-nmt files ("#version:" header; the end of a word is written </w>), those of fastBPE ("left right
-    count", the most frequent first) and the tab-separated "left right rank" files of story-of-heads (words between
-    ^ and $).
+    Files of subword-nmt ("#version:", words end with </w>), fastBPE ("left right count") and story-of-heads ("left
+    right rank" with tabs, words between ^ and $).
     """
 
     def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glued: bool) -> None:
@@ -212,10 +206,7 @@ class Merges:
 
 
 def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """Symbols after all merges: always the pair of the lowest rank, all its occurrences at once from the left.
-
-    O(n log n) for n symbols: a line may hold one word of a hundred thousand characters.
-    """
+    """Symbols after all merges of the lowest rank, all occurrences at once from the left, in O(n log n)."""
     parts: list[str] = list(symbols)  # "" where a part went into the one before it
     after = list(range(1, len(parts) + 1))
     before = list(range(-1, len(parts) - 1))
@@ -251,12 +242,10 @@ def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids and subwords of one side.
+    """Ids and `subwords` of one side. `start` is the decoder's first input, `end` ends a text.
 
-    `subwords` has the subword of every id. `start` is the decoder's first input, `end` ends a text; `unknown`
-    is the id of subwords that are not listed, `pad` that of padding; `special` are further ids that are no text.
-    `prefix` and `suffix` are added to a source text (None for suffix: `end`); a target text begins with `begin`, which
-    the decoder is made to write.
+    `special` are further ids that are no text. `prefix` and `suffix` (None: `end`) are around a source text; a target
+    text begins with `begin`, which the decoder is made to write.
     """
 
     subwords: tuple[str, ...] = field(repr=False)

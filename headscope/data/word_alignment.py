@@ -54,10 +54,7 @@ def has_other_spaces(line: str) -> bool:
 
 
 def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
-    """Links of every line of a file: `0-0 1-2`, or `1?2` for a possible one; an empty line is a sentence without.
-
-    `first` is the number of the first word, 0 or 1. DataError names the line of what is no link.
-    """
+    """Links of every line: `0-0 1-2`, `1?2` for a possible one, words from `first` on; DataError names a bad line."""
     for number, raw in enumerate(raw_lines(path), start=1):
         fields = raw.decode("utf-8", errors="replace").lstrip("\ufeff").split()
         found = [LINK.fullmatch(field) for field in fields]
@@ -82,10 +79,9 @@ def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int)
 
 
 def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Bools]:
-    """Of the subwords of all texts, one after the other, the word [n] of its text that each begins in, and ends [n 2].
+    """Of the subwords of all texts in a row, the word [n] that each begins in, and ends [n 2].
 
-    The word is −1 for subwords without a span or of whitespace alone. Ends say whether the subword is final
-    punctuation, and whether it comes after the text. All texts are read side by side, as one row of characters.
+    The word is −1 without a span or visible characters; ends say whether it is final punctuation, or behind the text.
     """
     joined = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
     known, which = np.unique(np.frombuffer(joined, dtype=np.uint32), return_inverse=True)
@@ -312,9 +308,8 @@ def _padded(rows: Sequence[Sequence[int]]) -> Ints:
 def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
     """Links [b m n] of two directions joined: those of both; then neighbours; then links of two unlinked words.
 
-    A neighbour (of eight) of a link is taken if one direction has it and one of its words has no link yet. All
-    sentences grow side by side, one of the eight ways at a time; of several that want the same free word the first is
-    taken.
+    A neighbour (of eight) is taken if one direction has it and one of its words has no link yet. Sentences grow side by
+    side, one way at a time; of several that want a free word the first is taken.
     """
     links, union = forward & backward, forward | backward
     ways = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))

@@ -320,17 +320,10 @@ class CheckpointFormat(ABC, Generic[C]):
 
     @abstractmethod
     def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
-        """Write a checkpoint that this format opened, or that `exports` made of one, into an empty directory.
-
-        What the format itself cannot hold is written in another one, and `notes` say why. `companions` are those that
-        the checkpoint was opened with.
-        """
+        """Write a checkpoint into an empty directory, in another format (`notes` say why) what this one cannot hold."""
 
     def save(self, checkpoint: C, folder: Path, *, force: bool = False) -> SavedFiles:
-        """Write a checkpoint into a directory of its own, which is there when all is written.
-
-        OutputError where it holds something and `force` is not given, and where it holds anything but a checkpoint.
-        """
+        """Write a checkpoint into a directory of its own; OutputError where that holds anything else."""
         check_folder(folder, self.kind, force=force)
         with replacing(folder, self.kind, force=force) as temporary:
             saved = self.write(checkpoint, temporary, Companions())

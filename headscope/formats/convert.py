@@ -26,11 +26,7 @@ CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: the class of the model, the largest difference of logits, and what the user must know.
-
-    `difference` is None where nothing could run what was written, `pushed` the address on the hub, if it is there.
-    `file` is what to open in the folder, where it is not the folder itself; `opened`: headscope opens it.
-    """
+    """What was written: `difference` of logits, `file` to open in the folder, `pushed` address on the hub."""
 
     folder: Path
     goal: str
@@ -50,11 +46,7 @@ class Converted:
 def convert(
     checkpoint: Checkpoint, folder: Path, *, goal: str, inputs: Sequence[Input] = (), force: bool = False
 ) -> Converted:
-    """Write `checkpoint` to `folder` in another format.
-
-    `inputs` are further files that were read with it. CheckpointError where the format cannot express the model, or
-    where what was written and read again does not give the same logits: then nothing is left behind.
-    """
+    """Write `checkpoint` to `folder` in another format; CheckpointError, and nothing left, where logits differ."""
     if not checkpoint.is_native:
         raise ConfigError(
             f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "

@@ -1,7 +1,4 @@
-"""Why a path cannot be opened: its first bytes, its names and its neighbours, before it is called missing or broken.
-
-`SNIFFERS` is the one table of causes. Nothing is executed, and only the beginnings of files are read.
-"""
+"""Why a path cannot be opened, by the first bytes of files, names and neighbours; nothing is executed."""
 
 from __future__ import annotations
 
@@ -196,10 +193,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
-    """The checkpoints in a folder and its folders; the one with the largest number in its name first.
-
-    Of torch files those with the entries of fairseq's: not a Trainer's optimizer.pt and training_args.bin.
-    """
+    """The checkpoints in a folder and its folders, the largest number first; no optimizer.pt of a Trainer."""
 
     def recognised(path: Path) -> bool:
         if path.name == STATE or not any(each.recognise(path) for _, each in formats):

@@ -1,7 +1,4 @@
-"""What a format can write: its files, ways to write a checkpoint without some of its heads, conversions, and the card.
-
-The card of a folder says what it is, how it was proved, what opens it and what does not.
-"""
+"""What formats write: files, ways to leave out heads, conversions, and the card that says what opens a folder."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ Build = Callable[[Any, RemovalPlan], Any]
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What was written: the file or directory to open, its format, and what the user should know.
-
-    `opens` and `limits` are lines of its card: which programs open it, and which do not.
-    """
+    """What to open and its format; `notes` for the user, `opens` and `limits` for the card."""
 
     path: Path
     format: str
@@ -84,11 +78,7 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a format made of a native model: its class there, and logits [2 t V] of the probe from the files.
-
-    `opens` and `limits` are lines of the card: which programs open it, and which do not. `file` is what to open in the
-    folder, where it is not the folder itself.
-    """
+    """Class and logits [2 t V] of a written conversion, `file` to open in the folder; lines as of `SavedFiles`."""
 
     architecture: str
     logits: Tensor
@@ -103,10 +93,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the card of a folder says; `facts` are lines, `opens` and `limits` those of what opens it and what not.
-
-    `metadata` is for the model hub, which reads it from the head of the card.
-    """
+    """What the card of a folder says in lines; `metadata` is for the model hub, which reads it from its head."""
 
     title: str
     command: str

@@ -143,11 +143,7 @@ FORMATS.register("native", NATIVE, where=__name__)
 
 
 def native_state(model: Transformer, stored: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """The state dict as it is written: tied weights once, contiguous, on the CPU.
-
-    Weights that were widened to compute with them get their `stored` type back, which loses nothing of those that did
-    not change.
-    """
+    """The state dict as it is written: tied weights once, on the CPU, in their `stored` types if that loses nothing."""
     tied = model.tied()
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
     for key, dtype in stored.items():

@@ -1,9 +1,6 @@
-"""Pickles that others wrote: containers and arrays (the MHR fork's results, story-of-heads' vocabularies), and torch's.
+"""Pickles that others wrote: arrays (the MHR fork's results, story-of-heads' vocabularies), and torch's tensors.
 
-Tensors of torch.save stay on disk until they are asked for.
-
-Every size that a file declares is compared with the file before memory is taken; `headscope.formats.safe_pickle` runs
-the pickles and executes nothing.
+Sizes that a file declares are compared with the file before memory is taken; tensors stay on disk until they are read.
 """
 
 from __future__ import annotations

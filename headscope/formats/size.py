@@ -24,13 +24,10 @@ from headscope.model.taps import frozen_parameters
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is. `flops` are those of one forward pass over the text that was compared on.
+    """How large a model is; `flops` of one forward pass over the text that was compared on.
 
-    `bytes` are those of weights in the types in which they are written, which a CPU may have widened.
-    `cache` are bytes of keys and values for each token of the decoder's own text, `cross_cache` for each token
-    of the source. `attention_flops` and `output_flops` are those within attention modules and the output layer,
-    `read` the bytes of weights that a step of decoding reads: all but rows of an embedding that is no output layer.
-    `attention_parameters` are those of attention modules.
+    `bytes` are those of weights as written, `cache` and `cross_cache` of keys and values a token of the decoder's text
+    and of the source, `read` what a decoding step reads: all but rows of an embedding that is no output layer.
     """
 
     parameters: int
@@ -74,10 +71,7 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
 
 
 def flops(checkpoint: Checkpoint, batch: ModelInputs) -> Counter[str]:
-    """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition.
-
-    Those of "all", within "attention" modules, and of the "output" layer.
-    """
+    """Operations of the matrix products of one pass, two a multiplication and addition: all, attention, output."""
     model, output = checkpoint.model, _embedding(checkpoint.model, "get_output_embeddings")
     calls, counter, counts = checkpoint.attention_sites.calls, FlopCounterMode(display=False), Counter[str]()
 

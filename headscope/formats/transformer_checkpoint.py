@@ -25,10 +25,9 @@ from headscope.model.removal_plan import RemovalPlan
 
 
 class TransformerCheckpoint(Checkpoint):
-    """The whole `Checkpoint` contract for a `Transformer` and its vocabularies (None where there are none).
+    """The whole `Checkpoint` contract for a `Transformer` and its vocabularies (of a decoder alone: `target`).
 
-    A decoder-only model has `target` alone. `search` is the default way to translate; `stored` has the types
-    that the file stores weights in, where `model` computes in another.
+    `search` is the default way to translate; `stored` has the types of weights in the file.
     """
 
     model: Transformer
@@ -309,10 +308,9 @@ def _mask(real: Tensor) -> Tensor | None:
 
 
 def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, Tensor]) -> Transformer:
-    """The model of a config, filled with `state`; tied copies may be left out of it.
+    """The model of a config, filled with `state`, of which tied copies may be left out; CheckpointError in one line.
 
-    The model has no memory of its own before its weights are known to fit, so a config with absurd sizes
-    costs nothing. CheckpointError in one line for weights that do not fit.
+    It has no memory before its weights are known to fit, so a config with absurd sizes costs nothing.
     """
     with shapes_only():
         model = Transformer(config)

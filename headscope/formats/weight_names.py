@@ -1,8 +1,6 @@
-"""Names of weights in files and in the model: a prefix that all of them share, and those that do not fit.
+"""Names of weights in files and in the model: a prefix that wrappers left behind, and those that do not fit.
 
-Wrappers of a model leave prefixes behind (`module.`, `base_model.model.`); they are found by comparing names.
-transformers fills what a weights file lacks with fresh random numbers and says so in a log line at most, so every
-missing, left-over and mismatched weight is checked here.
+transformers fills what a file lacks with random numbers, so missing, left-over and mismatched weights are refused here.
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ _CONSTANT = re.compile(r"\.(masked_bias|inv_freq|position_ids)$")
 
 
 def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[str, str]]:
-    """The prefix of all weights that were left over where others are missing, and the patterns that take it off.
-
-    `info` is what transformers says of the weights. Empty where there is no prefix, or names fit no better without it.
-    """
+    """The prefix of all weights that were left over where others are missing, and patterns that take it off."""
     names = list(info["unexpected_keys"])
     if not names or not info["missing_keys"]:
         return "", {}

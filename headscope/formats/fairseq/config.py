@@ -135,7 +135,7 @@ def in_languages(settings: Settings, source: str | None, target: str | None) -> 
 
 
 def around_texts(settings: Settings, side: str) -> dict[str, tuple[str, ...]]:
-    """The subwords that a task of many languages puts around the texts of a side, by the field of the vocabulary.
+    """Subwords around the texts of a side in tasks of many languages, by field of the vocabulary.
 
     Deviation: translations of a pretrained BART end with `</s>`; in fairseq the language comes once more behind it.
     """

@@ -102,10 +102,7 @@ def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], added: t
 def read_dictionary(
     path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END, added: tuple[str, ...] = ()
 ) -> Vocabulary:
-    """A dict.*.txt: `subword count` a line after four special ids; CheckpointError where it does not have `size`.
-
-    Subwords that are `added` and not listed come last.
-    """
+    """A dict.*.txt: `subword count` a line behind four special ids, then `added` ones, `size` in all."""
     lines = read_text(path, name=f"the dictionary {path}").split("\n")
     subwords, id_of = list(SPECIAL), {subword: number for number, subword in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):

@@ -1,7 +1,6 @@
-"""fairseq checkpoints: the transformer* and transformer_lm* models of every version, and those of the MHR fork.
+"""fairseq checkpoints: transformer* and transformer_lm* models of every version, and those of the MHR fork.
 
-The fork has a matrix `alphas` in every attention module; a file with any of them gets the mixing "alpha.v1",
-and modules without one the identity. Reading needs no fairseq and executes nothing.
+The fork has a matrix `alphas` in every attention module; a file with any gets the mixing "alpha.v1".
 """
 
 from __future__ import annotations
@@ -111,11 +110,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         return checkpoint
 
     def write(self, checkpoint: FairseqCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
-        """A file of the old one's name with its keys, their order and their types, and the dictionaries read with it.
-
-        Optimizer and training state are left out. A model with fewer heads gets smaller projections, which
-        headscope reads again; fairseq itself has no such models.
-        """
+        """A file with the old name, keys, order and types, without training state, and its dictionaries."""
         path = folder / Path(checkpoint.path).name
         state = native_state(checkpoint.model, checkpoint.stored)
         state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}

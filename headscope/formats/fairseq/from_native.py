@@ -1,9 +1,8 @@
 """Native Transformers as fairseq writes its own: options, weights under its names, dictionaries.
 
-fairseq (and its fork MHR, which has a matrix `alphas` in every attention module) begins ids with `<s>`, `<pad>`,
-`</s>`, `<unk>`, counts positions from 2, and starts every translation with `</s>`. So rows of embeddings are put in
-that order; sinusoids that begin elsewhere become a learned table; and where a model starts with another id, the
-decoder's input table has that id's row at `</s>`, which nothing else reads there.
+fairseq and its fork MHR begin ids with `<s>`, `<pad>`, `</s>`, `<unk>`, count positions from 2 and start translations
+with `</s>`. So embeddings are put in that order, other sinusoids become a learned table, and the decoder's input table
+has at `</s>` the row of the id that a model starts with.
 """
 
 from __future__ import annotations

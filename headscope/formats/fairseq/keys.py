@@ -64,10 +64,7 @@ _OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(w
 
 @dataclass(frozen=True)
 class Origin:
-    """What a fairseq file held beside our weights: its keys in their order, and the tensors that we drop.
-
-    `folded`: its matrices between heads are part of the output projections now.
-    """
+    """A fairseq file's keys in order and tensors that we drop; `folded`: alphas are part of output projections now."""
 
     keys: tuple[str, ...] = ()
     dropped: Mapping[str, Tensor] = field(default_factory=dict, repr=False)

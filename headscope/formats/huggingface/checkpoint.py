@@ -161,10 +161,7 @@ class HuggingFaceCheckpoint(Predicting):
         return [TokenIds(*row) for row in zip(fitting["input_ids"], uncut["input_ids"], types, strict=True)]
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The tokenizer's own ids of a target text; a decoder-only model says each id after the one before.
-
-        The end of a text counts where the model learnt it (`CLOSED`).
-        """
+        """The ids of a target text; of a decoder alone those that follow, with the end if it was learnt."""
         tokenizer = self._of_side("target")
         with in_target_language(tokenizer, self.model, self.path):
             rows = self._ids({"text_target" if self.two_sided else "text": list(texts)}, limit)

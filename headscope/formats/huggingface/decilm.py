@@ -1,7 +1,6 @@
 """DeciLM (nemotron-nas) folders as Llamas with other numbers of key/value heads in every layer, or no attention.
 
-transformers opens them with code that lies beside the weights. headscope runs none: it reads `block_configs` of
-config.json as the sizes of a narrowed Llama, whose weights have the same names.
+headscope runs no code of theirs: `block_configs` of config.json are the sizes of a narrowed Llama of the same names.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ _KNOWN = {"attention": {"no_op", "n_heads_in_group"}, "ffn": {"no_op", "ffn_mult
 
 
 def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[str]]:
-    """The config of a narrowed Llama, of what config.json says; and the names of its weights that no file has.
-
-    These are the norms before absent attention. CheckpointError for layers that such a Llama cannot have.
-    """
+    """The config of a narrowed Llama, and its norms before absent attention, which no file has."""
     blocks, heads, hidden = values["block_configs"], values["num_attention_heads"], values["hidden_size"]
     for problem in _problems(values):
         raise CheckpointError(f"{path} is a DeciLM ({MODEL_TYPE}) that headscope cannot open: {problem}")

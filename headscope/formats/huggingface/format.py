@@ -1,7 +1,4 @@
-"""Hugging Face directories and hub ids: how they are recognised and written, also with heads removed.
-
-What needs transformers is imported when such a checkpoint is opened or written, which other formats need not wait for.
-"""
+"""Hugging Face directories and hub ids: how they are recognised and written, without importing transformers early."""
 
 from __future__ import annotations
 
@@ -132,10 +129,7 @@ FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
 def adapter_limit(config: Any) -> tuple[str, ...]:
-    """How PEFT leaves out layers without heads, whose projections it does not know; nothing where all layers have some.
-
-    Its option is matched against whole names of modules.
-    """
+    """How PEFT leaves out layers without heads, by whole names of modules; nothing where all have some."""
     if not (empty := config.narrowed["empty"]):
         return ()
     pattern = f"(.*[.])?({'|'.join(map(re.escape, empty))})[.].*"

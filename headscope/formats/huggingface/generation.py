@@ -295,10 +295,7 @@ class Predicting(Checkpoint):
         }
 
     def _scores(self, source: Side, ids: Tensor, config: GenerationConfig) -> list[float]:
-        """Σ log p / length ** penalty of generated ids, from another pass: `generate` would keep all logits.
-
-        What is forced (a language at the beginning, an end at the limit) has a probability of one, as it has there.
-        """
+        """Σ log p / length ** penalty, by another pass as `generate` would keep all logits; forced ids have p = 1."""
         wide = len(ids) // len(source.ids)
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         ended = torch.isin(ids[:, 1:], torch.tensor([end for end in ends if end is not None], device=ids.device))

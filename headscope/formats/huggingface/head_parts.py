@@ -1,12 +1,8 @@
 """Every part of an attention module that goes with a head or with a key/value group: what a removal cuts.
 
-`headscope.model.projections` has the matrices of heads, for analyses. This has more, because more goes with a head:
-rows that make its gate (Qwen3-Next), entries of a norm over all heads (OLMo 2), rows that are read beside states which
-all heads share (DeepSeek's MLA). All is found from gradients: a row belongs to a head if what it computes reaches this
-head's states and no other's.
-
-A smaller model's config names in `kept_heads` which heads of the first checkpoint are left, by site and layer. That
-comes from a file, so it is compared with the weights before anything counts on it.
+That is more than the matrices of `headscope.model.projections`: rows that make a gate (Qwen3-Next), entries of a norm
+over all heads (OLMo 2), rows beside states that heads share (DeepSeek's MLA). By gradients a row belongs to a head if
+what it computes reaches this head's states and no other's.
 """
 
 from __future__ import annotations
@@ -213,10 +209,7 @@ def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...],
 
 
 def _position_bias(call: AttentionCall) -> StateParts:
-    """The rows of a module's own matrices that make each head's position bias [b h t s]; none where a table is (T5).
-
-    A bank of profiles, which all heads share, may stand between the bias and those rows.
-    """
+    """Rows of a module's own matrices that make each head's position bias [b h t s], through shared profiles or not."""
     bias, own = call.options.position_bias, {id(parameter) for parameter in call.module.parameters()}
     if bias is None or bias.grad_fn is None:
         return StateParts()

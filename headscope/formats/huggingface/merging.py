@@ -29,10 +29,8 @@ class _Mean(NamedTuple):
 def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     """A copy of the same size in which every group has the mean key and value projection of its set.
 
-    It computes what a model with one group for each set computes: the mean is taken of weights and biases before
-    rotary positions and norms, which are the same for all groups. All other weights are those of the model itself, so
-    that a copy costs little. ConfigError for classes whose heads have keys of their own, and where the rows of a group
-    cannot be told.
+    The mean is of weights and biases before rotary positions and norms; other weights are shared with the model.
+    ConfigError for classes whose heads have keys of their own, and where the rows of a group cannot be told.
     """
     _refuse_ungrouped(model, plan)
     means = _means(model, plan)

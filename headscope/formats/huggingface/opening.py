@@ -1,8 +1,6 @@
 """From a folder or a hub id to a model of transformers and its tokenizer, checked on the way.
 
-Folders come as sentence-transformers' layout, adapters (PEFT), and weights in several files: an index of these comes
-with a checkpoint, from whoever made it, and transformers opens whatever path it says, so only files of its own folder
-are let pass.
+transformers opens whatever path an index of weights says, so only files of its own folder are let pass.
 """
 
 from __future__ import annotations
@@ -73,10 +71,7 @@ HEADS = (
 def open_model(
     path: str, *, device: str, device_map: str | None, dtype: str, companions: Companions
 ) -> HuggingFaceCheckpoint:
-    """The model of a folder or hub id on a device, or spread as a device map says, in the languages of `companions`.
-
-    CheckpointError for a broken one, ConfigError for languages that it does not know.
-    """
+    """The model of a folder or hub id, placed, in the languages of `companions`; CheckpointError for a broken one."""
     path, options = located(path)
     if (known := local_folder(path)) is not None:
         refuse_changed_weights(known)
@@ -131,10 +126,7 @@ def open_model(
 
 
 def located(path: str) -> tuple[str, dict[str, bool]]:
-    """The folder of a model, or its name on the hub, and how transformers is to look for its files.
-
-    CheckpointError for an adapter, weights that lie elsewhere, and a name that neither this machine nor the hub has.
-    """
+    """The folder of a model, or its name on the hub, and how transformers looks for its files; else CheckpointError."""
     local = os.path.exists(path)
     if local:
         refuse_adapter(Path(path))
@@ -163,11 +155,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def check_shards(folder: Path) -> None:
-    """CheckpointError where an index of a folder is malformed, or names a file that lies elsewhere.
-
-    Files of the hub's cache are links from `snapshots/REVISION` to `blobs` beside `snapshots`; others may be links
-    within the folder alone.
-    """
+    """CheckpointError for an index that is malformed, or names a file outside its folder or the hub's `blobs`."""
     for index in sorted(folder.glob(INDEX)):
         shards = read_object(index, error=CheckpointError).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):

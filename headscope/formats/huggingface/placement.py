@@ -1,8 +1,4 @@
-"""Where the modules of a Hugging Face model go: on one device, or as a device map of accelerate's says.
-
-Such a map names a device for modules, "cpu" and "disk" too, whose weights come to where the model runs when their turn
-comes. Weights of safetensors files are read from these files each time, not copied.
-"""
+"""Where the modules of a Hugging Face model go: on one device, or as a device map of accelerate's says."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ def is_quantised(path: str, config: Any) -> bool:
 
 @contextmanager
 def placement(device: str, device_map: str | None, *, quantised: bool) -> Iterator[dict[str, Any]]:
-    """Options of `from_pretrained` that put modules where they go; empty where the model is moved afterwards.
-
-    Within the block there is a directory for weights on disk that do not come from safetensors files.
-    """
+    """Options of `from_pretrained` that put modules where they go, with a folder for weights on disk; or none."""
     if device_map is None:
         yield {"device_map": {"": device}} if quantised else {}
         return

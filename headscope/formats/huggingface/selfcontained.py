@@ -1,10 +1,8 @@
 """Hugging Face folders as they are written: in the type of the source, self-contained where heads are removed.
 
-A folder with fewer heads than a plain class can have opens in two ways. transformers runs the copy of `narrowing.py`
-that lies beside the weights (`trust_remote_code=True`). headscope runs nothing that lies there: it reads the entry
-`narrowed` of config.json and narrows the plain class with its own code.
-
-Where the config of a class of transformers has a place for their number and width, fewer heads fit it as it stands.
+transformers runs the copy of `narrowing.py` beside the weights (`trust_remote_code=True`); headscope runs nothing that
+lies there, and narrows the plain class by `narrowed` of config.json. Where a config has a place for number and width of
+heads, fewer fit a plain class.
 """
 
 from __future__ import annotations
@@ -110,10 +108,7 @@ STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
-    """Write weights in the type that the source stores them in, config, and tokenizer.
-
-    Returns whether there is a modelling file too, because the class in transformers cannot hold the model.
-    """
+    """Write weights in the source's types, config, tokenizer, companions; whether a modelling file is needed too."""
     model: Any = stored_copy(checkpoint, mixed=True).model
     config = model.config
     narrowed = is_narrowed(config)
@@ -142,10 +137,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 
 
 def stored_copy(checkpoint: Checkpoint, *, mixed: bool = False) -> Checkpoint:
-    """The checkpoint in the type that it stores, a copy where it was widened to compute with it.
-
-    `mixed`: also where types differ from weight to weight; with such a copy nothing can be computed.
-    """
+    """The checkpoint in the type that it stores; `mixed`: in several, with which nothing can be computed."""
     types = {
         name: written_type(name, part, checkpoint.written_in) for name, part in checkpoint.model.named_parameters()
     }

@@ -1,8 +1,6 @@
 """A transformers model with fewer heads: rows and columns cut out, the sizes that its code reads set right.
 
-Which rows and columns are whose comes from `headscope.model.projections`, so there is no table of
-architectures; which whole numbers the attention code reads is a short list of attribute names. What that list
-does not cover comes out different from the masked model, and `headscope.pruning.removal.verify` refuses it.
+The sizes that attention code reads are a short list of names; `pruning.removal.verify` refuses what that misses.
 """
 
 from __future__ import annotations
@@ -45,11 +43,7 @@ BIAS = "relative_attention_bias"  # an embedding [buckets, h]
 
 @dataclass
 class Narrowing:
-    """What `headscope.formats.huggingface.narrowing.narrow` needs, and which indices of which parameter stay.
-
-    `keep` maps a parameter's name to (axis, indices) pairs, `picked` the name of a list of modules to the numbers of
-    those that stay.
-    """
+    """What `narrow` needs; `keep`: (axis, indices) of parameters that stay, `picked`: modules of lists that stay."""
 
     keep: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
     picked: dict[str, list[int]] = field(default_factory=dict)
@@ -77,12 +71,7 @@ class Narrowing:
 
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
-    """A copy of a transformers model without the removed heads; its config says what became of them.
-
-    `config.kept_heads` has the numbers of the heads that stay, as the first checkpoint counted them;
-    `config.narrowed` is what `narrow` needs to build such a model. ConfigError where the rows or columns of a
-    head cannot be told.
-    """
+    """A copy of a transformers model without the removed heads; `kept_heads` and `narrowed` of its config say which."""
     if is_narrowed(model.config):
         check_kept_heads(model, "this model", find_attention(model))
     smaller = copy.deepcopy(model)

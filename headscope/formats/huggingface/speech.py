@@ -1,7 +1,6 @@
 """Whisper-like checkpoints: a line of the source names a recording, or features of one in Python's `.npy`.
 
-A position of the encoder stands where a subword of a text would: it has an id of its own behind those of the
-vocabulary, and what is behind the end of the recording is special, as padding that the model reads.
+A position of the encoder is a subword with an id behind the vocabulary; behind the recording's end it is special.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return {**({} if spoken is None else spoken._asdict()), **super().search_facts(options)}
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
-        """Whisper's own `generate` cuts long recordings and returns less than what it wrote, so it is not that one.
-
-        It begins with what the tokenizer puts in front of a transcript: its language and what is to be done.
-        """
+        """Whisper's own `generate` cuts recordings; this begins with the tokenizer's language and task."""
         begin = torch.tensor([self._begin], device=source.ids.device).expand(len(source.ids), -1)
         model: Any = self.model
         ids: Tensor = GenerationMixin.generate(model, **self._source(source), decoder_input_ids=begin, **settings)
@@ -191,10 +187,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return self.tokenizer
 
     def word_times(self, recording: str, transcript: str, heads: Sequence[HeadId] = ()) -> list[Word]:
-        """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads).
-
-        Times never go back. ConfigError where no heads are named, DataError where words cannot be told.
-        """
+        """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads)."""
         chosen = list(heads) or alignment_heads(self.model)
         if not chosen:
             advice = "`headscope analyze --write-alignment` writes them"

@@ -24,10 +24,7 @@ COUNTER = re.compile(r"(.*/)?(global_step|batch_no|learning_rate_multiplier|beta
 
 @dataclass(frozen=True)
 class ArrayRule:
-    """One array of a file and the weights of the `Transformer` that it joins, along their first axis.
-
-    A "matrix" is stored input-major: transposed. Embedding tables count as vectors: they stay as they are.
-    """
+    """One array and the weights that it joins along their first axis; a "matrix" is stored transposed."""
 
     array: str
     weights: tuple[str, ...]
@@ -61,11 +58,7 @@ def is_training_state(name: str, weights: Collection[str]) -> bool:
 
 
 def array_rules(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) -> Iterator[ArrayRule]:
-    """All arrays of a model.
-
-    `loss` is the scope of the output projection, `combined` says that cross attention has one matrix for
-    queries, keys and values, `shared` that there is one embedding table.
-    """
+    """All arrays of a model; `combined`: cross attention has one matrix for queries, keys and values."""
     encoder, decoder = config.encoder, config.decoder
     assert encoder is not None
     table = "decoder.embeddings.tokens.weight"

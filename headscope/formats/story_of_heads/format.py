@@ -1,14 +1,10 @@
 """Checkpoints of story-of-heads (Voita et al. 2019): an .npz of arrays, hyper-parameters, vocabulary pickles.
 
-What is unusual here:
-- the file does not say what model it is; `--hp FILE` does (default: hp.json or hp.toml beside it), and where
-  that is silent the arrays are asked (see `story_hp`);
-- trained gates stay gates: `log_a` becomes the mixing "hard-concrete.v1" of the attention module, used with
-  its noiseless value, so logits are those of the gated model and analyses can read it. They are applied
-  where the file has them, unless the hyper-parameters name other `concrete_heads`;
-- arrays that belong to no part of the model are an error, unlike in the original, which ignores them and computes
-  another model: too few `num_layers`, say. State of the optimizer changes nothing and is let pass;
-- vocabularies are `src.voc` and `dst.voc`, or their twins `src.voc.txt` and `dst.voc.txt` with a token a line.
+- Hyper-parameters come from `--hp FILE` (default: hp.json or hp.toml beside it), then from the arrays.
+- Trained gates stay gates: `log_a` is the mixing "hard-concrete.v1" with its noiseless value, unless the
+  hyper-parameters name other `concrete_heads`.
+- Arrays of no part of the model are an error; the original ignores them and computes another model.
+- Vocabularies are `src.voc` and `dst.voc`, or `src.voc.txt` and `dst.voc.txt` with a token a line.
 """
 
 from __future__ import annotations

@@ -34,10 +34,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_folder(folder: Path) -> Path:
-    """Where in a folder the files of transformers are: itself, or the encoder's part of a sentence-transformers model.
-
-    That part (`0_Transformer`) is the whole encoder; pooling and what follows it have no heads.
-    """
+    """Where the files of transformers are: in a folder, or in the encoder's part of a sentence-transformers model."""
     if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
         return folder
     return next((folder / name for name in parts(folder) if _names_a_model(folder / name)), folder)

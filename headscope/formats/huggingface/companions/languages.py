@@ -1,7 +1,6 @@
 """The languages that a checkpoint reads and writes, and the vocabularies of its two sides.
 
-Tokenizers of NLLB, M2M-100 and mBART put the language of a text beside its subwords. Where nobody names the language of
-a translation they take that of the source, and `generate` begins with whatever language is likeliest.
+Where nobody names a language, tokenizers of NLLB, M2M-100 and mBART take that of the source for a translation.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ class Language(NamedTuple):
 
 
 def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | None:
-    """The language that the model writes; None for tokenizers without languages.
-
-    It is that of the tokenizer (`tgt_lang`), else the one that `generate` is made to begin with. CheckpointError where
-    neither names one, or they disagree.
-    """
+    """The language that the model writes, None without languages; CheckpointError if none is named, or two."""
     if str(getattr(model.config, "model_type", "")).startswith("seamless"):
         raise CheckpointError(
             f"{path} is told its language by an argument of its own generate, which headscope does not call; "
@@ -64,21 +59,14 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
 
 
 def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
-    """The language that is read, the one that is written (None where nothing names one), and how many are known.
-
-    None for tokenizers without languages.
-    """
+    """The language that is read, the one that is written, and how many are known; None without languages."""
     if not (numbers := _numbers(tokenizer)):
         return None
     return {"reads": tokenizer.src_lang, "writes": tokenizer.tgt_lang or _begun(model, numbers), "known": len(numbers)}
 
 
 def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
-    """Make the tokenizer read, and `generate` write, the languages of `companions`, if there are any.
-
-    They become part of the checkpoint, and of what is written of it. ConfigError for a language that it does not know,
-    and where it knows none.
-    """
+    """Read and write the languages of `companions`, also in what is written of it; ConfigError for unknown ones."""
     named = {name: value for name, value in companions.given().items() if name in ("src_lang", "tgt_lang")}
     if hasattr(model, "set_default_language"):
         _set_adapters(model, named.pop("src_lang", None), path)
@@ -130,10 +118,7 @@ def check_source_language(tokenizer: Any, path: str) -> None:
 
 @contextmanager
 def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
-    """Within the block the tokenizer reads texts of the target side as of the language that the model writes.
-
-    No other thread uses it meanwhile.
-    """
+    """Within the block the tokenizer reads targets in the model's language, and no other thread uses it."""
     language = target_language(tokenizer, model, path)
     with TOKENISING:
         if language is None:
@@ -179,9 +164,7 @@ def _begun(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
 def of_side(tokenizer: Any, side: SideName) -> Any:
     """The tokenizer with the vocabulary of a side alone; itself where it has one for both.
 
-    Marian's with `separate_vocabs` and FSMT's encode a source by the one vocabulary and name ids by the other, whatever
-    the side. FSMT's encodes targets, too, by the source's vocabulary and language; fairseq, where the models come from,
-    does not.
+    Marian's with `separate_vocabs` and FSMT's encode by the source's vocabulary and name by the target's.
     """
     target = side == "target"
     if getattr(tokenizer, "separate_vocabs", False):

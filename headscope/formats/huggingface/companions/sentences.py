@@ -1,8 +1,4 @@
-"""What SentenceTransformer does around an encoder: it changes texts, pools states, and goes on with the vectors.
-
-Its files lie beside the weights: `modules.json` lists folders, `sentence_bert_config.json` cuts and lower-cases texts,
-`config_sentence_transformers.json` puts a prompt before them.
-"""
+"""What SentenceTransformer does around an encoder, by files beside the weights: texts, pooling, modules behind it."""
 
 from __future__ import annotations
 
@@ -71,10 +67,7 @@ POOLINGS: Mapping[str, Pool] = {
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """Settings of a sentence-transformers model around its encoder.
-
-    `stages` follow pooling, but for a normalisation at the end.
-    """
+    """Settings around an encoder; `stages` follow pooling, but for a normalisation at the end."""
 
     max_length: int | None
     lower_case: bool
@@ -111,10 +104,7 @@ class SentenceEncoder:
 
 
 def sentence_encoder(path: str) -> SentenceEncoder | None:
-    """What lies around the encoder in a folder; None where it is no part of a sentence-transformers model.
-
-    Modules that headscope does not run are named in a warning. CheckpointError for settings that are malformed.
-    """
+    """What lies around an encoder, or None; a warning names modules that are not run, CheckpointError bad settings."""
     if (folder := local_folder(path)) is None or (home := sentence_home(folder)) is None:
         return None
     settings, config = encoder_settings(folder), json_object(home / SENTENCES)

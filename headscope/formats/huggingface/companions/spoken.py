@@ -1,7 +1,6 @@
 """The tokens that a transcript of Whisper begins with: start, language, task, and that no times are written.
 
-Neither language nor task is in the tokenizer of a published model. Its generation settings list the tokens
-(`lang_to_id`, `task_to_id`), and `generate` guesses the language of each recording where they name none.
+Published models list them in generation settings, not in the tokenizer, and `generate` guesses the language.
 """
 
 from __future__ import annotations
@@ -71,10 +70,7 @@ class Prompts:
         return {task: number for task, number in named.items() if number is not None}
 
     def spoken(self) -> Spoken | None:
-        """What the files name: the generation settings, else `forced_decoder_ids`, else the tokenizer.
-
-        None where they name no language. CheckpointError where settings and tokenizer name two.
-        """
+        """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
         language, task = self._code(self._settings_of("language")), self._settings_of("task")
         if language is None and task is None:
             forced = {number for _, number in self._forced()}
@@ -140,11 +136,7 @@ class Prompts:
 
 
 def set_spoken(tokenizer: Any, model: Any, companions: Companions, path: str) -> None:
-    """Make transcripts begin with the language and task that `companions` or the files name.
-
-    They become part of the checkpoint, and of what is written of it. Nothing changes for models without languages, for
-    which ConfigError where `companions` name one, nor where nothing names a language.
-    """
+    """Begin transcripts with the language and task of `companions` or the files; else ConfigError."""
     prompts = Prompts(model, tokenizer, path)
     if not prompts.languages:
         if named := [flag(name) for name in ("src_lang", "tgt_lang", "task") if getattr(companions, name) is not None]:

@@ -1,7 +1,6 @@
-"""Native Transformers as Hugging Face directories that transformers loads without headscope.
+"""Native Transformers as Hugging Face directories that transformers loads without headscope (see `targets`).
 
-The first class that expresses the model exactly is taken (see `targets`). Mixings that are fixed and linear are folded
-into the output projections first. What was written is read again with transformers, which computes logits with it.
+Fixed linear mixings are folded into output projections first; transformers computes logits of what was written.
 """
 
 from __future__ import annotations

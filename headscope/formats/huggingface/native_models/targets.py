@@ -1,7 +1,4 @@
-"""Classes of transformers that native models become: what each can say, and the first that expresses a model exactly.
-
-Each grew out of fairseq and expresses one corner of what a `TransformerConfig` can say.
-"""
+"""Classes of transformers, grown out of fairseq, that native models become: what each can say."""
 
 from __future__ import annotations
 
@@ -27,10 +24,9 @@ class Ids:
 
 @dataclass(frozen=True)
 class Target:
-    """A class of transformers and what it demands; `prefix` replaces the name of each stack in its keys.
+    """A class and what it demands; `prefix` replaces the name of each stack in its keys.
 
-    `folds_scale`: it multiplies embeddings by nothing, so √d becomes part of its table; where the table is the output
-    matrix too, the last norm is divided by √d.
+    `folds_scale`: √d goes into its table, and out of the last norm where the table is the output matrix too.
     """
 
     name: str

@@ -1,9 +1,7 @@
 """Tokenizers of the `tokenizers` library for native vocabularies: of split text, and of SentencePiece models.
 
-A SentencePiece model becomes one with the same ids, without SentencePiece: its own table of characters normalises
-(`Precompiled`), spaces become ▁, and its merges or scores split. Where `tokenizers` goes by graphemes and SentencePiece
-by characters, texts are composed first (NFC); what stays different are marks over characters with which no character
-of Unicode combines them.
+A SentencePiece model becomes one with the same ids: `Precompiled` characters, ▁ for spaces, merges or scores. Texts are
+composed first (NFC), as `tokenizers` goes by graphemes; marks that no character of Unicode combines stay different.
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
 def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
     """Write a tokenizer that ends what an encoder reads, and begins what a decoder alone reads.
 
-    A language model was trained on texts that end: `texts_end_with_eos` says so to `headscope evaluate`, which counts
-    the end as a token of the text; transformers' tokenizers of language models leave it out, so that texts go on.
+    Language models learnt from texts that end: `texts_end_with_eos` tells `headscope evaluate` to count the end.
     """
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
@@ -82,11 +79,7 @@ def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> Any:
-    """The `tokenizers.Tokenizer` of a vocabulary, without special tokens around a text.
-
-    None where there is no SentencePiece model, where its pieces are not the subwords of the vocabulary, where it is of
-    another kind than BPE and unigram or has pieces of the user's, and where ids of a sample of texts differ.
-    """
+    """The tokenizer of a SentencePiece vocabulary; None for others, and where ids of sample texts differ."""
     if vocabulary.splitter.kind != "sentencepiece" or vocabulary.splitter.codes is None:
         return None
     import sentencepiece.sentencepiece_model_pb2
