@@ -209,32 +209,26 @@ class Batch:
         return replace(self._changed(lambda tensor: upload(tensor, device)), host=self.on_host)
 
 
-class Encodes(Protocol):
-    """A checkpoint, as far as it encodes text."""
+class Encoder(Protocol):
+    """A checkpoint, as far as it reads text."""
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Encode texts, each truncated to `limit` ids."""
-        ...
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
         """Encode pairs of texts that the model reads together, each truncated to `limit` ids."""
-        ...
-
-
-class Encoder(Encodes, Protocol):
-    """The part of a checkpoint that batching uses."""
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
         """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
-        ...
 
     def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
         """What a decoder reads that has no text of its own, but the sources; nothing for others."""
-        ...
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """The ids that a decoder should predict at each of its inputs."""
-        ...
+
+    def why_unknown(self, side: SideName) -> str:
+        """The probable cause of a side's unknown subwords, and what to do."""
 
 
 class NothingReadError(DataError):
@@ -245,7 +239,7 @@ class NothingReadError(DataError):
         self.place = place
 
 
-def encode_sources(window: Sequence[Sentence], encoder: Encodes, *, limit: int) -> list[Encoded]:
+def encode_sources(window: Sequence[Sentence], encoder: Encoder, *, limit: int) -> list[Encoded]:
     """The source of every sentence; of a pair of texts both together. DataError names a line that gives nothing."""
     pairs = [(sentence.source, sentence.second) for sentence in window if sentence.second is not None]
     try:
@@ -256,7 +250,7 @@ def encode_sources(window: Sequence[Sentence], encoder: Encodes, *, limit: int) 
         raise _named(error, window, "source") from None
 
 
-def encode_targets(window: Sequence[Sentence], encoder: Encodes, *, limit: int) -> list[Encoded]:
+def encode_targets(window: Sequence[Sentence], encoder: Encoder, *, limit: int) -> list[Encoded]:
     """The target of every sentence, as the decoder reads it. DataError names a line that gives nothing."""
     try:
         return encoder.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
@@ -298,18 +292,6 @@ def pad_side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
 MANY = 0.02  # larger shares give a warning
 
 
-class Advisor(Protocol):
-    """A checkpoint, as far as it can explain unknown subwords."""
-
-    def why_unknown(self, side: SideName) -> str:
-        """The probable cause of a side's unknown subwords, and what to do."""
-        ...
-
-
-class Reader(Advisor, Encodes, Protocol):
-    """A checkpoint that encodes text and knows what unknown subwords come from."""
-
-
 @dataclass
 class UnknownSubwords:
     """Numbers of subwords and of unknown ones by side; `nothing`: lines (from 1) of which nothing is read."""
@@ -338,14 +320,14 @@ class UnknownSubwords:
             for side in self.read
         }
 
-    def remarks(self, reader: Advisor) -> list[str]:
+    def remarks(self, reader: Encoder) -> list[str]:
         """The shares of both sides, and a warning with the likely cause for each side with more than 2 %."""
         if not self:
             return []
         shares = [f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read]
         return [f"unknown subwords: {', '.join(shares)}", *self.warnings(reader)]
 
-    def warnings(self, reader: Advisor) -> list[str]:
+    def warnings(self, reader: Encoder) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""
         lost = shortlist([*map(str, self.nothing)]) if self.nothing else ""
         empty = [f"warning: the tokenizer makes nothing of source lines {lost}; they are treated as empty"]
@@ -357,7 +339,7 @@ class UnknownSubwords:
         ]
 
 
-def count_unknown(reader: Reader, corpus: Corpus, *, limit: int, sentences: int) -> UnknownSubwords:
+def count_unknown(reader: Encoder, corpus: Corpus, *, limit: int, sentences: int) -> UnknownSubwords:
     """Unknown subwords in the first sentences of a corpus."""
     counts, sample = UnknownSubwords(), list(islice(corpus, sentences))
     counts.add("source", encode_sources(sample, reader, limit=limit))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Encodes
+from headscope.data.encoded import Encoder
 from headscope.errors import DataError
 
 BATCH = 256  # sentences that are encoded at a time
@@ -22,7 +22,7 @@ class Haystack:
     lengths: tuple[int, ...]
 
     @classmethod
-    def read(cls, corpus: Corpus, encoder: Encodes, *, length: int) -> Haystack:
+    def read(cls, corpus: Corpus, encoder: Encoder, *, length: int) -> Haystack:
         """The first sentences of a corpus that have `length` subwords together."""
         sentences: list[str] = []
         lengths: list[int] = []
@@ -52,7 +52,7 @@ class Haystack:
         return "\n".join([*lines, *self.sentences[done:count]])
 
 
-def prompt_ids(encoder: Encodes, text: str, *, special: bool = True) -> list[int]:
+def prompt_ids(encoder: Encoder, text: str, *, special: bool = True) -> list[int]:
     """Ids of a text that goes on: without special ones at its end, and with `special` False without any."""
     (sentence,) = encoder.encode([text], side="source", limit=10**9)
     ids, marks = list(sentence.ids), list(sentence.special)
@@ -61,7 +61,7 @@ def prompt_ids(encoder: Encodes, text: str, *, special: bool = True) -> list[int
     return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
 
 
-def _add(waiting: list[str], encoder: Encodes, sentences: list[str], lengths: list[int]) -> None:
+def _add(waiting: list[str], encoder: Encoder, sentences: list[str], lengths: list[int]) -> None:
     if waiting:
         encoded = encoder.encode(waiting, side="source", limit=10**9)
         sentences += waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,8 @@ from headscope.model.discovery import attention_kind, find_attention
 from headscope.model.projections import output_axis
 from headscope.model.removal_plan import RemovalPlan
 
-
-class _Mean(NamedTuple):
-    """Sets of rows of one parameter, on an axis, or (no rows) several parameters, that get their mean."""
-
-    parameters: Sequence[Tensor]
-    axis: int = 0
-    rows: Sequence[Tensor] = ()
+Member = tuple[Tensor, int, Tensor]
+"""A parameter, an axis of it, and indices along that which get the mean of those of other members."""
 
 
 def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
@@ -34,23 +29,22 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     """
     _refuse_ungrouped(model, plan)
     means = _means(model, plan)
-    changed = {id(parameter) for mean in means for parameter in mean.parameters}
+    changed = {id(parameter) for members in means for parameter, _, _ in members}
     tensors = (*model.parameters(), *model.buffers())
     copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed}
     pooled = copy.deepcopy(model, copies)
-    for mean in means:
-        own = [copies[id(parameter)] for parameter in mean.parameters]
-        _pool(own[0], mean.axis, mean.rows) if mean.rows else _pool_alike(own)
+    for members in means:
+        _pool([(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members])
     return pooled
 
 
-def _means(model: nn.Module, plan: RemovalPlan) -> list[_Mean]:
+def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
     owners = {
         id(weight): (module, name)
         for module in model.modules()
         for name, weight in module.named_parameters(recurse=False)
     }
-    parts, means = head_parts(model), list[_Mean]()
+    parts, means = head_parts(model), list[list[Member]]()
     for (site, layer), sets in plan.merged.items():
         of_layer = parts.get((site, layer))
         if of_layer is None or of_layer.unknown:
@@ -62,12 +56,13 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[_Mean]:
             bias = getattr(owner, "bias", None) if of_outputs else None
             for members in sets:
                 units = [slices.units[group] for group in members]
-                means.append(_Mean([slices.weight], slices.axis, units))
+                means.append([(slices.weight, slices.axis, rows) for rows in units])
                 if isinstance(bias, nn.Parameter):
-                    means.append(_Mean([bias], 0, units))
+                    means.append([(bias, 0, rows) for rows in units])
         for side in (of_layer.key, of_layer.value):
             for members in sets if side.own else ():
-                means += [_Mean(alike) for alike in zip(*(side.own[group] for group in members), strict=True)]
+                for alike in zip(*(side.own[group] for group in members), strict=True):
+                    means.append([(parameter, 0, torch.arange(len(parameter))) for parameter in alike])
     return means
 
 
@@ -85,18 +80,11 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
 
 
 @torch.no_grad()
-def _pool(values: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
-    """Put the mean of sets of rows in the place of each; means are taken in float64."""
-    mean = torch.stack([values.index_select(axis, unit).double() for unit in rows]).mean(dim=0).to(values.dtype)
-    for unit in rows:
-        values.index_copy_(axis, unit.to(values.device), mean)
-
-
-@torch.no_grad()
-def _pool_alike(parameters: Sequence[Tensor]) -> None:
-    mean = torch.stack([parameter.double() for parameter in parameters]).mean(dim=0)
-    for parameter in parameters:
-        parameter.copy_(mean)
+def _pool(members: Sequence[Member]) -> None:
+    """Put the mean of all members, in float64, in the place of each."""
+    mean = torch.stack([values.index_select(axis, rows).double() for values, axis, rows in members]).mean(dim=0)
+    for values, axis, rows in members:
+        values.index_copy_(axis, rows, mean.to(values.dtype))
 
 
 def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:

@@ -149,51 +149,44 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
     """
     base = without_task_head(model)
-    modules = dict(base.named_modules())
-    table = table or {}
+    modules, table = dict(base.named_modules()), table or {}
     if not isinstance(table, dict):
         raise ValueError("config.narrowed is no table of sizes")
+
+    def named(entry: str) -> list[tuple[str, Any, Any]]:
+        """Names of parts that this class has, the parts, and what the table says of each."""
+        said = table.get(entry, {})
+        values = said if isinstance(said, dict) else dict.fromkeys(said)
+        return [(name, modules[name], value) for name, value in values.items() if name in modules]
+
     for name, shape in table.get("shapes", {}).items():
         owner, _, parameter = name.rpartition(".")
         if owner in modules:
             _resize(modules[owner], parameter, tuple(shape))
-    for name, values in table.get("attributes", {}).items():
+    for _, module, values in named("attributes"):
         for attribute, value in values.items():
-            if name in modules:
-                setattr(modules[name], attribute, _known(modules[name], attribute, value))
-    for name, values in table.get("configs", {}).items():
-        if name in modules:
-            _view(
-                modules[name],
-                {attribute: _known(modules[name].config, attribute, value) for attribute, value in values.items()},
-            )
-    for name in table.get("added_biases", []):
-        if name in modules and modules[name].bias is None:
-            modules[name].bias = nn.Parameter(modules[name].weight.new_zeros(modules[name].out_features))
-    for name, width in table.get("zeros", {}).items():
-        if name in modules:
-            _replace(base, name, Zeros(_below(width, sum(modules[name].weight.shape))))
-    for name in table.get("biases", []):
-        if name in modules:
-            old = modules[name]
-            width = old.weight.shape[0 if isinstance(old, nn.Linear) else 1]
-            _replace(base, name, BiasOnly(width, old.bias))
-    for name in table.get("empty", []):
-        if name in modules:
-            _view(modules[name], {"_attn_implementation": empty})
-    for name, heads in table.get("bias_heads", {}).items():
-        if name in modules:
-            modules[name].bias_heads = [int(head) for head in heads]
-            _mix_in(modules[name], SharedBias)
-    for name in table.get("unshared", []):
-        if name in modules:
-            _mix_in(modules[name], UnsharedBias)
-    for name, count in table.get("lists", {}).items():
-        if name in modules:
-            _replace(base, name, _first(modules[name], count))
-    for name, units in table.get("selected", {}).items():
-        if name in modules:
-            _select(modules[name], units)
+            setattr(module, attribute, _known(module, attribute, value))
+    for _, module, values in named("configs"):
+        _view(module, {attribute: _known(module.config, attribute, value) for attribute, value in values.items()})
+    for _, module, _ in named("added_biases"):
+        if module.bias is None:
+            module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
+    for name, module, width in named("zeros"):
+        _replace(base, name, Zeros(_below(width, sum(module.weight.shape))))
+    for name, module, _ in named("biases"):
+        width = module.weight.shape[0 if isinstance(module, nn.Linear) else 1]
+        _replace(base, name, BiasOnly(width, module.bias))
+    for _, module, _ in named("empty"):
+        _view(module, {"_attn_implementation": empty})
+    for _, module, heads in named("bias_heads"):
+        module.bias_heads = [int(head) for head in heads]
+        _mix_in(module, SharedBias)
+    for _, module, _ in named("unshared"):
+        _mix_in(module, UnsharedBias)
+    for name, module, count in named("lists"):
+        _replace(base, name, _first(module, count))
+    for _, module, units in named("selected"):
+        _select(module, units)
 
 
 def _resize(module: Any, name: str, shape: tuple[int, ...]) -> None:

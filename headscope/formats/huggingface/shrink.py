@@ -149,10 +149,7 @@ class _Cutter:
         assert parts.output is not None
         if kept:
             self._check_readers(attention_site, parts)
-            if (site, layer) in self.removal.merged:
-                self._reordered(parts, kept, groups)
-            else:
-                self._narrowed(parts, kept, groups)
+            self._cut_units(parts, kept, groups, reorder=(site, layer) in self.removal.merged)
         else:
             self._emptied(name, parts, parts.output)
         module = self.modules[name]
@@ -181,30 +178,20 @@ class _Cutter:
             f"{same}as many heads of each group, or all heads of the layer (--export masked takes any)"
         )
 
-    def _narrowed(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
-        """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go."""
-        removed: dict[str, tuple[int, set[int]]] = {}
-        for slices, stays in _slices_of(parts, kept, groups):
-            for name in self.names[id(slices.weight)]:
-                _, indices = removed.setdefault(name, (slices.axis, set()))
-                indices.update(
-                    row for unit, rows in enumerate(slices.units) if unit not in stays for row in rows.tolist()
-                )
-        for name, (axis, indices) in removed.items():
-            self._keep(name, axis, [row for row in range(self._size(name, axis)) if row not in indices])
-        for side, stays in _sides_of(parts, kept, groups):
-            self._select(side, stays)
+    def _cut_units(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...], *, reorder: bool) -> None:
+        """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go.
 
-    def _reordered(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
-        """Put the units that stay in the first places of their parameters, in the order of `kept` and `groups`."""
+        `reorder`: those that stay are put in the first places, in the order of `kept` and `groups`.
+        """
         sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
         for slices, stays in _slices_of(parts, kept, groups):
             for name in self.names[id(slices.weight)]:
                 _, source = sources.setdefault(name, (slices.axis, torch.arange(self._size(name, slices.axis))))
-                for place, unit in enumerate(stays):
+                places = range(len(stays)) if reorder else stays
+                for place, unit in zip(places, stays, strict=True):
                     source[slices.units[place].cpu()] = slices.units[unit].cpu()
-                for indices in slices.units[len(stays) :]:
-                    source[indices.cpu()] = -1
+                for place in {*range(len(slices.units))} - {*places}:
+                    source[slices.units[place].cpu()] = -1
         for name, (axis, source) in sources.items():
             self._keep(name, axis, source[source >= 0].tolist())
         for side, stays in _sides_of(parts, kept, groups):
