@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
@@ -270,22 +271,16 @@ def side_names(site: Site) -> tuple[SideName, SideName]:
 
 def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     """Rows of integers as one tensor [b n], padded on the right with `filler`."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows], dtype=torch.long)
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=filler)
 
 
 def pad_side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
     """Encoded sentences as a `Side`, padded on the right with id `pad` (not real, not special)."""
-    longest = max(len(sentence.ids) for sentence in encoded)
-    ids = torch.full((len(encoded), longest), pad, dtype=torch.long)
-    real, special = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
-    segments = torch.zeros_like(ids) if any(sentence.segments for sentence in encoded) else None
-    for row, sentence in enumerate(encoded):
-        ids[row, : len(sentence.ids)] = torch.tensor(sentence.ids, dtype=torch.long)
-        real[row, : len(sentence.ids)] = True
-        special[row, : len(sentence.ids)] = torch.tensor(sentence.special, dtype=torch.bool)
-        if segments is not None:
-            segments[row, : len(sentence.segments)] = torch.tensor(sentence.segments, dtype=torch.long)
+    ids, special = pad_rows([each.ids for each in encoded], pad), pad_rows([each.special for each in encoded], 0).bool()
+    real = torch.arange(ids.shape[1]) < torch.tensor([len(each.ids) for each in encoded])[:, None]
+    segments = None
+    if any(each.segments for each in encoded):
+        segments = pad_rows([each.segments or [0] * len(each.ids) for each in encoded], 0)
     return Side(ids, real, special, segments)
 
 

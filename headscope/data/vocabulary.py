@@ -6,9 +6,9 @@ Four kinds: whitespace only, subword-nmt's `wei@@ ße`, story-of-heads' "wei `ß
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,8 +16,7 @@ from headscope.errors import ConfigError, DataError, lookalike
 
 Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RECENT, SHORT = 4096, 1000
-"""How many texts that were split are kept, of at most so many characters each: their spans are asked for later."""
+RECENT = 4096  # texts that were split are kept
 
 
 class Subword(NamedTuple):
@@ -47,18 +46,11 @@ class Splitter:
 
     def split(self, text: str) -> list[Subword]:
         """Subwords of a text with their spans."""
-        subwords = self._recent.get(text)
-        if subwords is None:
-            subwords = self._split(text)
-            if len(self._recent) >= RECENT:
-                self._recent.clear()
-            if len(text) <= SHORT:
-                self._recent[text] = subwords
-        return subwords.copy()
+        return [*self._recent(text)]
 
     @cached_property
-    def _recent(self) -> dict[str, list[Subword]]:
-        return {}
+    def _recent(self) -> Callable[[str], list[Subword]]:
+        return lru_cache(RECENT)(self._split)  # their spans are asked for later
 
     def _split(self, text: str) -> list[Subword]:
         if self.kind == "sentencepiece":
@@ -146,7 +138,7 @@ class Merges:
 
     def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glued: bool) -> None:
         self.ranks, self.begin, self.end, self.glued = ranks, begin, end, glued
-        self._known: dict[str, list[str]] = {}
+        self.split = lru_cache(1 << 16)(self._parts)  # the subwords of a word, without marks
 
     @classmethod
     def read(cls, codes: bytes) -> Merges:
@@ -181,14 +173,6 @@ class Merges:
                 raise DataError(f"line {number} of the BPE codes is {line[:40]!r}; it must be left, right and rank")
             ranks[fields[0], fields[1]] = int(fields[2])
         return cls(ranks, begin="^", end="$", glued=False)
-
-    def split(self, word: str) -> list[str]:
-        """The subwords of a word, without marks."""
-        if word not in self._known:
-            if len(self._known) >= 1 << 16:
-                self._known.clear()
-            self._known[word] = self._parts(word)
-        return self._known[word]
 
     def _parts(self, word: str) -> list[str]:
         """Characters of the text that look like word boundaries are replaced by private characters meanwhile."""

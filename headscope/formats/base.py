@@ -62,18 +62,14 @@ class Checkpoint(ABC):
         """Whether the model came from no files, so that its owner may change it at any time."""
         return self._digest is None
 
-    is_native: ClassVar[bool] = False
-    """Whether it is a `TransformerCheckpoint`: its model can be trained and converted."""
+    is_native: ClassVar[bool] = False  # whether it is a `TransformerCheckpoint`: its model can be trained and converted
     read_files: tuple[Path, ...] = ()
     """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
-    reads_sound: bool = False
-    """Whether its encoder reads recordings."""
+    reads_sound: bool = False  # whether its encoder reads recordings
     rereads: bool = False
     """Whether its decoder reads the source too, as that of a classifier does which has an encoder as well."""
-    exclusive_labels: bool = True
-    """Whether one of the labels that it predicts is right, and not several at once."""
-    writes: str | None = None
-    """The language that it writes, as its files call it; None where nothing says."""
+    exclusive_labels: bool = True  # whether one of the labels that it predicts is right, and not several at once
+    writes: str | None = None  # the language that it writes, as its files call it; None where nothing says
     prefix: str = ""  # beginning of all names of weights in its files, not in its model
     dequantised: str = ""  # the type of its file's weights, such as Q4_K, where they were made plain numbers
 
@@ -286,8 +282,18 @@ class Checkpoint(ABC):
         """What shapes a translation, for signatures: beam, length penalty, bounds of the length."""
 
     @abstractmethod
+    def tokenizer_facts(self) -> dict[str, Any] | None:
+        """Class, size, special subwords and languages of the tokenizer or vocabularies, if there are any."""
+
     def facts(self) -> dict[str, Any]:
         """What `headscope show` prints beside the heads: architecture, tokenizer."""
+        return {
+            "architecture": type(self.model).__name__,
+            "model_type": self.model_type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "limit": self.limit,
+            "tokenizer": self.tokenizer_facts(),
+        }
 
 
 class CheckpointFormat(ABC, Generic[C]):

@@ -16,18 +16,14 @@ from headscope.files.reading import LFS_POINTER, is_lfs_pointer, no_path, read_r
 from headscope.files.zips import first_member
 from headscope.formats.pickles import is_torch_file
 
-ENGINES = {".onnx": "onnxruntime"}
-"""Files that programs run, by how their names end."""
-STATE = "state.pt"
-"""What a run goes on from: a file of torch, as checkpoints of fairseq are."""
-HEAD = 1 << 20
-"""Bytes of a file that are looked at; torch.save writes the names of entries and classes first."""
+ENGINES = {".onnx": "onnxruntime"}  # files that programs run, by how their names end
+STATE = "state.pt"  # what a run goes on from: a file of torch, as checkpoints of fairseq are
+HEAD = 1 << 20  # bytes of a file that are looked at; torch.save writes the names of entries and classes first
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "config.toml")
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 """Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
-ENCODER = "0_Transformer"
-"""The folder of the model in one of sentence-transformers."""
+ENCODER = "0_Transformer"  # the folder of the model in one of sentence-transformers
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.ckpt", "*.index", "*.gguf", "*.npz")
 """Weights under whatever name."""
 PROGRAM = "give a checkpoint of transformers or fairseq"
@@ -65,8 +61,7 @@ FOREIGN = {
 """Weights that transformers 5 does not read, and the argument with which transformers 4 does."""
 
 
-Formats = Iterable[tuple[str, Any]]
-"""Checkpoint formats by name, with their `summary` and `recognise`."""
+Formats = Iterable[tuple[str, Any]]  # checkpoint formats by name, with their `summary` and `recognise`
 
 
 def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:

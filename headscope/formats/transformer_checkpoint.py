@@ -151,11 +151,13 @@ class TransformerCheckpoint(Checkpoint):
 
     @finite
     def states(self, batch: Batch) -> Tensor:
-        model = self.model
-        source_mask = _mask(batch.source.real)
+        return self._decoded(batch)
+
+    def _decoded(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
+        model, source_mask = self.model, _mask(batch.source.real)
         if not self.two_sided:
             return model.decode(batch.source.ids, target_mask=source_mask)
-        memory = model.encode(batch.source.ids, source_mask)
+        memory = model.encode(batch.source.ids, source_mask) if memory is None else memory
         if batch.target is None:
             return memory
         return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
@@ -172,11 +174,8 @@ class TransformerCheckpoint(Checkpoint):
 
     @finite
     def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
-        model, inputs = self.model, batch.target if self.two_sided else batch.source
-        assert inputs is not None, "an encoder's output has no logits without targets"
-        memory = self.memory(batch) if memory is None else memory
-        memory_mask = _mask(batch.source.real) if self.two_sided else None
-        return model.logits(model.decode(inputs.ids, memory, memory_mask=memory_mask, target_mask=_mask(inputs.real)))
+        assert batch.target is not None or not self.two_sided, "an encoder's output has no logits without targets"
+        return self.model.logits(self._decoded(batch, memory))
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         model = self.model
@@ -252,26 +251,18 @@ class TransformerCheckpoint(Checkpoint):
             config=config,
         )
 
-    def facts(self) -> dict[str, Any]:
-        vocabularies = {
-            name: vocabulary for name in ("source", "target") if (vocabulary := getattr(self, name)) is not None
-        }
-        tokenizer = None
-        if vocabularies:
-            tokenizer = {
-                "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in vocabularies.values())),
-                "vocabulary": max(len(vocabulary) for vocabulary in vocabularies.values()),
-                "special": sorted(
-                    {vocabulary.subwords[n] for vocabulary in vocabularies.values() for n in vocabulary.special_ids}
-                ),
+    def tokenizer_facts(self) -> dict[str, Any] | None:
+        vocabularies = [vocabulary for vocabulary in (self.source, self.target) if vocabulary is not None]
+        special = {vocabulary.subwords[n] for vocabulary in vocabularies for n in vocabulary.special_ids}
+        return (
+            {
+                "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in vocabularies)),
+                "vocabulary": max(map(len, vocabularies)),
+                "special": sorted(special),
             }
-        return {
-            "architecture": "Transformer",
-            "model_type": self.model_type,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "limit": self.limit,
-            "tokenizer": tokenizer,
-        }
+            if vocabularies
+            else None
+        )
 
     def _side(self, name: SideName) -> Vocabulary:
         vocabulary = self.source if name == "source" and self.two_sided else self.target

@@ -19,7 +19,7 @@ from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError
 from headscope.formats.exports import Probe
 from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
-from headscope.formats.fairseq.keys import ATTENTION, BOTH, SITES, Origin, fairseq_weights
+from headscope.formats.fairseq.keys import Origin, fairseq_weights, key_table, layer_counts
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.native.layers import DEFAULT_LENGTH, position_table
 from headscope.model.native.shrink import folded_weights
@@ -248,37 +248,16 @@ def _tabled(stack: StackConfig) -> bool:
 
 
 def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
-    """fairseq's keys in the order of its modules, and the tensors that only its files hold."""
-    keys, dropped = list[str](), dict[str, Tensor]()
+    """Tensors that only fairseq's files hold, and the keys of the fork's matrices, also where these do nothing."""
+    dropped = dict[str, Tensor]()
     for side, stack in _sides(config).items():
         dropped[f"{side}.version"] = torch.tensor([VERSION])
-        keys += [f"{side}.version", f"{side}.embed_tokens.weight"]
-        if _tabled(stack):
-            keys.append(f"{side}.embed_positions.weight")
-        elif stack.positions == "sinusoidal":
+        if stack.positions == "sinusoidal" and not _tabled(stack):
             dropped[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
-            keys.append(f"{side}.embed_positions._float_tensor")
-        keys += [f"{side}.project_in_dim.weight"] if side == "decoder" else []
-        for layer in range(stack.layers):
-            keys += _layer_keys(f"{side}.layers.{layer}", cross=bool(stack.cross_heads))
-        keys += [f"{side}.{norm}.{part}" for norm in ("layer_norm", "layernorm_embedding") for part in BOTH]
-    keys += ["decoder.project_out_dim.weight", "decoder.output_projection.weight"]
-    for key in keys:
-        if key.endswith("alphas_bias"):
-            name, attention, _ = key.rsplit(".", 2)
-            alpha = weights.get(f"{name}.{SITES[attention]}.mixing.alpha")
-            if alpha is not None:
-                dropped[key] = alpha.new_zeros(len(alpha), 1)
-    return Origin(tuple(keys), dropped)
-
-
-def _layer_keys(name: str, *, cross: bool) -> list[str]:
-    keys = []
-    for site in ("self_attn", "encoder_attn") if cross else ("self_attn",):
-        parts = [key for key, _ in ATTENTION if "alphas" in key]
-        parts += [f"{part}_proj.{w}" for part in "kvq" for w in BOTH] + [f"out_proj.{w}" for w in BOTH]
-        keys += [f"{name}.{site}.{part}" for part in parts] + [f"{name}.{site}_layer_norm.{w}" for w in BOTH]
-    return keys + [f"{name}.{part}.{w}" for part in ("fc1", "fc2", "final_layer_norm") for w in BOTH]
+    ours = {theirs: key for theirs, key in key_table(layer_counts(weights)).items() if key in weights}
+    alphas = {theirs: weights[key] for theirs, key in ours.items() if key is not None and theirs.endswith(".alphas")}
+    dropped |= {f"{key}_bias": alpha.new_zeros(len(alpha), 1) for key, alpha in alphas.items()}
+    return Origin(tuple(key for key in key_table(layer_counts(weights)) if key in dropped or key in ours), dropped)
 
 
 def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_table: bool) -> dict[str, Any]:

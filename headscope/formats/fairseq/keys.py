@@ -12,44 +12,37 @@ from torch import Tensor
 from headscope.errors import CheckpointError, shortlist
 
 BOTH = ("weight", "bias")
-# {s} is encoder or decoder, {i} the layer, {w} weight or bias; None: knowingly dropped, it changes no result.
-STACK: tuple[tuple[str, str | None], ...] = (
+Rows = tuple[tuple[str, str | None], ...]
+# In the order of fairseq's modules. {s} is encoder or decoder, {w} weight or bias; None: dropped, it changes no result.
+BEFORE: Rows = (
     ("{s}.version", None),
-    ("{s}.embed_positions._float_tensor", None),
-    ("{s}.embed_positions.weights", None),
     ("{s}.embed_tokens.weight", "{s}.embeddings.tokens.weight"),
     ("{s}.embed_positions.weight", "{s}.embeddings.positions.weight"),
-    ("{s}.layernorm_embedding.{w}", "{s}.embeddings.norm.{w}"),
-    ("{s}.layer_norm.{w}", "{s}.norm.{w}"),
+    ("{s}.embed_positions._float_tensor", None),
+    ("{s}.embed_positions.weights", None),
 )
-OUTPUT: tuple[tuple[str, str | None], ...] = (
-    ("decoder.project_in_dim.weight", "decoder.embeddings.projection.weight"),
+AFTER: Rows = (("{s}.layer_norm.{w}", "{s}.norm.{w}"), ("{s}.layernorm_embedding.{w}", "{s}.embeddings.norm.{w}"))
+INPUT: Rows = (("decoder.project_in_dim.weight", "decoder.embeddings.projection.weight"),)
+OUTPUT: Rows = (
     ("decoder.project_out_dim.weight", "before_output.weight"),
     ("decoder.output_projection.weight", "output.weight"),
 )
-ATTENTION: tuple[tuple[str, str | None], ...] = (
-    ("q_proj.{w}", "query.{w}"),
-    ("k_proj.{w}", "key.{w}"),
-    ("v_proj.{w}", "value.{w}"),
-    ("out_proj.{w}", "output.{w}"),
+ATTENTION: Rows = (
     ("alphas", "mixing.alpha"),
     ("alphas_bias", None),  # stored by the MHR fork, never used in its forward pass
+    ("k_proj.{w}", "key.{w}"),
+    ("v_proj.{w}", "value.{w}"),
+    ("q_proj.{w}", "query.{w}"),
+    ("out_proj.{w}", "output.{w}"),
 )
-REST: tuple[tuple[str, str | None], ...] = (
+LAYER: Rows = (
+    *((f"self_attn.{theirs}", ours and f"self_attention.{ours}") for theirs, ours in ATTENTION),
     ("self_attn_layer_norm.{w}", "self_attention_norm.{w}"),
+    *((f"encoder_attn.{theirs}", ours and f"cross_attention.{ours}") for theirs, ours in ATTENTION),
     ("encoder_attn_layer_norm.{w}", "cross_attention_norm.{w}"),
     ("fc1.{w}", "ffn.inner.{w}"),
     ("fc2.{w}", "ffn.outer.{w}"),
     ("final_layer_norm.{w}", "ffn_norm.{w}"),
-)
-SITES = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
-LAYER: tuple[tuple[str, str | None], ...] = (
-    *(
-        (f"{fairseq_site}.{fairseq_key}", native_key and f"{native_site}.{native_key}")
-        for fairseq_site, native_site in SITES.items()
-        for fairseq_key, native_key in ATTENTION
-    ),
-    *REST,
 )
 # Names of fairseq 0.5 and before: norms by number, the output projection by another name.
 OLD_NORMS = {
@@ -86,12 +79,13 @@ def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
     """Their keys and ours for stacks with so many layers."""
     table: dict[str, str | None] = {}
     for side, count in layers.items():
-        rows = [*STACK, *(OUTPUT if side == "decoder" else ())]
-        rows += [
+        before, after = (INPUT, OUTPUT) if side == "decoder" else ((), ())
+        layers = [
             (f"{{s}}.layers.{i}.{fairseq_key}", native_key and f"{{s}}.layers.{i}.{native_key}")
             for i in range(count)
             for fairseq_key, native_key in LAYER
         ]
+        rows = [*BEFORE, *before, *layers, *AFTER, *after]
         for fairseq_key, native_key in rows:
             for w in BOTH if "{w}" in fairseq_key else ("",):
                 table[fairseq_key.format(s=side, w=w)] = native_key and native_key.format(s=side, w=w)

@@ -257,23 +257,20 @@ class HuggingFaceCheckpoint(Predicting):
         first = next((position for position, number in enumerate(ids) if number not in special), 0)
         return list(ids[:first])
 
-    def facts(self) -> dict[str, Any]:
-        tokenizer = None
-        if self.tokenizer:
-            special = [of.convert_ids_to_tokens([*self._special[side]]) for side, of in self._sides.items()]
-            tokenizer = {
-                "class": type(self.tokenizer).__name__,
-                "vocabulary": len(self.tokenizer),
-                "special": sorted({name for names in special for name in names}),
-                "languages": self._languages(),
-            }
+    def tokenizer_facts(self) -> dict[str, Any] | None:
+        if not self.tokenizer:
+            return None
+        special = [of.convert_ids_to_tokens([*self._special[side]]) for side, of in self._sides.items()]
         return {
-            "architecture": type(self.model).__name__,
-            "model_type": self.model_type,
-            "dtype": str(self.dtype).removeprefix("torch.") + f" of {self.dequantised}" * bool(self.dequantised),
-            "limit": self.limit,
-            "tokenizer": tokenizer,
+            "class": type(self.tokenizer).__name__,
+            "vocabulary": len(self.tokenizer),
+            "special": sorted({name for names in special for name in names}),
+            "languages": self._languages(),
         }
+
+    def facts(self) -> dict[str, Any]:
+        facts = super().facts()
+        return facts | {"dtype": f"{facts['dtype']} of {self.dequantised}"} if self.dequantised else facts
 
     def _languages(self) -> dict[str, Any] | None:
         return languages(self.tokenizer, self.model)
