@@ -72,15 +72,15 @@ def no_labels(checkpoint: Labelling) -> str | None:
 def _classes(labels: Lines, names: Sequence[str]) -> Iterator[Labels]:
     numbers = _numbers(names)
     for line, text in enumerate(read_lines(labels), start=1):
-        yield Labels((_number(text.strip(), numbers, names, f"{text_name(labels)}:{line}", "class"),))
+        yield Labels((_known(text.strip(), numbers, names, "class", f"{text_name(labels)}:{line}: "),))
 
 
 def _tags(columns: Path, names: Sequence[str]) -> Iterator[Labels]:
     numbers = _numbers(names)
     for rows in read_columns(columns):
-        locations = [f"{columns}:{rows.line + number}" for number in range(len(rows.tags))]
-        ids = (_number(tag, numbers, names, line, "tag") for tag, line in zip(rows.tags, locations, strict=True))
-        yield Labels(tuple(ids), rows.words)
+        tags = enumerate(rows.tags, start=rows.line)
+        ids = tuple(_known(tag, numbers, names, "tag", f"{columns}:{line}: ") for line, tag in tags)
+        yield Labels(ids, rows.words)
 
 
 def _numbers(names: Sequence[str]) -> Mapping[str, int]:
@@ -93,17 +93,10 @@ def class_number(text: str, names: Sequence[str]) -> int:
     return _known(text.strip(), _numbers(names), names, "class")
 
 
-def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], location: str, kind: str) -> int:
-    try:
-        return _known(text, numbers, names, kind)
-    except DataError as error:
-        raise DataError(f"{location}: {error}") from None
-
-
-def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str) -> int:
+def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str, location: str = "") -> int:
     if text not in numbers:
         shown = shortlist([f"{number} ({name})" for number, name in enumerate(names)], most=SHOWN)
-        raise DataError(f"the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {shown}")
+        raise DataError(f"{location}the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {shown}")
     return numbers[text]
 
 

@@ -7,7 +7,6 @@ import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -112,34 +111,19 @@ def _file_lines(path: Path) -> Iterator[str]:
 def line_text(raw: bytes, name: str | Path, number: int) -> str:
     """A line of a file as text, without its end; DataError, with the line, for bytes that are not UTF-8."""
     try:
-        return decoded(raw, number)
+        return str(raw, "utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
         ) from None
 
 
-def decoded(raw: bytes, number: int) -> str:
-    """The same, UnicodeDecodeError for such bytes; before the first line there may be a byte order mark."""
-    return str(raw, "utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """A file to read bytes from, decompressed where it is a gzip file, whatever its name."""
-    with path.open("rb") as handle:
-        if path.suffix == ".gz" or handle.peek(2)[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=handle, mode="rb") as unzipped:
-                yield unzipped
-        else:
-            yield handle
-
-
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
     try:
-        with opened(path) as handle:
-            yield from lines_of(handle, name=str(path))
+        with path.open("rb") as file:
+            zipped = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
+            yield from lines_of(gzip.GzipFile(fileobj=file) if zipped else file, name=str(path))
     except FileNotFoundError:
         raise DataError(no_path(path)) from None
     except IsADirectoryError:

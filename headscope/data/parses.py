@@ -5,17 +5,14 @@ Tokens are surface tokens, with the relations of all words that a treebank split
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from headscope.data.lines import decoded, line_text, lines_of, opened, raw_lines
+from headscope.data.lines import line_text, raw_lines
 from headscope.errors import DataError
-from headscope.files.reading import no_path
 
 COLUMNS, MOST_WORDS = 10, 100_000
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
@@ -54,25 +51,28 @@ def main_type(relation: str) -> str:
     return relation.partition(":")[0]
 
 
-def read_conllu(path: str | PathLike[str]) -> Iterator[Parse]:
+def read_conllu(path: Path) -> Iterator[Parse]:
     """The sentences of a CoNLL-U file (`.gz` too), one at a time; DataError names the line of an error.
 
     The text is that of `# text`, else forms joined as SpaceAfter=No says. Empty nodes, enhanced dependencies and
     relations within a token are ignored.
     """
-    number, sentence, any_sentence = 0, _Sentence(path), False
-    for number, line in _lines(path):
-        if line.strip():
-            sentence.add(number, line)
-        elif sentence.forms:
+    number, sentence, any_sentence = 0, _Sentence(), False
+    try:
+        for number, line in _lines(path):
+            if line.strip():
+                sentence.add(number, line)
+            else:
+                if sentence.forms:
+                    yield sentence.parse()
+                    any_sentence = True
+                sentence = _Sentence()
+        if sentence.forms:
             yield sentence.parse()
-            sentence, any_sentence = _Sentence(path), True
-        else:
-            sentence = _Sentence(path)
-    if sentence.forms:
-        yield sentence.parse()
-    elif not any_sentence:
-        raise _broken(path, max(number, 1), "no sentence in the file", "give a CoNLL-U file with at least one")
+        elif not any_sentence:
+            raise _Broken(max(number, 1), "no sentence in the file; give a CoNLL-U file with at least one")
+    except _Broken as error:
+        raise DataError(f"{path}:{error.line}: {error}") from None
 
 
 @dataclass
@@ -85,9 +85,16 @@ class _Word:
     lemma: str = ""
 
 
+class _Broken(Exception):
+    """What is wrong on which line of a file."""
+
+    def __init__(self, line: int, wrong: str) -> None:
+        super().__init__(wrong)
+        self.line = line
+
+
 @dataclass
 class _Sentence:
-    path: str | PathLike[str]
     text: str | None = None
     forms: list[tuple[int, str, bool]] = field(default_factory=list)  # line, form, space after
     words: list[_Word] = field(default_factory=list)
@@ -96,26 +103,28 @@ class _Sentence:
 
     def add(self, number: int, line: str) -> None:
         if line.startswith("#"):
-            self._comment(line)
+            said = re.match(r"#\s*text\s*=\s*(.*?)\s*$", line)
+            self.text = said[1] if said and self.text is None else self.text
             return
         cells = line.split("\t")
         if len(cells) != COLUMNS:
-            wrong = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-            raise _broken(self.path, number, wrong, f"a row has {COLUMNS}, separated by tabs")
+            raise _Broken(number, f"{len(cells)} columns; a row has {COLUMNS}, separated by tabs")
         if len(self.forms) >= MOST_WORDS:
-            raise _broken(self.path, number, f"a sentence of more than {MOST_WORDS} words", "an empty line ends one")
-        identifier = _identifier(cells[0])
-        if isinstance(identifier, int):
-            self._word(number, cells, identifier)
-        elif identifier is not None and identifier[1] == "-":
-            self._range(number, cells, identifier[0], identifier[2])
-        elif identifier is None or identifier[0] != len(self.words):
-            raise _broken(self.path, number, f"id {_short(cells[0])}", IDS)
+            raise _Broken(number, f"a sentence of more than {MOST_WORDS} words; an empty line ends one")
+        kind = re.fullmatch(r"(\d{1,9})(?:([-.])(\d{1,9}))?", cells[0])
+        first, between, last = (int(kind[1]), kind[2], int(kind[3] or 0)) if kind else (-1, "", 0)
+        if kind and between is None:
+            self._word(number, cells, first)
+        elif between == "-" and first == len(self.words) + 1 and self.range_end < first <= last:
+            self.range_line, self.range_end = number, last
+            self._surface(number, cells)
+        elif between != "." or first != len(self.words):
+            raise _Broken(number, f"id {_short(cells[0])} where {len(self.words) + 1} was due; {IDS}")
 
     def parse(self) -> Parse:
         if self.range_end > len(self.words):
-            wrong = f"the range ends at {self.range_end} but the sentence has {len(self.words)} words"
-            raise _broken(self.path, self.range_line, wrong, IDS)
+            ends = f"the range ends at {self.range_end} but the sentence has {len(self.words)} words"
+            raise _Broken(self.range_line, f"{ends}; {IDS}")
         text, spans = self._locate()
         relations = [Relation(word.relation, self._head(word).token, word.token) for word in self.words if word.head]
         between = tuple(relation for relation in relations if relation.head != relation.dependent)
@@ -123,74 +132,44 @@ class _Sentence:
         tokens = [Token(*span, first[number].tag, first[number].lemma) for number, span in enumerate(spans)]
         return Parse(text, tuple(tokens), between)
 
-    def _comment(self, line: str) -> None:
-        from conllu.parser import parse_comment_line
-
-        for key, value in parse_comment_line(line):
-            if key == "text" and self.text is None:
-                self.text = value
-
     def _word(self, number: int, cells: list[str], identifier: int) -> None:
         if identifier != len(self.words) + 1:
-            wrong = f"id {identifier} where {len(self.words) + 1} was due"
-            raise _broken(self.path, number, wrong, IDS)
+            raise _Broken(number, f"id {identifier} where {len(self.words) + 1} was due; {IDS}")
         if identifier > self.range_end:
             self._surface(number, cells)
         head, relation = cells[6], main_type(cells[7])
         if not (head.isascii() and head.isdigit() and len(head) < 10):
-            wrong = f"head {_short(head)} of word {identifier} is not a number"
-            raise _broken(self.path, number, wrong, "a head is a word of the sentence, or 0 for the root")
+            raise _Broken(number, f"head {_short(head)} of word {identifier} is no number; 0 is for the root")
         if relation in ("", "_"):
-            wrong = f"word {identifier} has no relation"
-            raise _broken(self.path, number, wrong, "column 8 is a dependency relation such as nsubj")
+            raise _Broken(number, f"word {identifier} has no relation; column 8 is one, such as nsubj")
         tag, lemma = ("" if cell == "_" else cell for cell in (cells[3], cells[2]))
         self.words.append(_Word(number, int(head), relation, len(self.forms) - 1, tag, lemma))
 
-    def _range(self, number: int, cells: list[str], first: int, last: int) -> None:
-        if first != len(self.words) + 1 or first <= self.range_end or last < first:
-            raise _broken(self.path, number, f"range {cells[0]} where {len(self.words) + 1} was due", IDS)
-        self.range_line, self.range_end = number, last
-        self._surface(number, cells)
-
     def _surface(self, number: int, cells: list[str]) -> None:
         if not cells[1].strip():
-            raise _broken(self.path, number, f"id {cells[0]} has no form", "column 2 is the word as written")
+            raise _Broken(number, f"id {cells[0]} has no form; column 2 is the word as written")
         self.forms.append((number, cells[1], "SpaceAfter=No" not in cells[9].split("|")))
 
     def _head(self, word: _Word) -> _Word:
         count = len(self.words)
         if word.head > count or self.words[word.head - 1] is word:
-            target = "outside the sentence" if word.head > count else "the word itself"
-            allowed = f"a head is another word of the sentence (1 to {count}), or 0 for the root"
-            raise _broken(self.path, word.line, f"head {word.head} is {target}", allowed)
+            raise _Broken(word.line, f"head {word.head} is no other word of the sentence; give 1 to {count}, or 0")
         return self.words[word.head - 1]
 
     def _locate(self) -> tuple[str, list[tuple[int, int]]]:
-        text, position, spans = self.text or self._joined(), 0, []
+        joined = "".join(form + " " * space for _, form, space in self.forms).rstrip()
+        text, position, spans = self.text or joined, 0, []
         for number, form, _ in self.forms:
             position = _past_spaces(text, position)
             if not text.startswith(form, position):
-                wrong = f"form {_short(form)} is not what `# text` has there ({_short(text[position:])})"
-                raise _broken(self.path, number, wrong, "the text holds the forms in order")
+                there = _short(text[position:])
+                raise _Broken(number, f"form {_short(form)} is not there in `# text` ({there}); it has all forms")
             spans.append((position, position + len(form)))
             position += len(form)
         if _past_spaces(text, position) < len(text):
-            wrong = f"`# text` goes on after the last form ({_short(text[position:])})"
-            raise _broken(self.path, self.forms[-1][0], wrong, "the text holds the forms and nothing else")
+            more = _short(text[position:])
+            raise _Broken(self.forms[-1][0], f"`# text` goes on after the last form ({more}); add it")
         return text, spans
-
-    def _joined(self) -> str:
-        return "".join(form + " " * space for _, form, space in self.forms).rstrip()
-
-
-def _identifier(cell: str) -> int | tuple[int, str, int] | None:
-    from conllu.exceptions import ParseException
-    from conllu.parser import parse_id_value
-
-    try:
-        return parse_id_value(cell)
-    except (ParseException, ValueError):  # ValueError: a number of thousands of digits
-        return None
 
 
 def _past_spaces(text: str, position: int) -> int:
@@ -199,28 +178,9 @@ def _past_spaces(text: str, position: int) -> int:
     return position
 
 
-def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
-    """Numbered lines, decoded one by one so that an error names the line."""
-    number = 0
-    try:
-        with opened(Path(path)) as stream:
-            for raw in lines_of(stream, name=str(path)):
-                number += 1
-                yield number, decoded(raw, number)
-    except UnicodeDecodeError as error:
-        wrong = f"byte {error.start + 1} of the line is not UTF-8"
-        raise _broken(path, number, wrong, "CoNLL-U files are UTF-8") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        wrong = f"the gzip data are truncated or corrupt ({error})"
-        raise _broken(path, number + 1, wrong, "get the file again") from None
-    except FileNotFoundError:
-        raise DataError(f"{no_path(path)}; give stanza, or a CoNLL-U file, plain or .gz") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; give a readable CoNLL-U file, plain or .gz") from None
-
-
-def _broken(path: str | PathLike[str], line: int, wrong: str, allowed: str) -> DataError:
-    return DataError(f"{path}:{line}: {wrong}; {allowed}")
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(raw_lines(Path(path)), start=1):
+        yield number, line_text(raw, path, number)
 
 
 def _short(text: str) -> str:

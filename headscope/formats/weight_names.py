@@ -82,37 +82,17 @@ def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model
             f"{path} holds weights of a model with an adapter (PEFT: {shortlist(adapted)}); merge it in Python with "
             "merge_and_unload() and save the result with save_pretrained"
         )
-    if mismatched := sorted(_mismatch(entry) for entry in info["mismatched_keys"]):
-        raise CheckpointError(_disagree(path, "of another size than config.json says", mismatched))
-    if missing:
-        others = f" (the files have {shortlist(left_over)} instead)" if left_over else ""
-        raise CheckpointError(_disagree(path, f"missing{others}", missing))
-    if extra:
-        there = {_LAYER.sub(".#.", f".{name}.") for name in model.state_dict()}
-        within = [key for key in extra if not any(name.endswith(_LAYER.sub(".#.", f".{key}.")) for name in there)]
-        if not within:
-            raise CheckpointError(_disagree(path, "left over (does config.json say fewer layers?)", extra))
-        import transformers
-
-        raise CheckpointError(
-            f"{path}: weights are left over: {shortlist(within)}; {type(model).__name__} of transformers "
-            f"{transformers.__version__} has no such parts{_position_type(model.config)}"
-        )
+    sizes = [(name, *map(_by, shapes)) for name, *shapes in info["mismatched_keys"]]
+    others = f" (the files have {shortlist(left_over)} instead)" if left_over else ""
+    for problem, names in (
+        ("of another size than config.json says", [f"{name} ({own}, config.json: {its})" for name, own, its in sizes]),
+        (f"missing{others}", missing),
+        (f"left over, {type(model).__name__} has no such parts (does config.json say fewer layers?)", extra),
+    ):
+        if names:
+            found = shortlist(sorted(names))
+            raise CheckpointError(f"{path}: weights are {problem}: {found}; config.json and the weights must agree")
 
 
-def _position_type(config: Any) -> str:
-    kind = getattr(config, "position_embedding_type", "absolute")
-    return "" if kind == "absolute" else f", as position_embedding_type {str(kind)[:40]!r} of config.json needs"
-
-
-def _mismatch(entry: Any) -> str:
-    """`name (5×7, config.json: 5×11)` of transformers' (name, size in the file, size in the model)."""
-    if not (isinstance(entry, tuple) and len(entry) == 3):
-        return str(entry)
-    name, *sizes = entry
-    stored, expected = ("×".join(map(str, size)) for size in sizes)
-    return f"{name} ({stored}, config.json: {expected})"
-
-
-def _disagree(path: str, problem: str, keys: list[str]) -> str:
-    return f"{path}: weights are {problem}: {shortlist(keys)}; config.json and the weights file must agree"
+def _by(size: Iterable[int]) -> str:
+    return "×".join(map(str, size))

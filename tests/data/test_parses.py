@@ -86,7 +86,7 @@ def test_windows_lines_byte_order_mark_and_gzip_without_suffix(tmp_path: Path) -
     content = "\ufeff" + "\r\n".join([*SENTENCE, "", row("1", "Ende"), ""])
     (tmp_path / "plain").write_bytes(content.encode())
     (tmp_path / "zipped").write_bytes(gzip.compress(content.encode()))
-    first, second = list(read_conllu(tmp_path / "plain")), list(read_conllu(str(tmp_path / "zipped")))
+    first, second = list(read_conllu(tmp_path / "plain")), list(read_conllu(tmp_path / "zipped"))
     assert first == second and [parse.text for parse in first] == ["I don't  know (it).", "Ende"]
 
 
@@ -159,7 +159,7 @@ def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
 def test_missing_file_and_directory(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.conllu"):
         list(read_conllu(tmp_path / "none.conllu"))
-    with pytest.raises(DataError, match="CoNLL-U"):
+    with pytest.raises(DataError, match="is a directory"):
         list(read_conllu(tmp_path))
 
 
@@ -171,7 +171,7 @@ def test_broken_gzip(write: Write) -> None:
     spoilt[-6] ^= 1  # the checksum
     for content in (whole[: len(whole) // 2], bytes(spoilt), b"not gzip"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"x\.conllu\.gz:\d+"):
+        with pytest.raises(DataError, match=r"x\.conllu\.gz is not a whole gzip file"):
             list(read_conllu(path))
 
 

@@ -181,9 +181,9 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (keep_only("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
     "relative positions": (
         relative,
-        r"distance_embedding.*no such parts, as position_embedding_type 'relative_key",
+        r"left over, \w+ has no such parts.*distance_embedding",
     ),
-    "a layer too few": (edit(num_hidden_layers=1), r"left over \(does config.json say fewer layers\?\)"),
+    "a layer too few": (edit(num_hidden_layers=1), r"left over, .*\(does config.json say fewer layers\?\)"),
 }
 
 

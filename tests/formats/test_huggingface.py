@@ -485,7 +485,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
     "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
     "a layer too many": (edit(num_hidden_layers=3), r"weights are missing: bert.encoder.layer.2.* and 13 more"),
-    "a layer too few": (edit(num_hidden_layers=1), r"weights are left over \(.*fewer layers\?\): bert.encoder.layer.1"),
+    "a layer too few": (edit(num_hidden_layers=1), r"weights are left over, .*fewer layers\?\): bert.encoder.layer.1"),
     "heads that do not divide the width": (edit(num_attention_heads=7), r"\(15\) is not a multiple .* heads \(7\)"),
     "no weights": (remove("*.safetensors"), "there is no weights file; put model.safetensors"),
     "code of its own": (
