@@ -261,14 +261,6 @@ def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSetti
 
 
 NORM = {"weight": "w", "bias": "b"}
-ENCODER_LINEAR = {
-    "attention.self.query": "attn.{}_Q",
-    "attention.self.key": "attn.{}_K",
-    "attention.self.value": "attn.{}_V",
-    "attention.output.dense": "attn.{}_O",
-    "intermediate.dense": "mlp.{}_in",
-    "output.dense": "mlp.{}_out",
-}
 
 
 def _columns(matrices: Tensor) -> Tensor:

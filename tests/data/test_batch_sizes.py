@@ -16,7 +16,15 @@ import headscope as hs
 from headscope.api.analysis import measure_heads
 from headscope.config import AnalyzeOptions
 from headscope.data import batching
-from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
+from headscope.data.batching import (
+    MOST_TOKENS,
+    SHARE,
+    BatchingOptions,
+    BatchTrial,
+    DeviceMemory,
+    ahead,
+    fitting_tokens,
+)
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
@@ -29,7 +37,7 @@ from tests.oracles.pretended import FIRST, pretended
 CPU_TOKENS = BatchingOptions().tokens
 
 
-class FakeMemory:
+class FakeMemory(DeviceMemory):
     """A device on which every position of a batch takes so many bytes, beside some that any batch takes."""
 
     def __init__(self, free: int, *, each: int, fixed: int = 0, positions: Callable[[], int]) -> None:

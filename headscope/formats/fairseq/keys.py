@@ -80,12 +80,12 @@ def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
     table: dict[str, str | None] = {}
     for side, count in layers.items():
         before, after = (INPUT, OUTPUT) if side == "decoder" else ((), ())
-        layers = [
+        inner = [
             (f"{{s}}.layers.{i}.{fairseq_key}", native_key and f"{{s}}.layers.{i}.{native_key}")
             for i in range(count)
             for fairseq_key, native_key in LAYER
         ]
-        rows = [*BEFORE, *before, *layers, *AFTER, *after]
+        rows = [*BEFORE, *before, *inner, *AFTER, *after]
         for fairseq_key, native_key in rows:
             for w in BOTH if "{w}" in fairseq_key else ("",):
                 table[fairseq_key.format(s=side, w=w)] = native_key and native_key.format(s=side, w=w)
