@@ -39,17 +39,15 @@ class AblationOptions:
 
 @analysis
 class Ablation(Analysis):
-    """The objective's damage when one head is taken out and all others stay (captum's FeatureAblation over gates).
+    """The objective's damage when one head is off and all others stay.
 
-    Positive: the head matters. For `loss` the rise of -log p in nats per predicted token; for `top1` the fall of the
-    intact model's largest logits, per position; for `log-probability` the fall of log p, per sentence; for
-    `representation` the cosine distance to the intact vector, 1 − cos, which is never negative. A head that is
-    taken out gives nothing (`--ablate-with zero`), its mean over the sentence (`mean`), or what it gave at another
-    position of the sentence (`resample`): see `headscope.attribution.gatevector`. Gates act after mixing.
+    Positive: the model needs the head. `loss`: rise of -log p in nats per predicted token; `top1`: fall of the intact
+    model's largest logits, per position; `log-probability`: fall of log p, per sentence; `representation`: 1 − cos to
+    the intact vector. The head's context becomes zero, its mean over the sentence (`--ablate-with mean`) or its context
+    at another position (`resample`), after mixing.
 
-    `--importance` measures it within a budget (`--ablation-passes`) of 30 forward passes of the text: on all sentences
-    or on a part of them, which is drawn once for all runs. Signatures then say `ablation-n:64 of 240`. Asked for by
-    name, or with `--importance all`, it is of all sentences. A pass without a head costs the layers from that head on.
+    `--importance` measures it within 30 forward passes of the text (`--ablation-passes`), on a part of the sentences
+    where these are too few; by name, or with `--importance all`, on all of them.
     """
 
     name = "ablation"

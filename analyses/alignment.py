@@ -54,31 +54,21 @@ class AlignmentOptions(LabelOptions):
 
 @analysis
 class Alignment(Analysis):
-    """Share of decoder positions whose largest weight is on a source word that is aligned with a target word.
+    """Share of decoder positions whose largest weight is on a source word aligned with a target word.
 
-    The decoder's position t is fed token y[t] and predicts y[t+1]: `aligned_predicted` is about the word of y[t+1],
-    `aligned_fed` about that of y[t], `aligned_next` about that of y[t+2]. Positions count whose word has a link; the
-    start is one of them. Words lie between spaces and tabs; a subword is of the word it begins in. Links are those
-    of `--alignments` (Pharaoh format), or of an aligner trained on `--align-corpus` or on the text itself, if it has
-    1,000 lines: fast_align's model (Dyer et al. 2013, both directions, grow-diag-final-and).
+    Position t is fed token y[t] and predicts y[t+1]: `aligned_predicted` is about the word of y[t+1], `aligned_fed` of
+    y[t], `aligned_next` of y[t+2]. Positions count whose word has a link. Words lie between spaces and tabs. Links come
+    from `--alignments` (Pharaoh format) or from fast_align's model (Dyer et al. 2013) trained on `--align-corpus`, or
+    on the text if it has 1,000 lines.
 
-    `aer_…` is the alignment error rate of Och & Ney (2003), 1 − (|A∩S| + |A∩P|) / (|A| + |S|), over words: A pairs
-    the word with the argmax of each of its positions, S are sure links of words that positions are about, P sure and
-    possible ones. alignment.csv has precision |A∩P| / |A| and recall |A∩S| / |S| as well.
-    `source_coverage` is the share of source words that are the argmax of some position, `monotonicity` the share of
-    moves of the argmax, from one position to the next, that go to the right. `final_punctuation` and
-    `end_of_sentence` are mean weights there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) over
-    rows and columns of the weights (Whisper's heads, arXiv 2509.09987); 1 where every token has one of its own.
+    `aer_…` = 1 − (|A∩S| + |A∩P|) / (|A| + |S|) over words (Och & Ney 2003): A pairs a word with the argmax of each of
+    its positions; S are its sure links, P all. `source_coverage`: share of source words that are some argmax;
+    `monotonicity`: share of moves of the argmax that go right; `final_punctuation`, `end_of_sentence`: mean weights
+    there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) (arXiv 2509.09987).
 
-    A head is labelled `aligned:predicted` or `aligned:fed` if the share is at least 0.4, and if it finds the words that
-    no position gives away: at hard positions, where neither the key at the best fixed offset (of ±64, that of the first
-    256 sentences) nor the key on the diagonal is aligned, so that both baselines are 0, its share is at least twice
-    that of even weight, and above that of its own argmax against the links of another sentence (of the first 256 the
-    one nearest in length, word i of n at the place i/n). The last compares a head with itself: a head that follows
-    positions of whatever kind has the same share of both, so above is asked, not twice. Of all positions the twofold of
-    a fixed offset or the diagonal cannot be asked: between languages of like order they are right at half of them. On
-    the evidence of `headscope.engine.evidence.labels`: a test for every head and both labels, whose p is the largest of
-    the three.
+    Labels `aligned:predicted` and `aligned:fed`: a share of at least 0.4, and at hard positions (neither the best fixed
+    offset nor the diagonal is aligned) at least twice the share of even weight, and more than against the links of
+    another sentence.
     """
 
     name = "alignment"

@@ -41,13 +41,12 @@ class Matrix(NamedTuple):
 
 @analysis
 class Alphas(Analysis):
-    """The matrices of models that mix heads linearly (Multi-Head Rotation), entry by entry and as a whole.
+    """The matrices of models that mix heads linearly (MHR), entry by entry and as a whole.
 
-    Row i makes the new head i out of the old ones, column j says what head j goes into. `alpha_own` is a
-    head's diagonal entry, `alpha_others` the share of the absolute values of its row that is off the
-    diagonal. `alphas.csv` has every entry, `alphas_modules.csv` nuclear norm Σσ, off-diagonal share
-    Σ_{i≠j}|a_ij| / Σ|a_ij|, skew-symmetric share ‖(A − Aᵀ)/2‖² / ‖A‖² and distance ‖A − I‖ (Frobenius) of every
-    matrix, `alphas_spectrum.csv` its singular values. These numbers are exact: no sample, so low = high = value.
+    Row i makes new head i out of the old ones. `alpha_own` is a head's diagonal entry, `alpha_others` the share of its
+    row off the diagonal, in absolute values. alphas.csv has every entry; alphas_modules.csv the nuclear norm Σσ, the
+    off-diagonal share Σ_{i≠j}|a_ij| / Σ|a_ij|, the skew share ‖(A − Aᵀ)/2‖² / ‖A‖² and ‖A − I‖; alphas_spectrum.csv the
+    singular values. Exact: low = high = value.
     """
 
     name = "alphas"

@@ -16,15 +16,12 @@ from headscope.heads import Site
 
 @analysis
 class AttributionPatching(PromptAnalysis):
-    """What `patching` measures, to first order: (z − z') · ∂m/∂z over positions (Nanda 2023; Kramár et al. 2024).
+    """First-order estimate of `patching`: Σ (z − z') · ∂m/∂z over positions (Nanda 2023; Kramár et al. 2024).
 
-    z is the context of a head in the run that is changed, z' in the other, m the objective of `patching`; mean over
-    prompts, with the signs of `patching`. Two forward passes and one backward pass give all heads. The three further
-    columns say through what it comes: the head's context is computed anew with the queries, the keys or the values of
-    the other run in the place of its own, softmax included, and the change goes with the same gradient. For queries and
-    keys that is the correction of AtP* (Σ (A − A') · ∂m/∂A), which does not vanish where attention is saturated;
-    here all positions of a head are patched at once, where the paper takes each as a node. A key or value that several
-    heads share counts for each of them. Not done: GradDrop.
+    z is a head's context in the changed run, z' in the other, m the objective of `patching`; mean over prompts, with
+    its signs. Two forward passes and one backward pass for all heads. Three more columns swap only queries, keys or
+    values and compute the context anew, softmax included: for queries and keys the correction of AtP*, with all
+    positions of a head at once. No GradDrop.
     """
 
     name = "attribution_patching"

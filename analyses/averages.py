@@ -26,12 +26,11 @@ SIDES = ("after", "before")
 class Averages(Analysis):
     """How even a query's weights are on the keys of one side, and how much weight that side has.
 
-    For queries with at least five counted keys on the side, n of them with weights w: the entropy of w / Σ w over ln n
-    (`…_evenness`), and Σ w (`…_weight`). A head is labelled `averages:after` or `averages:before` if the evenness is at
-    least 0.95, and the weight at least a half and 1.25 times what even weights on all visible keys would give, on the
-    evidence of `headscope.engine.evidence.labels`: two tests a head and side, whose p is the larger of both. So a head
-    that weighs all keys alike, as untrained ones do, averages neither side. Encoders alone: in a causal model all keys
-    precede. Such a head counts, as head 0.0 of a classifier of balanced brackets does (McDougall's ARENA course).
+    For queries with n ≥ 5 counted keys on the side, with weights w: `…_evenness` is the entropy of w / Σ w over ln n,
+    `…_weight` is Σ w. Encoders only: in a causal model all keys precede.
+
+    Label `averages:after` or `averages:before`: evenness of at least 0.95, and weight of at least a half and 1.25 times
+    that of even weights on all visible keys. A head that weighs all keys alike has neither.
     """
 
     name = "averages"

@@ -58,30 +58,17 @@ class CausalHeadGatingOptions:
 
 @analysis
 class CausalHeadGating(Analysis):
-    """Gates of all heads, fitted to the text with and against the removal of heads (Nam et al. 2025).
+    """Gates of all heads, fitted to the text with and against removal (Nam et al. 2025).
 
-    A gate in (0, 1) multiplies each head; with the model frozen, gates minimise -log p of what the model should say
-    (mean over the tokens of a sentence, then over sentences; of prompts, `--clean` and `--answer`, the answer alone),
-    less λ times the mean of the gates' logits, which are clipped at ±4 there. From one fit with λ = 0, which begins at
-    random gates, two more start: G⁺ with λ = 0.1 (`--chg-penalty`), which opens every gate that the text does not hold
-    shut, and G⁻ with λ = −0.1, which shuts every gate that the text does not hold open. `facilitation` is G⁻,
-    `interference` 1 − G⁺, `irrelevance` G⁺ (1 − G⁻). They sum to 1 + G⁻ (1 − G⁺), so to 1 unless a gate is open against
-    the penalty and shut against it. One fit says which heads suffice together: of two that do the same one is
-    facilitating, and another fit may choose the other. So there are ten (`--chg-fits`), whose mean this is, with a
-    bootstrap interval over fits.
+    With the model frozen, a gate in (0, 1) on each head minimises -log p of the text (of prompts: of the answer), less
+    λ times the mean of the gates' logits, clipped at ±4. After a fit with λ = 0 from random gates, G⁺ (λ = 0.1) opens
+    every gate that the text does not hold shut, G⁻ (λ = −0.1) shuts every gate that it does not hold open.
+    `facilitation` = G⁻, `interference` = 1 − G⁺, `irrelevance` = G⁺ (1 − G⁻); means of ten fits (`--chg-fits`),
+    intervals over fits.
 
-    A head is labelled `facilitating` or `interfering` where that score is at least 0.5 (the paper's threshold), on the
-    evidence of fits: the interval lies above it, and a sign test rejects that half of all fits or fewer pass it (one
-    test a head and score, corrected as `headscope.engine.evidence.labels` says; ten fits that all pass have p = 0.001).
-    What does not apply: fits are no sample of text, so the evidence is that the answer does not hang on the random
-    start; another text may have another. No label says irrelevant: that nothing was found is no evidence.
-    causal_head_gating.csv has G⁺, G⁻ and the share of fits that pass (1 is the paper's "always", above 0 its "any"),
-    causal_head_gating_loss.csv the loss of every fit.
-
-    Learning rates, updates, sentences an update and λ are those of the paper's appendix; the authors' program begins
-    with others, `--chg-lr 1,1 --chg-penalised-lr 1,1 --chg-batch 32`. As there λ weighs the mean over heads where the
-    paper writes a sum, and gradients are cut to a norm of 1, here those of each fit. At most so many sentences are read
-    as the updates take. For decoders with a language-model head, and encoder-decoders with a --target.
+    Labels `facilitating`, `interfering`: a score of at least 0.5, with evidence over fits (sign test), not over text.
+    Hyper-parameters are the paper's; the authors' program uses `--chg-lr 1,1 --chg-penalised-lr 1,1 --chg-batch 32`.
+    Gradients are clipped per fit. Needs a language-model head or a target.
     """
 
     name = "causal_head_gating"

@@ -41,23 +41,14 @@ class CompositionOptions:
 class Composition(Analysis):
     """‖W_OV¹ R‖ / (‖W_OV¹‖ ‖R‖) of every head with every head of an earlier layer (Elhage et al. 2021).
 
-    Frobenius norms; R is W_QK of the later head for Q-composition, its transpose for K-composition, and W_OV for
-    V-composition. All is computed from products of k × k. The columns are the highest score of a head with any
-    earlier one, minus what two unrelated heads have; composition.csv has the highest scores of every head
-    (`--composition-partners`), each with that `baseline`: 1/√n, the root mean square over all rotations of one of the
-    two (exact for any pair; with random matrices of these shapes the mean is the same but for a share of about 1/k²),
-    with n the width of the stream, less one where the norm subtracts the mean. The gain of the norm before each head
-    is folded into W_Q, W_K and W_V. Positions are left out: rotary ones turn W_QK with distance, and this is distance
-    zero; so are norms of single queries and keys (Qwen3). Under grouped-query attention heads of a group share W_K
-    and W_V. Only where heads add to the stream (pre-norm decoders). These numbers are exact: no sample, so low = high
-    = value.
+    Frobenius norms; R is W_QK of the later head for Q-composition, its transpose for K-, W_OV for V-composition.
+    Columns: the highest score with an earlier head, less the baseline 1/√n (root mean square over rotations; n is the
+    stream's width, less one where the norm subtracts the mean). Gains of norms are folded in; positions and norms of
+    single queries and keys are left out. Pre-norm decoders only. composition.csv has the best partners. Exact: low =
+    high = value.
 
-    How high a score can be at all depends on the singular values of the two: `highest`, that of heads of which the
-    later one reads what the earlier one writes most strongly (von Neumann's trace inequality). A head is labelled
-    `q-composition:L.H` (`k-`, `v-`) with the earlier head of the highest score if that lies at least halfway from the
-    baseline to `highest`, and higher than rotations give (a gamma distribution with the mean and variance of the
-    squared score over rotations; times the number of earlier heads, of which it is the highest; one test a kind and a
-    head, corrected as `headscope.engine.evidence.labels` says).
+    Label `q-composition:L.H` (`k-`, `v-`): at least halfway from the baseline to the highest score that the singular
+    values allow (von Neumann), and above rotations by a tested margin.
     """
 
     name = "composition"

@@ -19,14 +19,11 @@ LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
 
 @analysis
 class Confidence(Analysis):
-    """Mean over queries of max_s weights[b h t s] (Voita et al. 2019, §4), in [0, 1]; and how far that is above chance.
+    """Mean over queries of max_s weights[b h t s] (Voita et al. 2019, §4), in [0, 1].
 
-    Voita et al. leave the end-of-sentence token out. Here every special token is left out as query and as
-    key, and rows are not renormalised; with `keep_special` all tokens count.
-
-    `sharpness` is Σ max_s weights / Σ 1/n over the queries that see n ≥ 5 keys which count: how many times what even
-    weights would give. A query with few keys is confident whatever the head, and the first of a decoder has but itself.
-    Lists of the sharpest heads are in this order, without those labelled `sink`.
+    Special tokens are left out as queries and keys (Voita et al.: the end of the sentence only); rows are not
+    renormalised. `sharpness` is Σ max_s weights / Σ 1/n over queries that see n ≥ 5 counted keys: how many times what
+    even weights give.
     """
 
     name = "confidence"
@@ -65,8 +62,7 @@ def _weights(heads: HeadBatch) -> Iterator[Tensor]:
 class ConfidenceBase(Analysis):
     """The MHR fork's `base`: mean over sentences of max_{t,s} weights, without the last × last cell.
 
-    Only that one cell is left out; special tokens count. Equals the fork on batches without padding
-    (its batches count padding, these do not). Causal self-attention gives 1: the first query sees itself.
+    Special tokens count. Equals the fork on batches without padding. Causal self-attention gives 1.
     """
 
     name = "confidence.base"
@@ -84,8 +80,8 @@ class ConfidenceBase(Analysis):
 class ConfidenceAdvanced(Analysis):
     """The MHR fork's `advanced`: mean over sentences of Σ_s max_t weights / (S − 1), S keys.
 
-    The maximum is over *queries* for each key; the last × last cell is left out; special tokens count.
-    Sentences with a single key are left out (the fork divides by zero there).
+    The maximum runs over queries; the last × last cell is left out; special tokens count; sentences with one key are
+    left out.
     """
 
     name = "confidence.advanced"
@@ -107,10 +103,10 @@ class ConfidenceAdvanced(Analysis):
 
 @analysis
 class ConfidencePairwise(Analysis):
-    """The MHR fork's `pairwise`: mean over sentences of Σ_j ‖W_i − W_j‖, attention maps W without the last × last cell.
+    """The MHR fork's `pairwise`: mean over sentences of Σ_j ‖W_i − W_j‖ within a layer.
 
-    How far a head's map is from those of the other heads of its layer. The sum is not divided by h − 1, and it is
-    about maps: Azov & Landau's AvgL2 (eq. 6) divides, and is about outputs. Special tokens count.
+    W are attention maps without the last × last cell; special tokens count. The sum is not divided by h − 1 (Azov &
+    Landau's AvgL2, eq. 6, divides, and is about outputs).
     """
 
     name = "confidence.pairwise"

@@ -18,13 +18,10 @@ from headscope.model.attention import precise, repeat_groups
 
 @analysis
 class Contribution(Analysis):
-    """Mean over queries of Σ_s w_ts ‖f(x_s)‖, with f(x) = (x W_V + b_V) W_O of the head (Kobayashi et al. 2020, §3).
+    """Mean over queries of Σ_s w_ts ‖f(x_s)‖, f(x) = (x W_V + b_V) W_O of the head (Kobayashi et al. 2020).
 
-    The sum of the norms of what every key gives to the query through this head. `contribution_sum` is the norm
-    of what arrives, ‖Σ_s w_ts f(x_s)‖: less where keys cancel. Special tokens are left out as queries, the sums run
-    over all keys that the query sees. The output projection's bias belongs to no head; what follows it (dropout,
-    a norm, a scale) is not part of f. A fixed linear mixing of heads is folded into W_O: f is then what the head's
-    own context does to the layer's output.
+    `contribution_sum` is ‖Σ_s w_ts f(x_s)‖: less where keys cancel. Special tokens are no queries; the sums run over
+    all visible keys. Without the output bias and what follows it; linear mixing is folded into W_O.
     """
 
     name = "contribution"

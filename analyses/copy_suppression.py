@@ -33,18 +33,14 @@ class CopySuppressionOptions(LabelOptions):
 
 @analysis
 class CopySuppression(Analysis):
-    """Share of tokens whose own logit is among the ten lowest of what a head writes for them (McDougall et al. 2023).
+    """Share of tokens whose own logit is among the ten lowest that the head writes (McDougall et al. 2023).
 
-    The logits are E' W_V W_O W_U, a row for every token, with the gains of the norms folded in and without biases. E'
-    are the embeddings after the first layer's feed-forward network, its heads closed and positions left out; the
-    first layer reads the embeddings themselves. Measured on tokens drawn from the vocabulary
-    (`--copy-suppression-tokens`), special ones left out; `copy_suppression_chance` is ten over the size of the
-    vocabulary. For decoders whose heads add to what the last norm reads (pre-norm).
+    Logits are E' W_V W_O W_U, gains of norms folded in, biases left out; E' are embeddings after the first layer's
+    feed-forward network, its heads off. Measured on `--copy-suppression-tokens` drawn tokens; `copy_suppression_chance`
+    is ten over the vocabulary. Pre-norm decoders only. Whether the head looks at what is about to be predicted is not
+    measured.
 
-    That a head lowers what it looks at is half of copy suppression; the other half, that it looks at what is about to
-    be predicted, depends on the text and is not measured. A head is labelled `copy-suppression` if the share is at
-    least 0.5, and twice chance, on the evidence of `headscope.engine.evidence.labels` with tokens as units: one test
-    a head.
+    Label `copy-suppression`: at least 0.5 and twice chance, with tokens as units.
     """
 
     name = "copy_suppression"

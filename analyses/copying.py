@@ -23,19 +23,13 @@ THRESHOLD = 0.5
 
 @analysis
 class Copying(Analysis):
-    """Re Σλ / Σ|λ| over the eigenvalues λ of a head's full OV circuit W_E W_V W_O W_U (Elhage et al. 2021).
+    """Re Σλ / Σ|λ| over the eigenvalues λ of the OV circuit W_E W_V W_O W_U (Elhage et al. 2021).
 
-    1: attending to a token raises that token's own logit, as copying does; −1: it lowers it. The eigenvalues are
-    those of the k × k matrix W_O W_U W_E W_V, which are the circuit's own but for zeros. The gains of the layer's
-    norm and of the last norm are folded in, and their subtraction of the mean; shifts and biases are left out. For
-    decoders whose heads add to what the last norm reads (pre-norm); layers between embedding and head are not looked
-    at.
+    1: attending to a token raises its own logit; −1: lowers it. Gains of norms and their subtraction of the mean are
+    folded in, biases left out. Pre-norm decoders only; layers between embedding and head are ignored. `copying_chance`
+    is the score's standard deviation if W_V is turned at random: ‖W_V W_O W_U W_E‖ / (√d Σ|λ|).
 
-    `copying_chance` is the standard deviation of the score of a head whose W_V is turned at random, with the same
-    eigenvalue sum Σ|λ|: ‖W_V W_O W_U W_E‖ / (√d Σ|λ|), with mean 0. A head is labelled `copying` if the score is at
-    least 0.5, and further above 0 than that is by chance: no sample is involved, so what is tested is that the head's
-    W_V has nothing to do with its W_O (normal, one test a head, corrected for all of them as
-    `headscope.engine.evidence.labels` says). The score itself is exact: low = high = value.
+    Label `copying`: at least 0.5, and further above 0 than chance allows. Exact: low = high = value.
     """
 
     name = "copying"

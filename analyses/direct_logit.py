@@ -22,16 +22,11 @@ from headscope.model.attention import precise
 
 @analysis
 class DirectLogit(Analysis):
-    """Mean over predicted tokens of LN(o_h) · (W_U[y] − mean over the vocabulary of W_U) (Elhage et al. 2021).
+    """Mean over predicted tokens of LN(o_h) · (W_U[y] − mean of W_U over the vocabulary) (Elhage et al. 2021).
 
-    o_h is what the head writes (its context through its slice of W_O, without the bias), LN the last norm with σ
-    held at what it is, y the token of the reference: how much the head raises that token's logit above the average
-    logit, not counting what later layers make of it. Only for decoders in which heads add to what the last norm
-    reads (pre-norm: GPT-2, Llama, T5, mBART); where a norm follows each addition (Marian, BART) nothing a head
-    writes reaches the logits unchanged, and masked language models have a layer after the last norm. Factors after
-    the norm (T5) and on what is added (Granite) are part of the logit. Where a layer has a norm on what its heads write
-    together (Gemma 3, OLMo 2), o_h is what that makes of it with its own σ held. A fixed linear mixing of heads
-    is folded into W_O.
+    o_h is what the head writes, without the output bias; LN the last norm with σ held; y the reference's token. Later
+    layers are not counted. Pre-norm decoders only. Factors after the norm (T5) and on what is added (Granite) are part
+    of it; a norm on a layer's sum of heads (Gemma 3, OLMo 2) is applied with σ held; linear mixing is folded into W_O.
     """
 
     name = "direct_logit"

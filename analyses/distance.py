@@ -12,14 +12,11 @@ from headscope.heads import Site
 
 @analysis
 class Distance(Analysis):
-    """Mean over queries of |query − argmax key|, in subwords; for self attention.
+    """Mean over queries of |query − argmax key| in subwords; self-attention.
 
-    Special tokens are left out as queries and as keys, as for `confidence`: a query whose weight is on one is measured
-    by its largest weight among the others, however small, and by the first of them where all are zero. So a head that
-    looks exactly one token ahead has not 1 but 2 − 2/n over a sentence of n tokens between special ones: n − 1 queries
-    at distance 1, and the last, whose next token is the end of the sentence, at n − 1. In the same way the distance of
-    heads that look at special tokens (`sink_special`) is that of small remainders. `offset` and `offset_share` count
-    at each offset only queries that have a key there.
+    Special tokens are left out as queries and keys: a query whose weight is on one is measured by its largest weight
+    among the others. So a head that always looks one token ahead has 2 − 2/n over n tokens, and a sink has the distance
+    of small remainders.
     """
 
     name = "distance"

@@ -27,16 +27,12 @@ MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 @analysis
 class Distinctness(Analysis):
-    """Cosine and principal angles between heads' W_Q, W_K, W_V, W_O slices; effective rank of W_QK and W_OV.
+    """Cosines and principal angles between heads' slices of W_Q, W_K, W_V, W_O; effective ranks.
 
-    `cosine_q` … `cosine_o` are a head's mean cosine with the other heads of its layer (slices flattened);
-    `overlap_q` … the mean squared cosine of the principal angles between the subspaces that two slices
-    span (1: the same subspace), which no change of basis inside a head can alter. `rank_qk` and `rank_ov`
-    are effective ranks exp(H(σ/Σσ)) (Roy & Vetterli 2007) of W_Qᵀ W_K and W_O W_V, at most the head's width.
-    Rotary positions turn W_QK with distance; the rank is that of distance zero. Under grouped-query
-    attention heads of a group share W_K and W_V. Slices that lack full rank (a head that was set to zero)
-    have no overlap: NaN, and left out of the others' means. These numbers are exact: no sample, so low = high = value.
-    The table has every pair: cosine, overlap and the smallest and largest principal angle in degrees.
+    `cosine_q` … : mean cosine with the layer's other heads (slices flattened). `overlap_q` … : mean squared cosine of
+    the principal angles between the spans (1: the same subspace), which no change of basis inside a head alters.
+    `rank_qk`, `rank_ov`: exp H(σ/Σσ) of W_Qᵀ W_K and W_O W_V (Roy & Vetterli 2007), without rotary positions. Slices
+    without full rank have no overlap. The table has every pair. Exact: low = high = value.
     """
 
     name = "distinctness"

@@ -34,11 +34,9 @@ class EapIgOptions:
 class EapIg(PromptAnalysis):
     """(z_clean − z_corrupt) · mean of ∂m/∂z along the path of input embeddings (EAP-IG, Hanna et al. 2024).
 
-    z is the context of a head, m the objective of `patching`. The gradient is taken at e_corrupt + (n / N)(e_clean −
-    e_corrupt), n = 0 … N − 1 (`--eap-steps`), as the authors' program does, and averaged: less is lost where m is flat
-    at one end of the path. The authors score edges; here the unit is a head's context, so that numbers compare with
-    `patching`, of which it is an estimate, positive where the head speaks for the answer. The mean over prompts. It is
-    the same in both directions. N forward and N backward passes, and two forward ones.
+    z is a head's context, m the objective of `patching`. Gradients are taken at e_corrupt + (n / N)(e_clean −
+    e_corrupt), n = 0 … N − 1 (`--eap-steps`), as in the authors' program. The unit is a head, where the authors score
+    edges. Positive: the head speaks for the answer. N forward and backward passes, and two forward ones.
     """
 
     name = "eap_ig"

@@ -15,12 +15,10 @@ EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alik
 
 @analysis
 class Entropy(Analysis):
-    """Mean over queries of −Σ_s w ln w, in nats (Ghader & Monz 2017), and of that over ln(visible keys).
+    """Mean over queries of −Σ_s w ln w in nats (Ghader & Monz 2017), and of that over ln(visible keys).
 
-    Special tokens are left out as queries, but the sum runs over all keys that the query sees, special
-    ones included: only the whole row is a distribution. Queries that see a single key have no maximum to
-    share and count for `entropy` only. Heads that weigh all keys alike are named in a remark: they look nowhere, and
-    the place of their largest weight, which other analyses take, is that of the first key.
+    Special tokens are no queries; sums run over all visible keys. Queries that see one key count for `entropy` only.
+    Heads that weigh all keys alike are named in a remark: their argmax is that of the first key.
     """
 
     name = "entropy"

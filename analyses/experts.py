@@ -35,13 +35,10 @@ EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be l
 class ExpertUse(Analysis):
     """Entropy of gates, how often each expert is the most responsible, and the tokens that go with it.
 
-    In an encoder a sentence has one gate, in a decoder every position; means are over sentences and over counted
-    positions. `expert_factor` is a head's mean factor: 1 in plain attention, at most h/k. `experts.csv` has for
-    every expert the heads that it lacks, its mean responsibility and the share where it is the most responsible;
-    `experts_gates.csv` for every module the mean entropy in nats beside that of an even gate, and the share of gates
-    that tie; `experts_tokens.csv` for every expert the ten tokens of the largest pointwise mutual information
-    log p(t, e) / (p(t) p(e)) among those that occur five times, where a token belongs to the most responsible expert
-    of its gate. Where several tie they share the gate evenly, and its tokens belong to none.
+    An encoder has one gate a sentence, a decoder one a position. `expert_factor` is a head's mean factor: 1 in plain
+    attention, at most h/k. experts.csv: the heads that each expert lacks, its mean responsibility and share of gates
+    that it leads; experts_gates.csv: entropy beside that of an even gate; experts_tokens.csv: the ten tokens of largest
+    pointwise mutual information log p(t, e) / (p(t) p(e)) among those that occur five times. Ties share a gate.
     """
 
     name = "experts"
@@ -176,12 +173,10 @@ def mutual_information(counts: Tensor) -> Tensor:
 
 @analysis
 class OneExpert(Analysis):
-    """What the model loses when every gate takes one expert instead of the mixture, in nats per token.
+    """What the model loses when every gate takes one expert, in nats per token (Peng et al. 2020, §5.1).
 
-    `one_expert.csv`: mean -log p of the target with the most responsible expert of each gate ("argmax"; one of them,
-    drawn evenly for each sentence, where several tie) and with one drawn evenly for each sentence and module
-    ("random"), both seeded by the batch, and how much more that is than with the mixture. Where experts have no
-    gates (Uni-MAE) only the second. The paper reports BLEU (§5.1): `headscope evaluate --expert top|random|N`.
+    one_expert.csv: mean -log p with the most responsible expert ("argmax") and with a drawn one ("random"), and the
+    rise over the mixture; without gates (Uni-MAE) the second only. BLEU: `headscope evaluate --expert top|random|N`.
     """
 
     name = "one_expert"

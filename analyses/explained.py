@@ -50,43 +50,23 @@ class ExplainedOptions(LabelOptions):
 
 @analysis
 class ExplainedShares(Analysis):
-    """Share of what a head does that a description explains, on sentences that it was not fitted to.
+    """Share of a head's attention that a description explains on held-out sentences.
 
-    A description is a log-linear model of the weights, p(k|q) ∝ exp Σ_f θ_f[φ_f(q, k)]. Its groups are added one after
-    the other: *position* (offset in steps, first key, special keys), *token* (each of the 300 most frequent keys, bands
-    of frequency of others), *classes* (class of the query × class of the key: universal tags where a parse has them,
-    else what tokens show; same word, token or lemma), *lexical* (pairs of tokens: (E[q] U)·(E[k] V) of rank 16 over the
-    static input embeddings E, each of length 1), *syntax* (the relation between the two words and its direction, or a
-    common parent; where there is a parse). With U the mean ln of the number of visible keys, H the mean entropy of the
-    weights and CE the cross-entropy of the weights under p, the share is (U − CE) / (U − H): 1 where nothing is left to
-    say, 0 where p is no better than even weights, negative where it is worse. `explained_…` are what each group adds,
-    in this order, `explained` is the share of all; the rest only the sentence can say. Heads whose entropy is within a
-    hundredth of that of even weights have none.
+    A log-linear model p(k|q) ∝ exp Σ_f θ_f[φ_f(q, k)] of the weights, in groups added one after the other: *position*
+    (offset, first key, special keys), *token* (the 300 most frequent keys, bands of others), *classes* (word class of
+    query and key; same word, token or lemma), *lexical* (pairs of tokens, rank 16 over input embeddings), *syntax*
+    (relation, where there is a parse). Share = (U − CE) / (U − H), with U the mean ln of visible keys, H the entropy of
+    the weights, CE their cross-entropy under p: 1 where nothing is left, 0 where p is no better than even weights,
+    clipped to [0, 1]. `explained_…` is what each group adds, `explained` the sum; heads near even weights have none.
 
-    `--explained-rows` queries are sampled, as many of each sentence; weights on no token (sinks of their own) are left
-    out. Sentences of even and of odd number are each fitted once and held out once; a fifth of those that are fitted to
-    says when to stop, and with which ridge of word pairs. Fits minimise the mean cross-entropy by L-BFGS, each head by
-    itself. They stop early, and what rounding differs by, as between batches of other sizes, grows on the way: of 240
-    captions the lexical share of the model that ships moves by 0.003 at most, of 60 by 0.02; position by 2e-5.
-    `explained_unmet` is the share among keys that met the query's token in no sentence that was fitted to
-    (weights renormalised over them, rows counted by the weight there): whether pairs are learnt by heart or by what
-    their words have in common. There is none where less than a thousandth of the weight is on such keys, or it lies
-    evenly there.
+    `--explained-rows` queries are sampled. Sentences of even and odd number are fitted and held out in turn; L-BFGS
+    with early stopping, so that shares depend slightly on batch sizes (lexical: 0.003 at 240 captions).
+    `explained_unmet` is the share among keys never met with the query's token in fitting. With `--exclude-sinks` rows
+    are renormalised beyond first and special tokens; `beyond_sinks` is the weight there.
 
-    With `--exclude-sinks` the first token and special tokens are left out: rows are renormalised over the other keys,
-    and a row counts by the weight that it has there, `beyond_sinks` on average. Most heads of language models rest on
-    their first token, and position explains them; this says what they do where they do not rest.
-
-    Pair functions (`headscope/pair_functions`) say of which pairs something holds. A head is labelled `looks:NAME` if
-    the mean weight on such keys, of queries that see one, is at least 0.5 and twice that of even weights, and if at
-    queries where the key at the best fixed offset (±16) is none of them it is twice that of even weights and twice what
-    the description by position puts there: so that an offset gets no second name. On the evidence of
-    `headscope.engine.evidence.labels`: a test for every head and function, whose p is the largest of the four.
-
-    examples.csv has the sharpest queries: of those that see five keys or more, the ones whose largest weight is most
-    times an even one, one a sentence; heads labelled `sink` have none unless sinks are left out. token_pairs.csv has
-    the pairs of tokens that the lexical part scores highest (score: (E[q] U)·(E[k] V) less its mean over keys), and
-    those whose weight most exceeds what position alone expects (score: their ratio).
+    Label `looks:NAME` (`headscope/pair_functions`): the mean weight on such keys is at least 0.5 and twice even weight,
+    also where no fixed offset gives them away, and twice what position predicts. examples.csv has the sharpest queries,
+    token_pairs.csv the highest-scored pairs.
     """
 
     name = "explained"

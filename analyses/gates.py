@@ -20,11 +20,10 @@ CLOSED = "the model's own gates close them most"
 
 @analysis
 class Gates(Analysis):
-    """Gates of models that were trained with them: `gate` is the factor on a head's context at test time.
+    """Gates of models that were trained with them: `gate` is the factor on a context at test time.
 
-    `gate_log_a` is the trained parameter, `gate_open` the probability P(gate ≠ 0) that its noise leaves the
-    head open in training, `gate_one` that of P(gate = 1), at temperature 0.33 and stretch (−0.1, 1.1). Fixed 0/1
-    gates have no parameter (NaN). These numbers are exact: no sample, so low = high = value.
+    `gate_log_a` is the parameter, `gate_open` P(gate ≠ 0), `gate_one` P(gate = 1), at temperature 0.33 and stretch
+    (−0.1, 1.1). Fixed 0/1 gates have no parameter. Exact: low = high = value.
     """
 
     name = "gates"

@@ -30,18 +30,12 @@ class GradientOptions:
 
 @analysis
 class Gradient(Analysis):
-    """Mean of |∂L/∂ξ| for the gate ξ = 1 on a head's context, over the l2 norm of its layer (Michel et al. 2019, §3.3).
+    """Mean of |∂L/∂ξ| for the gate ξ = 1 on a head's context (Michel et al. 2019, §3.3).
 
-    Over that norm a number is a share within its layer (`gradient`): heads of several layers are ordered without it
-    (`gradient_raw`), in rankings too.
-
-    ∂L/∂ξ is the sum of context · ∂L/∂context over positions, before mixing and other gates. What is summed before
-    the absolute value is the `granularity`: all positions of a sentence ("example", the formula), one position
-    ("token", the authors' programs), or all sentences of a batch ("batch", as some re-implementations do; depends
-    on --batch-tokens). L is the sum of the objective over a sentence's predictions, and the mean is Σ over all
-    sentences divided by Σ of predictions (of positions for "token"): for `loss` nats per token. Every real position
-    takes part, special ones too: the gate acts on all. The table has also the mean of ∂L/∂ξ with its sign, of which a
-    removed head is worth the negative to first order. A layer without any gradient has 0.
+    `gradient` is divided by the l2 norm of its layer: a share within the layer. `gradient_raw` is not, and orders heads
+    of all layers. ∂L/∂ξ = Σ context · ∂L/∂context, summed before the absolute value over a sentence (`--granularity
+    example`, the formula), a position (`token`, the authors' programs) or a batch (`batch`). Sums over all sentences
+    are divided by the number of predictions. Special tokens take part. The table has the signed mean too.
     """
 
     name = "gradient"

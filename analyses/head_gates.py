@@ -25,14 +25,11 @@ NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # half precision: 0.02
 
 @analysis
 class InputGates(Analysis):
-    """Values of the gates σ(x W_G) by which some models multiply each head's context, query by query (Qiu et al. 2025).
+    """Gates σ(x W_G) by which some models multiply each head's context, query by query (Qiu et al. 2025).
 
-    `head_gate` is the mean over queries and channels, `head_gate_closed` the share of gates below 0.1,
-    `head_gate_spread` the standard deviation over queries of a head's mean gate: how much it depends on the input.
-    The gates may be one a channel or one a head, from a projection of their own or from the query projection
-    (Qwen3-Next: of each head's 2k rows the last k). Where they come from is found by comparing what the output
-    projection reads with the contexts; models without such gates are refused. All other analyses look at contexts
-    before these gates.
+    `head_gate`: mean over queries and channels; `head_gate_closed`: share below 0.1; `head_gate_spread`: standard
+    deviation over queries. Found by comparing what the output projection reads with the contexts. Other analyses look
+    at contexts before these gates.
     """
 
     name = "head_gates"

@@ -27,15 +27,11 @@ class IntegratedGradientsOptions:
 
 @analysis
 class IntegratedGradients(Analysis):
-    """Integrated gradients over the gates of all heads, from 0 to 1 (Sundararajan et al. 2017; captum's).
+    """Integrated gradients over the gates of all heads, from 0 to 1 (Sundararajan et al. 2017; captum).
 
-    ∫ ∂f/∂gate while all gates open together, by `--ig-steps` points of Gauss and Legendre. f is the objective, with
-    its sign turned where lower is better, so positive means that the head helps. For `top1` f is the sum of the
-    intact model's largest logits, for `representation` the projection of the mean state on the intact direction.
-    The values of all heads add up to f(all) − f(none) but for the gap of the numerical integral, which is
-    reported. Units are those of the objective, per prediction. Closed heads give nothing; gates act after mixing.
-    A norm on what a layer's heads write together (Gemma 3, OLMo 2) undoes gates that open together but for the first
-    thousandth of the way: there hundreds of points leave a gap as large as the whole, and `shapley` is what to take.
+    ∫ ∂f/∂gate while all gates open together, by `--ig-steps` Gauss–Legendre points; f is the objective, positive where
+    the head helps. Values add up to f(all) − f(none) but for a reported gap, which is large where a norm follows the
+    sum of heads (Gemma 3, OLMo 2): take `shapley` there.
     """
 
     name = "integrated_gradients"

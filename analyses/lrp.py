@@ -48,16 +48,12 @@ class LrpOptions:
 
 @analysis
 class Lrp(Analysis):
-    """Mean over explained predictions of a head's relevance, normalised over the heads of its layer.
+    """Mean over explained predictions of a head's relevance at weights·V, normalised over its layer's heads.
 
-    Relevance is read at the contexts weights·V; absolute values are normalised (`headscope.relevance.rulesets`).
-    Column `lrp` is of the first rule set; `lrp.csv` has every rule set's normalised, raw and absolute relevance, and
-    how much of it goes on through values and through queries and keys, per explained prediction; `lrp_rules.csv`, of
-    several rule sets, the rank correlation of every two in each layer. What is
-    explained, and in how many passes: `headscope.relevance.backward`. Voita et al. normalise each prediction by itself,
-    as `voita` does here. The rule sets that are backward passes explain all predictions of a sentence together,
-    in one pass, unless `--steps each` asks for one pass for every position; a sentence then counts as often as it
-    has predictions.
+    `lrp` is of the first rule set (`headscope.relevance.rulesets`). lrp.csv has normalised, raw and absolute relevance
+    of every rule set, and what goes on through values and through queries and keys; lrp_rules.csv rank correlations
+    between rule sets. `voita` normalises each prediction by itself (Voita et al. 2019); backward rule sets explain all
+    predictions of a sentence in one pass, or one each with `--steps each`.
     """
 
     name = "lrp"

@@ -20,10 +20,8 @@ MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 class Magnitude(Analysis):
     """Frobenius norms of a head's slices: `magnitude` of W_O, `magnitude_all` the product of all four.
 
-    Biases do not count. Under grouped-query attention the heads of a group share W_K and W_V, and their norms. A
-    slice that cannot be told (a context that is normalised before its projection) has none (NaN). The table has the
-    four norms. A product is what scaling W_O up and W_V down by the same factor leaves alone. These numbers are
-    exact: no sample, so low = high = value.
+    Without biases; heads of a group share W_K and W_V. The product does not change when W_O is scaled up and W_V down.
+    Exact: low = high = value.
     """
 
     name = "magnitude"

@@ -44,18 +44,13 @@ class MassiveOptions(LabelOptions):
 
 @analysis
 class Massive(Analysis):
-    """Mean over queries of the weight on tokens whose state has a massive activation (Sun et al. 2024, §2).
+    """Mean over queries of the weight on tokens with a massive activation (Sun et al. 2024, §2).
 
-    The states are those that the layer reads: the residual stream before its norm. A token is massive there if its
-    largest absolute activation is above 100 (`--massive-magnitude`) and at least 1,000 times (`--massive-ratio`) the
-    median absolute activation of its sentence at that layer. Special tokens may be massive too, and mostly the first
-    token is. Only queries that see a massive token other than themselves count, and a query's weight on itself does
-    not; where no token is massive, the column is no number. `massive_chance` is the weight if every query looked at
-    all it sees alike.
+    A token is massive at a layer if the largest absolute entry of its residual stream is above 100
+    (`--massive-magnitude`) and 1,000 times the sentence's median (`--massive-ratio`). Queries count that see such a
+    token other than themselves. `massive_chance` is that of even weights. massive.csv lists the tokens.
 
-    A head is labelled `massive` if the weight is at least 0.5, and twice that chance, on the evidence of
-    `headscope.engine.evidence.labels`. massive.csv lists the tokens of every layer that are massive most often, with
-    the largest activation and its multiple of the median; `first` says that they begin the sentence.
+    Label `massive`: at least 0.5 and twice chance.
     """
 
     name = "massive"

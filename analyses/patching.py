@@ -77,16 +77,13 @@ class PromptAnalysis(Analysis):
 
 @analysis
 class Patching(PromptAnalysis):
-    """What the answer to a prompt loses when one head alone gives what it gives on the corrupt prompt, exactly.
+    """What the answer to a prompt loses when one head gives what it gives on the corrupt prompt.
 
-    m is logit(answer) − logit(wrong answer) at the place that is asked for, or log p(answer) where no wrong answer is
-    given. The head's context (weights·V after mixing, before the output projection) is replaced at all positions;
-    everything above it is computed anew. `patching` is m(clean) − m(patched), the mean over prompts; with `--direction
-    denoising` heads of the clean run are put into the corrupt one, one at a time, and it is m(patched) − m(corrupt)
-    (the directions: Heimersheim & Nanda 2024; on heads Wang et al. 2022). Positive: the head carries what the
-    answer depends on. `patching_share` is Σ effects / Σ (m(clean) − m(corrupt)): 1 is all that the other prompt does.
-    Both prompts have as many subwords, so positions face each other. One pass a head, in which a batch of prompts goes
-    through the layers above the head. patching_prompts.csv has every prompt, the subwords that are compared and m.
+    m = logit(answer) − logit(wrong answer), or log p(answer). The head's context is replaced at all positions and all
+    above it is computed anew: `patching` = m(clean) − m(patched), mean over prompts; with `--direction denoising` clean
+    heads go into the corrupt run, m(patched) − m(corrupt) (Heimersheim & Nanda 2024; Wang et al. 2022). Positive: the
+    head carries the answer. `patching_share` = Σ effects / Σ (m(clean) − m(corrupt)). Both prompts have as many
+    subwords.
     """
 
     name = "patching"

@@ -25,19 +25,13 @@ REACH = 512
 
 @analysis
 class Positional(Analysis):
-    """Share of queries whose largest weight lies at each offset (key − query, in subwords); self attention.
+    """Share of queries whose largest weight lies at each offset (key − query, subwords); self-attention.
 
-    A query counts at an offset only where a key that counts stands there: the last token of a sentence has none at +1,
-    or only a special one. The share of an offset is that of queries which have a key there. Voita et al. (2019, §5.1)
-    say "90 % of the time" of text with one special token, at the end; here special tokens are left out as queries and
-    as keys, and in short sentences those at the ends are more than a tenth.
-    `offset` is the one that most largest weights lie at, among those that more than half of the queries have a key at
-    (else the one query of every text that can look that far back would do); the smallest where several tie; no number
-    where no query counts. Offsets beyond ±512 are counted together, as ±513, and are never it.
-    A head is positional if its offset has a share of at least 90 %, on the evidence of
-    `headscope.engine.evidence.labels`: one test a head, with the queries that have a key at the offset as instances.
-    With `--label-rule published` the estimate alone decides, as in the paper. Causal heads can look at offset 0 from
-    every query, and at +1 from none.
+    A query counts at an offset only if a counted key stands there. Special tokens are left out as queries and keys,
+    where Voita et al. (2019, §5.1) leave out the end only. `offset` is the mode among offsets that more than half of
+    the queries have; offsets beyond ±512 are counted together and never it.
+
+    Label `positional:N`: a share of at least 90 %; `--label-rule published` skips the test, as the paper does.
     """
 
     name = "positional"

@@ -25,14 +25,12 @@ SHARE, TIMES_CHANCE = 0.5, 2.0
 class RareWords(Analysis):
     """Share of queries whose largest weight is on the rarest token, and on one of the two rarest.
 
-    Only sentences count whose rarest token is not among the 500 most frequent (Voita et al. 2019, §5.3).
-    Tokens are the model's subwords, special ones left out as queries and as keys. Frequency ranks follow
-    (count, descending; then the subword, ascending), so every subword has its own rank; all occurrences of the
-    rarest subword are hits. `…_chance` is the mean share of the keys a query sees that are hits.
+    Sentences count whose rarest token is not among the 500 most frequent (Voita et al. 2019, §5.3). Tokens are subwords
+    without special ones, ranked by (count, subword); all occurrences of a rarest one are hits. `…_chance` is the share
+    of visible keys that are hits.
 
-    A head is labelled `rare` if at least half of the queries pick one of the two rarest, and twice as many as by chance
-    (the paper reports 50 % and more, and sets no threshold), on the evidence of `headscope.engine.evidence.labels`: one
-    test a head, whose p is the larger of both. With `--label-rule published` half of the queries are enough.
+    Label `rare`: one of the two rarest for half of the queries, and twice chance; `--label-rule published`: half is
+    enough.
     """
 
     name = "rare_words"

@@ -70,18 +70,13 @@ class RetrievalOptions(LabelOptions):
 class Retrieval(Analysis):
     """Share of a needle's tokens that a head copies while the model says them (Wu et al. 2024, §2).
 
-    A sentence is hidden in the corpus's own text at several depths and lengths, a question follows, and the model
-    continues greedily. A head copies a token of the needle in a step where the query that predicts it looks most at
-    that token's place in the needle, and the token written is the one that stands there. `retrieval` is the share of
-    the needle's tokens that the head copies, each counted once, over all trials. `retrieval_program` is what the
-    authors' `retrieval_head_detection.py` computes: a token copied twice counts twice, and trials count only where
-    more than half of the needle's words were said (here of its subwords, without stemming); no number where none was.
+    A sentence is hidden in the corpus's text at several depths and lengths; the model answers a question greedily. A
+    head copies a token where the predicting query looks most at it and the written token is that one. `retrieval`
+    counts each token once, over all trials; `retrieval_program` is the authors' program: twice copied counts twice,
+    only trials that said half of the needle. Needle and question are the authors' by default; no chat template.
+    Decoder-only models.
 
-    The needle, what should be said of it, and the question are the authors' unless you give others; the prompt has no
-    chat template. The model stops at a special token or a new line. Needles stand between sentences of the corpus,
-    which is read over again where it is too short. Decoder-only models. A head is labelled `retrieval` if its mean is
-    above 0.1, on the evidence of `headscope.engine.evidence.labels`, trials being the units: one test a head.
-    retrieval.csv has the trials, and retrieval/head_score.json the scores as that program writes them.
+    Label `retrieval`: a mean above 0.1, with trials as units.
     """
 
     name = "retrieval"

@@ -29,12 +29,11 @@ class ShapleyOptions:
 
 @analysis
 class Shapley(Analysis):
-    """Shapley values of heads, estimated from random orders (Castro et al. 2009; captum's ShapleyValueSampling).
+    """Shapley values of heads from random orders (Castro et al. 2009; captum's ShapleyValueSampling).
 
-    Heads are opened one by one, from a model without any, and each is worth what the objective gains by it; the
-    mean is over `--shapley-samples` orders, the same for all sentences. Positive: the head helps. The values of all
-    heads add up to the damage of taking all of them out, in the units of `ablation`. The interval is over
-    sentences and does not cover the choice of the orders. A closed head gives nothing; gates act after mixing.
+    Heads are opened one by one from none, and each is worth what the objective gains; mean over `--shapley-samples`
+    orders, the same for all sentences. Values add up to the damage of all heads off, in the units of `ablation`. The
+    interval covers sentences, not orders.
     """
 
     name = "shapley"

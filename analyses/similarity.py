@@ -48,12 +48,9 @@ class FigureOptions:
 class Similarity(Analysis):
     """Mean over tokens of cosine and L2 distance between heads' contexts, and linear CKA.
 
-    Contexts are those of counted queries (special tokens left out), before mixing and the output
-    projection. Cosine is the mean over tokens of cos(c_i, c_j) (Li et al. 2018, disagreement on outputs),
-    L2 the mean of ‖c_i − c_j‖, both per token (the MHR fork flattens whole sentences). CKA (Kornblith et
-    al. 2019, linear) compares centred contexts over the whole corpus, from one [d d] moment matrix a layer, of
-    which the block of each pair of heads is kept; its interval resamples 8 folds of the corpus (fewer where the
-    matrices are large). A head whose context never changes has none (NaN) and is left out of the others' means.
+    Contexts of counted queries, before mixing and W_O. Cosine: Li et al. 2018 (disagreement on outputs); L2 per token
+    (the MHR fork flattens sentences); CKA: Kornblith et al. 2019, over the whole corpus, its interval from 8 folds. A
+    constant head has no CKA.
     """
 
     name = "similarity"
@@ -119,10 +116,10 @@ class Similarity(Analysis):
 
 @analysis
 class JensenShannon(Analysis):
-    """Mean over queries of the Jensen–Shannon divergence between two heads' weights, in nats (Clark et al. 2019, §6).
+    """Mean over queries of the Jensen–Shannon divergence of two heads' weights, in nats (Clark et al. 2019).
 
-    Costs a map of weights per pair of heads, so it runs only when asked for. Special tokens are left out
-    as queries; the divergence runs over whole rows.
+    Costs a map of weights a pair of heads, so it runs on request. Special tokens are no queries; whole rows are
+    compared.
     """
 
     name = "similarity.js"

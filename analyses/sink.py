@@ -28,13 +28,10 @@ MEASURES = ("sink", "sink_special")
 class Sink(Analysis):
     """Mean over queries of the weight on the first key (`sink`, Xiao et al. 2023) and on special tokens.
 
-    The first position itself does not count as a query of self attention: in a causal model it can only
-    look at itself. A head is labelled `sink` if `sink` or `sink_special` is at least 0.5, and twice what it would be if
-    every query looked at all it sees alike (in short sentences much lies on special tokens anyhow), on the evidence of
-    `headscope.engine.evidence.labels`: two tests a head, whose p is the larger of both.
+    The first position is no query in self-attention. `sink_queries`, `sink_special_queries`: shares of queries with
+    half of their weight there; from 0.9 on the head is said to rest there, whatever the query.
 
-    `sink_queries` and `sink_special_queries` are the shares of queries that give half of their weight or more to these
-    keys. Where that is at least 0.9, the head is said to rest there, whatever the query; else what it gives on average.
+    Label `sink`: `sink` or `sink_special` of at least 0.5, and twice that of even weights.
     """
 
     name = "sink"

@@ -70,21 +70,13 @@ class StreamingOptions:
 class Streaming(Analysis):
     """How much of its full attention a head needs: a gate α learnt on passkeys (DuoAttention, Xiao et al. 2024).
 
-    `full_attention` is α, which mixes for every key/value head full attention with attention to the first 128 and the
-    last 256 keys (`--streaming-sink`, `--streaming-recent`): α · full + (1 − α) · streaming, both from the same
-    queries, keys and values. With the model's weights frozen, α (from 1, kept in [0, 1]) minimises (H_full −
-    H_mixed)², the mean over the tokens of questions and answers and over channels of the final states, plus 0.05
-    times the mean of all α: AdamW, learning rate 0.02 with a fifth of the steps to rise and a fifth to fall, 2,000
-    texts of ten passkeys of 32 words each, hidden in the corpus's own text and asked for at its end. Query heads of a
-    group share its gate. The numbers follow from the seed and have no interval: low = high = value, and there is no
-    label.
+    `full_attention` is α in α · full + (1 − α) · streaming, where streaming sees the first 128 and last 256 keys
+    (`--streaming-sink`, `--streaming-recent`). α minimises (H_full − H_mixed)² on final states of question and answer
+    plus 0.05 · mean α: AdamW, 2,000 texts of ten passkeys. Heads of a group share α. No interval, no label.
 
-    streaming/ has `full_attention_heads.tsv` (a line a layer, a column a key/value head) and `config.json`, which
-    DuoAttention's own loader reads: heads whose α is below a quantile get a streaming cache. (kvpress reads no such
-    files: it fetches the patterns of six models by their names.) Deviations from the authors' program: it takes the
-    full term from the unchanged model's stream, here both terms come from the stream that is mixed, as in the paper;
-    its texts are up to 32,000 subwords long. Each step holds the attention weights of its text for the backward pass.
-    Decoder-only models.
+    streaming/ has `full_attention_heads.tsv` and `config.json` as DuoAttention's loader reads them. Both terms come
+    from the mixed stream, as in the paper; the authors' program takes the full term from the unchanged model.
+    Decoder-only.
     """
 
     name = "streaming"

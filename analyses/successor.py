@@ -52,18 +52,13 @@ class SuccessorOptions(LabelOptions):
 
 @analysis
 class Successor(Analysis):
-    """Share of ordered words for which a head that looks at one raises the next one most of all (Gould et al. 2023).
+    """Share of ordered words for which a head that looks at one raises the next most (Gould et al. 2023).
 
-    The logits are E' W_V W_O W_U, the gains of the norms folded in and biases left out. E' are the embeddings after
-    the first layer's feed-forward network, its heads closed and positions left out; the first layer reads the
-    embeddings themselves. The orders are numbers, number words, ordinals, days, months, their short forms and letters
-    (`--sequences` gives others: a word that comes again at the end closes a circle). Words count that are one token
-    each, spelled as within a text, and whose next one is too; the highest logit is that among the words of all
-    orders. For decoders whose heads add to what the last norm reads (pre-norm).
+    Logits are E' W_V W_O W_U as for `copy_suppression`. Orders: numbers, number words, ordinals, days, months, short
+    forms, letters, or those of `--sequences`. Words count that are one token, as is their next; logits compete among
+    the words of all orders. Pre-norm decoders only.
 
-    A head is labelled `successor` if the share is at least 0.5, on the evidence of `headscope.engine.evidence.labels`
-    with words as units: one test a head. successor.csv has the share in each order, successor_words.csv the words
-    that count.
+    Label `successor`: at least 0.5, with words as units.
     """
 
     name = "successor"

@@ -53,18 +53,15 @@ class SyntacticOptions(PublishedLabelOptions):
 
 @analysis
 class Syntactic(Analysis):
-    """Accuracy of each head for each relation and direction, against the best fixed offset.
+    """Accuracy of each head for each dependency relation and direction, against the best fixed offset.
 
-    Word-level weights: summed over the key word's subwords, averaged over the query word's subwords (Clark et
-    al. 2019, §4.1); special tokens are no words. Accuracy: share of the relation's instances in which the
-    largest word-level weight at one word lies on the other. Baseline: accuracy of always choosing the
-    relation's most frequent word offset (the smallest one where several tie; intervals keep it fixed).
-    `syntactic_relation` is the one of the largest margin among those that have `--min-instances` (among all where none
-    has), the first in the order asked for where several tie. A head is syntactic where it beats the baseline by at
-    least 10 points (Voita et al. 2019, §5.2), on the evidence of `headscope.engine.evidence.labels`: a test for every
-    head, relation and direction, of the difference between head and baseline instance by instance. With
-    `--label-rule published` the estimate alone decides, as in the paper.
-    `nsubj>` is read from head to dependent, `nsubj<` from dependent to head. UD 2 calls Voita's dobj `obj`.
+    Word-level weights: summed over the key word's subwords, averaged over the query word's (Clark et al. 2019, §4.1).
+    Accuracy: share of instances in which one word's largest weight lies on the other. Baseline: always the relation's
+    most frequent word offset. `syntactic_relation` has the largest margin among relations with `--min-instances`.
+    `nsubj>` is read from head to dependent; UD 2's `obj` is Voita's dobj.
+
+    Label `syntactic:RELATION`: 10 points above the baseline (Voita et al. 2019, §5.2); `--label-rule published` skips
+    the test.
     """
 
     name = "syntactic"

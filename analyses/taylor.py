@@ -12,13 +12,10 @@ from headscope.engine.base import Analysis, HeadBatch, analysis
 
 @analysis
 class Taylor(Analysis):
-    """Mean of (∂l/∂ξ)² for the gate ξ = 1 on a head's context (Molchanov et al. 2019, first order, §3.2).
+    """Mean of (∂l/∂ξ)² for the gate ξ = 1 on a head's context (Molchanov et al. 2019, §3.2).
 
-    To first order the squared change of the objective when the head's context becomes zero. l is the mean of the
-    objective over a sentence's predictions (`granularity` "example") or over a batch's ("batch"), and the mean weighs
-    them by their predictions, so that this is to the square what `gradient` is to the absolute value. For "token" it
-    is the mean over positions of the square of a position's share in the gradient of the sentence's sum. Not
-    divided by anything per layer.
+    First-order squared change of the objective when the context becomes zero. l is a mean over a sentence's
+    predictions, or a batch's (`--granularity batch`); `token`: per position. Not normalised per layer.
     """
 
     name = "taylor"

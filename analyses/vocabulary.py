@@ -49,23 +49,15 @@ class VocabularyOptions:
 
 @analysis
 class HeadVocabulary(Analysis):
-    """Singular directions of W_V W_O (what a head reads and writes) and W_Q W_Kᵀ (what looks at what), by their tokens.
+    """Singular directions of W_V W_O (what a head reads and writes) and W_Q W_Kᵀ, by their tokens.
 
-    With W_V W_O = Σ σ_i u_i v_iᵀ the tokens of direction i are those whose embeddings E have the largest and the
-    smallest E u_i (read), and whose logits v_i W_U are largest and smallest (written): a head that reads tokens of one
-    end writes those of the same end. With W_Q W_Kᵀ they are those of queries (E u_i) and of keys (E v_i): a query of
-    one end looks at keys of the same end. Columns `from` and `to` have the ten of each, the strongest first. Scores are
-    less their mean over the vocabulary, special tokens left out. The gains of the layer's norm and of the last norm are
-    folded in, and their subtraction of the mean; shifts, biases and rotary positions (as if the query stood at the key)
-    are left out. For decoders whose heads add to what the last norm reads (pre-norm) and whose tokens enter the stream
-    unchanged.
+    W_V W_O = Σ σ_i u_i v_iᵀ: tokens with the largest and smallest E u_i are read, those with the largest and smallest
+    v_i W_U written; of W_Q W_Kᵀ they are queries and keys. A head that reads tokens of one end writes, or looks at,
+    those of the same end. Scores are less their mean over the vocabulary. Gains of norms are folded in; biases and
+    rotary positions are left out. Directions of equal singular values are one group (end ±). Pre-norm decoders only.
 
-    Directions whose singular values are equal within a thousandth are any rotation of each other: they are one group,
-    and its tokens are those with the longest projections on what they span (end ±). A sign has no meaning.
-
-    `ov_rank` and `qk_rank` are effective ranks, exp of the entropy of σ/Σσ (Roy & Vetterli 2007). `--vocabulary-tokens`
-    adds for named tokens, as every head reads embeddings: the ten that look at one most, that it looks at most, and
-    whose logits rise most where it is looked at (vocabulary_tokens.csv). No text is read, so nothing has an interval.
+    `ov_rank`, `qk_rank`: exp H(σ/Σσ) (Roy & Vetterli 2007). `--vocabulary-tokens` adds for named tokens what looks at
+    them, what they look at, and what they raise. No text is read, so there is no interval.
     """
 
     name = "vocabulary"
