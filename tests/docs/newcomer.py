@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import runpy
-import shutil
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -14,27 +12,13 @@ from unittest.mock import patch
 import torch
 import transformers
 
-import headscope as hs
 from headscope.pruning.options.learn import learners
 from tests.makers.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
-from tests.makers.shared import SHIPPED
 from tests.oracles.commands import ran
 
-TEXTS = {"text": 24, "train": 24, "val": 6, "test": 3}
-"""Sentences that stand for the reader's texts: text.en, train.en and train.de, …, and val.conllu, their parses."""
-STORY, MHR, PAIR = SHIPPED / "story-of-heads", SHIPPED / "mhr", ROOT / "headscope" / "assets" / "en-de"
-FILES = {
-    "CKPT": PAIR,
-    "codes": PAIR / "source.codes",
-    "checkpoint_best.pt": MHR / "alpha" / "checkpoint_best.pt",
-    "data": MHR / "data",
-    "model.npz": STORY / "model.npz",
-    "hp.json": STORY / "hp.json",
-    "voc/src.voc.txt": STORY / "src.voc.txt",
-    "voc/dst.voc.txt": STORY / "dst.voc.txt",
-}
-"""What stands for the reader's checkpoints and their companions."""
+FILES = ("--train", "24", "--val", "6", "--test", "3")
+"""Sentences of the texts that `examples/make_files.py` makes."""
 RECIPE = "encoder-layers = 3\ndecoder-layers = 3\nd-model = 24\nd-ffn = 16\nheads = 8\nupdates = 2\nbleu-every = 0\n"
 """The reader's recipe.toml, for models that are trained from scratch."""
 LEARNING = "--updates 2 --max-sentences 8 --valid-sentences 2"
@@ -74,16 +58,7 @@ class Newcomer:
             (folder / name).symlink_to(ROOT / name)
         [makes_llama] = [command for command in commands(DOCS / "serving.md") if command.line.endswith("make_llama.py")]
         self.types(makes_llama)
-        for name, sentences in TEXTS.items():
-            for kind in ("en", "de", "conllu"):
-                (folder / f"{name}.{kind}").write_text(_sentences(kind, sentences), encoding="utf-8")
-        for name, path in FILES.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / name)
-        for pair in json.loads((STORY / "sentences.json").read_text(encoding="utf-8"))["sentences"]:
-            for kind, side in (("en", "src"), ("de", "dst")):
-                with (folder / f"story.{kind}").open("a", encoding="utf-8") as file:
-                    file.write(pair[side] + "\n")
+        self._python(["examples/make_files.py", *FILES])
         (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
 
     def types(self, command: Command) -> None:
@@ -117,12 +92,6 @@ class Newcomer:
             else:
                 runpy.run_path(str(self.folder / words[0]), run_name="__main__")
         return said.getvalue().strip()
-
-
-def _sentences(kind: str, count: int) -> str:
-    """The first sentences of the sample, a line or (of parses) a paragraph each."""
-    end = "\n\n" if kind == "conllu" else "\n"
-    return end.join(hs.assets.sample(kind).read_text(encoding="utf-8").split(end)[:count]) + end
 
 
 def narrow_bert(folder: Path, original: str) -> str:

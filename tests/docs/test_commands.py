@@ -71,7 +71,7 @@ def test_the_small_llama_has_learnt_something(newcomer: Newcomer) -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
 def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, with the public API alone, where the page's commands were typed; captions are few."""
-    monkeypatch.setattr(hs.assets, "captions", lambda language: newcomer.folder / f"text.{language}")
+    monkeypatch.setattr(hs.assets, "captions", lambda language: newcomer.folder / f"train.{language}")
     for command in [*commands(README), *commands(page)]:
         newcomer.types(command)
     names: dict[str, Any] = {}
