@@ -29,7 +29,7 @@ FILES = {
     "voc/src.voc.txt": STORY / "src.voc.txt",
     "voc/dst.voc.txt": STORY / "dst.voc.txt",
 }
-RECIPE = "preset = \"small\"\nd-model = 128\nd-ffn = 256\nupdates = 200\nbleu-every = 0\n"
+RECIPE = 'preset = "small"\nd-model = 128\nd-ffn = 256\nupdates = 200\nbleu-every = 0\n'
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 for part, count in (("train", 140), ("val", 60), ("test", 40)):
