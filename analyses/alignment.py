@@ -110,12 +110,7 @@ class Alignment(Analysis):
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         return "is for decoders that read another text than the encoder" if checkpoint.rereads else None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint, which says where subwords are in a text."""
-        self.checkpoint = checkpoint
-
     def read(self, corpus: Corpus) -> None:
-        """Read the links, or train the aligner."""
         options = self.options
         if self.checkpoint.reads_sound and options.alignments is None:
             remark = "alignment: recordings have no words to link; see alignment_score"
@@ -160,7 +155,6 @@ class Alignment(Analysis):
         return plan
 
     def _offsets(self, links: SentenceLinks) -> dict[str, int]:
-        """The best fixed offset of each relation on the first sentences; nothing where there are no links."""
         if not links.donors:
             return {}
         first = [sentence for sentence, _ in links.donors]

@@ -80,10 +80,10 @@ class Alphas(Analysis):
         self.alphas = alphas_of(checkpoint)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        diagonals = {site_layer: _exact(alpha.diagonal()) for site_layer, alpha in self.alphas.items()}
+        diagonals = {site_layer: Estimate.exact(alpha.diagonal()) for site_layer, alpha in self.alphas.items()}
         sizes = {site_layer: alpha.abs() for site_layer, alpha in self.alphas.items()}
         off_diagonals = {
-            site_layer: _exact(1 - size.diagonal() / size.sum(dim=1)) for site_layer, size in sizes.items()
+            site_layer: Estimate.exact(1 - size.diagonal() / size.sum(dim=1)) for site_layer, size in sizes.items()
         }
         matrices = {site_layer: Matrix.of(alpha) for site_layer, alpha in self.alphas.items()}
         entries = pd.DataFrame(
@@ -114,8 +114,3 @@ def alphas_of(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor]:
     return {
         site_layer: matrix.detach().cpu().double() for site_layer, matrix in head_matrices(checkpoint.model).items()
     }
-
-
-def _exact(values: Tensor) -> Estimate:
-    array = values.numpy()
-    return Estimate(array, array, array)

@@ -15,7 +15,7 @@ from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests
 from headscope.errors import ConfigError, DataError
@@ -96,7 +96,6 @@ class CausalHeadGating(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.checkpoint: Checkpoint | None = None
         self.gates: FittedGates | None = None
         self.truncated = 0
 
@@ -106,12 +105,8 @@ class CausalHeadGating(Analysis):
             return "needs a decoder that predicts words (one with a language-model head)"
         return None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-
     def read(self, corpus: Corpus) -> None:
         checkpoint, options, batching = self.checkpoint, self.options, self.run.batching
-        assert checkpoint is not None
         if checkpoint.two_sided and not corpus.has_target:
             raise ConfigError("causal_head_gating needs a --target, which the decoder is to say; leave it out without")
         losses = Omissions()
@@ -159,7 +154,7 @@ class CausalHeadGating(Analysis):
                     )
             report.columns.append(Column(name, estimates))
         tests.conclude(report)
-        report.tables["causal_head_gating"] = pd.DataFrame(_rows(self.gates))
+        report.tables["causal_head_gating"] = _table(self.gates)
         report.tables["causal_head_gating_loss"] = pd.DataFrame(
             [
                 {"fit": fit, "phase": phase, "loss": loss}
@@ -178,19 +173,16 @@ class CausalHeadGating(Analysis):
         return {"gates": f"{sizes},lr={rates},penalty={options.chg_penalty:g}"}
 
 
-def _rows(gates: FittedGates) -> list[dict[str, object]]:
-    """A row for every head: mean gates, and the share of fits that pass the threshold."""
+def _table(gates: FittedGates) -> pd.DataFrame:
     kept, shed = split_gates(gates.kept, gates.layout), split_gates(gates.shed, gates.layout)
-    return [
+    return head_table(
         {
-            "site": head.site.value,
-            "layer": head.layer,
-            "head": head.head,
-            "kept": kept[place][:, head.head].mean().item(),
-            "shed": shed[place][:, head.head].mean().item(),
-            "facilitating_share": (shed[place][:, head.head] >= THRESHOLD).double().mean().item(),
-            "interfering_share": (1 - kept[place][:, head.head] >= THRESHOLD).double().mean().item(),
+            place: {
+                "kept": kept[place].mean(dim=0),
+                "shed": shed[place].mean(dim=0),
+                "facilitating_share": (shed[place] >= THRESHOLD).double().mean(dim=0),
+                "interfering_share": (1 - kept[place] >= THRESHOLD).double().mean(dim=0),
+            }
+            for place in kept
         }
-        for place in kept
-        for head in head_ids(place, kept[place].shape[-1])
-    ]
+    )

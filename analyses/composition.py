@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.analyses.copying import exact
 from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
@@ -101,7 +100,7 @@ class Composition(Analysis):
                 composition.pairs.baseline,
                 composition.pairs.of(composition.pairs.highest, best).numpy(),
             )
-            columns[kind][site_layer] = exact(score - baseline)
+            columns[kind][site_layer] = Estimate.exact(score - baseline)
             names = [composition.earlier[head] for head in best.tolist()]
             labels = np.array([f"{kind}-composition:{head.layer}.{head.head}" for head in names], dtype=object)
             p = composition.pairs.p(best) * len(composition.earlier)
@@ -109,7 +108,7 @@ class Composition(Analysis):
                 site_layer,
                 f"composition_{kind}",
                 labels,
-                exact(score),
+                Estimate.exact(score),
                 np.minimum(p, 1.0),
                 counts=None,
                 threshold=baseline + HALFWAY * (highest - baseline),
@@ -124,7 +123,6 @@ class Composition(Analysis):
         return report
 
     def _rows(self) -> Iterator[dict[str, object]]:
-        """The highest scores of every head."""
         for ((site, layer), kind), composition in self.compositions.items():
             scores = composition.pairs.score  # [e h]
             order = scores.argsort(dim=0, descending=True)[: self.options.composition_partners]

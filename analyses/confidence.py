@@ -129,5 +129,4 @@ class ConfidencePairwise(Analysis):
 
 
 def _mean(values: Tensor) -> Ratio:
-    """The mean over sentences of values [b h]."""
     return Ratio(values, values.new_ones(len(values), 1))

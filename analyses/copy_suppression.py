@@ -14,7 +14,6 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
-from headscope.engine.evidence.significance import above_chance
 from headscope.formats.base import Checkpoint
 
 THRESHOLD, TIMES_CHANCE = 0.5, 2.0
@@ -89,16 +88,15 @@ class CopySuppression(Analysis):
             shares[site_layer], chances[site_layer] = (
                 aggregates.bootstrap.over_units(values, counts) for values in (lowered, evenly)
             )
-            p, threshold = above_chance(lowered, evenly, counts, threshold=THRESHOLD, times=TIMES_CHANCE)
-            tests.add(
+            tests.add_above_chance(
                 site_layer,
                 "copy_suppression",
                 "copy-suppression",
                 shares[site_layer],
-                p,
-                threshold=threshold,
-                counts=counts,
-                baseline=self.chance,
+                (lowered, counts),
+                evenly,
+                threshold=THRESHOLD,
+                times=TIMES_CHANCE,
                 rate=Rate("of sampled tokens are among the ten it lowers most"),
             )
         tests.conclude(report)

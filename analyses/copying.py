@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from scipy.special import ndtr
 from torch import Tensor
@@ -12,11 +11,10 @@ from torch import Tensor
 from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
 
 THRESHOLD = 0.5
 
@@ -64,7 +62,8 @@ class Copying(Analysis):
         scores: dict[SiteLayer, Estimate] = {}
         chances: dict[SiteLayer, Estimate] = {}
         for site_layer, spectra in self.spectra.items():
-            score, chance = scores[site_layer], chances[site_layer] = exact(spectra.score), exact(spectra.chance)
+            score = scores[site_layer] = Estimate.exact(spectra.score)
+            chance = chances[site_layer] = Estimate.exact(spectra.chance)
             p = ndtr(-score.value / chance.value)
             tests.add(
                 site_layer,
@@ -79,7 +78,7 @@ class Copying(Analysis):
             )
         tests.conclude(report)
         report.columns = [Column("copying", scores), Column("copying_chance", chances)]
-        report.tables["copying"] = pd.DataFrame([row for item in self.spectra.items() for row in _rows(*item)])
+        report.tables["copying"] = head_table({place: _columns(spectra) for place, spectra in self.spectra.items()})
         return report
 
 
@@ -127,23 +126,10 @@ def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
     return Spectra(eigenvalues, (squares / len(product)).clamp(min=0).sqrt(), zero)
 
 
-def exact(values: Tensor) -> Estimate:
-    """Numbers without a sample."""
-    array = values.cpu().double().numpy()
-    return Estimate(array, array, array)
-
-
-def _rows(site_layer: tuple[Site, int], spectra: Spectra) -> list[dict[str, object]]:
-    positive = (spectra.eigenvalues.real > 0).double().mean(dim=-1)
-    sums = spectra.eigenvalues.real.sum(dim=-1)
-    return [
-        {
-            "site": head.site.value,
-            "layer": head.layer,
-            "head": head.head,
-            "trace": sums[head.head].item(),
-            "absolute": spectra.eigenvalues[head.head].abs().sum().item(),
-            "positive_share": positive[head.head].item(),
-        }
-        for head in head_ids(site_layer, len(sums))
-    ]
+def _columns(spectra: Spectra) -> dict[str, Tensor]:
+    real = spectra.eigenvalues.real
+    return {
+        "trace": real.sum(dim=-1),
+        "absolute": spectra.eigenvalues.abs().sum(dim=-1),
+        "positive_share": (real > 0).double().mean(dim=-1),
+    }

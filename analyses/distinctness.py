@@ -80,12 +80,12 @@ class Distinctness(Analysis):
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
                     others = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool), torch.nan).nanmean(dim=-1)
-                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = _exact(others)
+                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = Estimate.exact(others)
                 tables.append(_table(site_layer, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in factored and second in factored:
                     rank = effective_rank(*(_repeated(factored[one].triangle, heads) for one in (first, second)))
-                    columns.setdefault(name, {})[site_layer] = _exact(rank)
+                    columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
@@ -191,11 +191,6 @@ def effective_rank(first: Tensor, second: Tensor) -> Tensor:
     share = values / values.sum(dim=-1, keepdim=True)
     rank: Tensor = torch.special.entr(share).sum(dim=-1).exp()
     return rank
-
-
-def _exact(values: Tensor) -> Estimate:
-    array = values.numpy()
-    return Estimate(array, array, array)
 
 
 def _table(

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.bootstrap import Estimate, Ratio
 from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
@@ -22,7 +22,7 @@ from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
-from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
+from headscope.model.mixing.experts import Experts, expert_mode, experts_of, head_factors, membership, most_responsible
 
 SiteLayer = tuple[Site, int]
 TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
@@ -153,7 +153,6 @@ class ExpertUse(Analysis):
         return report
 
     def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
-        """The rows of experts_tokens.csv for counts [e V] of one module."""
         names = self.subwords.get(reads, ())
         information = mutual_information(counts).masked_fill(counts.sum(dim=0) < LEAST, -torch.inf)
         for expert, row in enumerate(information):
@@ -209,7 +208,7 @@ class OneExpert(Analysis):
         losses = {"soft": soft}
         drawn_on = [checkpoint.device] if checkpoint.device.type == "cuda" else []
         for mode in self.modes:
-            with using(mixtures, mode), torch.random.fork_rng(devices=drawn_on):
+            with expert_mode(mixtures, mode), torch.random.fork_rng(devices=drawn_on):
                 torch.manual_seed(self.run.seed + int(batch.indices[0]))
                 losses[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
             losses[f"{mode}_drop"] = losses[mode] - soft
@@ -232,5 +231,4 @@ class OneExpert(Analysis):
 
 
 def _interval(name: str, estimate: Estimate, cell: int) -> dict[str, float]:
-    parts: dict[str, Array] = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
-    return {name + end: float(values[cell]) for end, values in parts.items()}
+    return {column: float(values[cell]) for column, values in estimate.columns(name).items()}

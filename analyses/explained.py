@@ -28,7 +28,6 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
-from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
 MASS, TIMES = 0.5, 2.0
@@ -105,21 +104,15 @@ class ExplainedShares(Analysis):
         self.waiting: list[tuple[Site, int, list[Chosen], Tensor, Tensor]] = []
         self.waiting_sharp: list[tuple[Site, int, Sharpest]] = []
         self.sentences = 1
-
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint, whose vocabulary and embeddings descriptions are made of."""
-        self.checkpoint = checkpoint
         self.reader_of: dict[SideName, TokenReader] = {}
 
     def _readers(self, site: Site) -> tuple[TokenReader, TokenReader]:
-        """Those of queries and keys."""
-        query, key = side_names(site)
-        for side in {query, key} - self.reader_of.keys():
+        for side in {*side_names(site)} - self.reader_of.keys():
             self.reader_of[side] = TokenReader.of(self.checkpoint, side)
-        return self.reader_of[query], self.reader_of[key]
+        query, key = (self.reader_of[side] for side in side_names(site))
+        return query, key
 
     def read(self, corpus: Corpus) -> None:
-        """How many rows of each sentence are sampled."""
         self.sentences = max(1, corpus.count)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -248,7 +241,6 @@ class ExplainedShares(Analysis):
 
 
 def _split(laid: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:
-    """Where the heads of each layer are."""
     ends = np.cumsum([count for _, count in laid.layers]).tolist()
     return [((site, layer), slice(end - count, end)) for (layer, count), end in zip(laid.layers, ends, strict=True)]
 

@@ -48,8 +48,7 @@ class Gates(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site, layer, gates, logits in _gates(checkpoint):
             for name, values in gate_numbers(gates, logits).items():
-                array = values.cpu().double().numpy()
-                self.estimates.setdefault(name, {})[site, layer] = Estimate(array, array, array)
+                self.estimates.setdefault(name, {})[site, layer] = Estimate.exact(values)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.estimates.items()])

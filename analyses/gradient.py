@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_table
 from headscope.heads import Site
 
 LEAST_SENSITIVE = "the objective is least sensitive to their gates"
@@ -77,15 +75,16 @@ class Gradient(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         scaled: dict[tuple[Site, int], Estimate] = {}
         plain: dict[tuple[Site, int], Estimate] = {}
-        rows = []
+        table: dict[tuple[Site, int], dict[str, object]] = {}
         for site_layer in aggregates.site_layers("gradient"):
             scaled[site_layer] = aggregates.bootstrap.function(
                 normalised, aggregates.group_sums("gradient", site_layer)
             )
             plain[site_layer] = raw = aggregates.ratio("gradient", *site_layer)
-            rows += _rows(site_layer, raw, aggregates.ratio("gradient_signed", *site_layer), scaled[site_layer])
+            signed = aggregates.ratio("gradient_signed", *site_layer)
+            table[site_layer] = {"gradient": scaled[site_layer].value, "raw": raw, "signed": signed}
         columns = [Column("gradient", scaled), Column("gradient_raw", plain)]
-        return AnalysisReport(columns=columns, tables={"gradient": pd.DataFrame(rows)})
+        return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
 
     def signature(self) -> dict[str, str]:
         return {"grain": self.options.granularity}
@@ -117,22 +116,3 @@ def normalised(total: Tensor, count: Tensor) -> Tensor:
     means = total / count
     length: Tensor = means.norm(dim=-1, keepdim=True)
     return means / length.clamp(min=torch.finfo(means.dtype).tiny)
-
-
-def _rows(site_layer: tuple[Site, int], raw: Estimate, signed: Estimate, scaled: Estimate) -> list[dict[str, object]]:
-    return [
-        {
-            "site": head.site.value,
-            "layer": head.layer,
-            "head": head.head,
-            "gradient": scaled.value[head.head],
-            **_cells("raw", raw, head.head),
-            **_cells("signed", signed, head.head),
-        }
-        for head in head_ids(site_layer, len(scaled.value))
-    ]
-
-
-def _cells(name: str, estimate: Estimate, head: int) -> dict[str, np.float64]:
-    ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
-    return {f"{name}{end}": values[head] for end, values in ends.items()}

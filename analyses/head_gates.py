@@ -58,7 +58,6 @@ class InputGates(Analysis):
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """What the projections of gates give."""
         with ExitStack() as stack:
             for site_layer, source in self.sources.items():
 

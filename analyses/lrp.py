@@ -16,7 +16,7 @@ from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.engine.rank_correlation import spearman
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -148,7 +148,7 @@ class Lrp(Analysis):
         }
         return AnalysisReport(
             columns=[Column("lrp", first)],
-            tables={"lrp": pd.DataFrame(_rows(estimates))} | self._agreement(estimates),
+            tables={"lrp": _table(estimates)} | self._agreement(estimates),
             detail={"lrp": {f"{number}/{site}": _stacked(layers) for (number, site), layers in self.relevance.items()}},
         )
 
@@ -189,16 +189,13 @@ def _measure(estimate: Estimate, number: int) -> Estimate:
     return Estimate(*parts)
 
 
-def _rows(estimates: Mapping[tuple[str, Site, int], Estimate]) -> list[dict[str, object]]:
-    rows = []
+def _table(estimates: Mapping[tuple[str, Site, int], Estimate]) -> pd.DataFrame:
+    frames = []
     for (name, site, layer), estimate in estimates.items():
-        for head in range(estimate.value.shape[0]):
-            row: dict[str, object] = {"rules": name, "site": site.value, "layer": layer, "head": head}
-            for number, measure in enumerate(MEASURES):
-                for end, part in (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high)):
-                    row[measure + end] = float(part[head, number])
-            rows.append(row)
-    return rows
+        columns = {measure: _measure(estimate, number) for number, measure in enumerate(MEASURES)}
+        frames.append(head_table({(site, layer): columns}))
+        frames[-1].insert(0, "rules", name)
+    return pd.concat(frames, ignore_index=True)
 
 
 def _stacked(layers: Mapping[int, Tensor]) -> Array:

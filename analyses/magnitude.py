@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Slices
@@ -55,22 +54,15 @@ class Magnitude(Analysis):
             }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        output = {site_layer: exact(norms["o"]) for site_layer, norms in self.norms.items()}
+        output = {place: Estimate.exact(norms["o"]) for place, norms in self.norms.items()}
         product = {
-            site_layer: exact(torch.stack(list(norms.values())).prod(dim=0)) for site_layer, norms in self.norms.items()
+            place: Estimate.exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()
         }
-        rows = [
-            {
-                "site": head.site.value,
-                "layer": head.layer,
-                "head": head.head,
-                **{f"norm_{letter}": values[head.head].item() for letter, values in norms.items()},
-            }
-            for site_layer, norms in self.norms.items()
-            for head in head_ids(site_layer, len(norms["o"]))
-        ]
+        table = head_table(
+            {place: {f"norm_{letter}": part for letter, part in norms.items()} for place, norms in self.norms.items()}
+        )
         columns = [Column("magnitude", output), Column("magnitude_all", product)]
-        return AnalysisReport(columns=columns, tables={"magnitude": pd.DataFrame(rows)})
+        return AnalysisReport(columns=columns, tables={"magnitude": table})
 
 
 def _norms(slices: Slices | None, heads: int) -> Tensor:
@@ -78,9 +70,3 @@ def _norms(slices: Slices | None, heads: int) -> Tensor:
         return torch.full((heads,), torch.nan, dtype=torch.float64)
     norms: Tensor = slices.matrices().cpu().double().flatten(1).norm(dim=-1)
     return norms.repeat_interleave(heads // len(slices.units), dim=0)
-
-
-def exact(values: Tensor) -> Estimate:
-    """Numbers without a sample."""
-    array = values.numpy()
-    return Estimate(array, array, array)

@@ -20,7 +20,6 @@ from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
-from headscope.engine.evidence.significance import above_chance
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -75,7 +74,6 @@ class Massive(Analysis):
         self.counted: dict[tuple[Site, int], int] = {}
         self.names: dict[int, str] = {}
         self.waiting: list[tuple[tuple[Site, int], Side, Tensor]] = []
-        self.checkpoint: Checkpoint | None = None
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -86,7 +84,7 @@ class Massive(Analysis):
         return None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+        super().inspect(checkpoint)
         self.blocks = {
             site_layer: layer_block(checkpoint.model, checkpoint, site_layer)
             for site_layer, heads in checkpoint.layout.items()
@@ -95,8 +93,6 @@ class Massive(Analysis):
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """What each layer reads, until it has been observed."""
-
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             states = input_states(arguments, keywords)
             if states is not None:
@@ -174,21 +170,10 @@ class Massive(Analysis):
         report = AnalysisReport(columns=[aggregates.column(name) for name in ("massive", "massive_chance")])
         tests = LabelTests(self.options.min_instances)
         for site_layer, share in report.columns[0].estimates.items():
-            weight, count = aggregates.by_sentence("massive", site_layer)
+            sums = aggregates.by_sentence("massive", site_layer)
             evenly, _ = aggregates.by_sentence("massive_chance", site_layer)
-            p, threshold = above_chance(weight, evenly, count, threshold=THRESHOLD, times=TIMES_CHANCE)
-            chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
-            tests.add(
-                site_layer,
-                "massive",
-                "massive",
-                share,
-                p,
-                threshold=threshold,
-                counts=count,
-                baseline=chance,
-                rate=Rate("of its weight, on average"),
-            )
+            bounds, rate = {"threshold": THRESHOLD, "times": TIMES_CHANCE}, Rate("of its weight, on average")
+            tests.add_above_chance(site_layer, "massive", "massive", share, sums, evenly, rate=rate, **bounds)
         tests.conclude(report)
         report.tables["massive"] = self._table()
         if not self.tokens:
@@ -199,7 +184,6 @@ class Massive(Analysis):
         return report
 
     def _table(self) -> pd.DataFrame:
-        assert self.checkpoint is not None
         rows, listed = [], dict.fromkeys(self.counted, 0)
         order = sorted(self.tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
         for (site, layer, number, first), (count, largest, ratio) in order:

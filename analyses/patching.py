@@ -136,7 +136,6 @@ def _row(
     clean: float,
     corrupt: float,
 ) -> dict[str, Any]:
-    """What patching_prompts.csv says of a prompt."""
     return {
         "prompt": number + 1,
         "position": position,

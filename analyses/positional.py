@@ -16,7 +16,6 @@ from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
-from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.9
@@ -98,16 +97,10 @@ class Positional(Analysis):
             by_sentence, able = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 o]
             hits = by_sentence.gather(-1, modal[None, :, None].expand(len(able), -1, 1))[..., 0]
             queries = able[:, 0, modal]  # [g h]
-            tests.add(
-                (site, layer),
-                "offset_share",
-                np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()]),
-                share[site, layer],
-                share_p(hits, queries, threshold=THRESHOLD),
-                threshold=THRESHOLD,
-                counts=queries,
-                rate=Rate(self.run.of_largest_weights),
-            )
+            labels = np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()])
+            rate = Rate(self.run.of_largest_weights)
+            place, estimate = (site, layer), share[site, layer]
+            tests.add_share(place, "offset_share", labels, estimate, (hits, queries), threshold=THRESHOLD, rate=rate)
         tests.conclude(report)
         report.columns = [Column("offset", offset), Column("offset_share", share)]
         report.tables["positional"] = pd.concat(tables, ignore_index=True)

@@ -14,7 +14,6 @@ from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
-from headscope.engine.evidence.significance import above_chance
 
 FREQUENT = 500
 NAMES = ("rarest", "rarest_two")
@@ -52,8 +51,8 @@ class RareWords(Analysis):
         known = self.run.ranks
         if heads.key_side is not heads.batch.source or known is None:
             return {}
-        ranks = heads.once("ranks", lambda: upload(known, heads.keys.device))
-        rarest, only = heads.once("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b 1]
+        ranks = heads.cached_per_batch("ranks", lambda: upload(known, heads.keys.device))
+        rarest, only = heads.cached_per_batch("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b 1]
         chances = heads.shared("rarest chance", lambda: _chance(heads, rarest, only))  # [b 2]
         places = heads.argmax_position
         b, h, t = places.shape
@@ -68,18 +67,12 @@ class RareWords(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         columns = {column.name: column.estimates for column in report.columns}
-        published = is_published(self.options)
-        tests = LabelTests(self.options.min_instances, published=published)
+        tests = LabelTests(self.options.min_instances, published=is_published(self.options))
         for site_layer, share in columns.get("rarest_two", {}).items():
-            hits, count = aggregates.by_sentence("rarest_two", site_layer)  # [g h], [g 1]
+            sums = aggregates.by_sentence("rarest_two", site_layer)  # [g h], [g 1]
             by_chance, _ = aggregates.by_sentence("rarest_two_chance", site_layer)
-            p, threshold = above_chance(hits, by_chance, count, threshold=SHARE, times=TIMES_CHANCE)
-            chance = columns["rarest_two_chance"][site_layer].value
-            least = SHARE if published else threshold
-            rate = Rate(self.run.of_largest_weights)
-            tests.add(
-                site_layer, "rarest_two", "rare", share, p, threshold=least, counts=count, baseline=chance, rate=rate
-            )
+            bounds, rate = {"threshold": SHARE, "times": TIMES_CHANCE}, Rate(self.run.of_largest_weights)
+            tests.add_above_chance(site_layer, "rarest_two", "rare", share, sums, by_chance, rate=rate, **bounds)
         tests.conclude(report)
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")

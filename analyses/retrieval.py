@@ -18,14 +18,13 @@ from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
-from headscope.engine.evidence.significance import share_p
 from headscope.engine.heads.rows import max_and_position
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import Site
 
 THRESHOLD, RECALLED = 0.1, 0.5
 PANEL = "Needle in a haystack"
@@ -93,7 +92,6 @@ class Retrieval(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.checkpoint: Checkpoint | None = None
         self.trials: list[Trial] = []
         self.lost = 0
 
@@ -103,11 +101,7 @@ class Retrieval(Analysis):
             return "is for decoder-only models"
         return None if checkpoint.predicts == "words" else "needs a model that predicts words"
 
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-
     def read(self, corpus: Corpus) -> None:
-        assert self.checkpoint is not None
         checkpoint, options = self.checkpoint, self.options
         around = sum(len(prompt_ids(checkpoint, text)) for text in (options.needle, options.needle_question))
         longest = (checkpoint.context or max(options.haystack_lengths)) - options.needle_steps
@@ -134,7 +128,6 @@ class Retrieval(Analysis):
                 self.trials.append(Trial.of(prompt, list(steps), depth=depth))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        assert self.checkpoint is not None
         report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
         program: dict[tuple[Site, int], Estimate] = {}
@@ -143,9 +136,9 @@ class Retrieval(Analysis):
         for site_layer in self.trials[0].copied if self.trials else ():
             copied = torch.stack([trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials])
             paper[site_layer] = aggregates.bootstrap.over_units(copied, lengths)
-            p = share_p(copied, lengths.double(), threshold=THRESHOLD)
             share, rate = paper[site_layer], Rate("of the tokens of hidden sentences")
-            tests.add(site_layer, "retrieval", "retrieval", share, p, threshold=THRESHOLD, counts=lengths, rate=rate)
+            sums = (copied, lengths.double())
+            tests.add_share(site_layer, "retrieval", "retrieval", share, sums, threshold=THRESHOLD, rate=rate)
             if said:
                 scores = torch.stack([trial.program_score(site_layer) for trial in said])
                 program[site_layer] = aggregates.bootstrap.over_units(scores, torch.ones(len(said), 1))
@@ -271,17 +264,10 @@ def _head_scores(trials: Sequence[Trial]) -> str:
 
 
 def _capacities(scores: dict[tuple[Site, int], Estimate], budget: int) -> pd.DataFrame:
-    heads = [HeadId(*place, head) for place, estimate in scores.items() for head in range(len(estimate.value))]
-    values = np.concatenate([estimate.value for estimate in scores.values()])
-    capacities = head_capacities(values, budget=budget)
-    return pd.DataFrame(
-        {
-            "site": [head.site.value for head in heads],
-            "layer": [head.layer for head in heads],
-            "head": [head.head for head in heads],
-            "keys": capacities.astype(int),
-        }
-    )
+    values = [estimate.value for estimate in scores.values()]
+    capacities = head_capacities(np.concatenate(values), budget=budget).astype(int)
+    parts = np.split(capacities, np.cumsum([len(part) for part in values])[:-1])
+    return head_table({place: {"keys": keys} for place, keys in zip(scores, parts, strict=True)})
 
 
 def head_capacities(scores: Array, *, budget: int, window: int = 32, beta: float = 1.005) -> Array:

@@ -76,7 +76,7 @@ class Similarity(Analysis):
         b, h, t, k = heads.context.shape
         row, place = heads.counted_places  # [n]
         flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, place)  # [n d]
-        first, second = heads.once(
+        first, second = heads.cached_per_batch(
             f"pairs/{h}", lambda: upload(torch.triu_indices(h, h), flat.device)
         )  # [p]: each once
         measures = pairwise_similarity(flat.view(-1, h, k))  # [n h h]
@@ -84,7 +84,7 @@ class Similarity(Analysis):
         for total, values in zip(sums, measures, strict=True):
             total.index_add_(0, row, values)
         pairs = sums.transpose(0, 1)[..., first, second]  # [b 2 p]
-        count, tokens = heads.once("tokens", lambda: _tokens(heads, flat.dtype))
+        count, tokens = heads.cached_per_batch("tokens", lambda: _tokens(heads, flat.dtype))
         blocks = gram(flat).view(h, k, h, k).transpose(1, 2)[first, second]  # [p k k]
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2

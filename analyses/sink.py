@@ -14,8 +14,6 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import side_names
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
-from headscope.engine.evidence.significance import above_chance
-from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
 THRESHOLD, TIMES_CHANCE = 0.5, 2.0
@@ -53,14 +51,10 @@ class Sink(Analysis):
         self.first: dict[Site, set[int]] = {}
         self.special: dict[Site, set[int]] = {}
 
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint, which names special tokens."""
-        self.checkpoint = checkpoint
-
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        heads.once("sink ids", lambda: self._note_ids(heads))
+        heads.cached_per_batch("sink ids", lambda: self._note_ids(heads))
         later = heads.shared("later", lambda: _later(heads))  # [b t]
-        columns = heads.once("sinks", lambda: _sinks(heads))  # [b s 2]
+        columns = heads.cached_per_batch("sinks", lambda: _sinks(heads))  # [b s 2]
         weight = heads.weight_on(columns)  # [b h t 2]
         even = heads.shared("evenly", lambda: heads.over_queries(_evenly_on(heads, columns), only=later))
         ratios: dict[str, Ratio] = {}
@@ -78,11 +72,11 @@ class Sink(Analysis):
         tests = LabelTests(self.options.min_instances)
         for column in report.columns[: len(MEASURES)]:
             for site_layer, share in column.estimates.items():
-                weight, count = aggregates.by_sentence(column.name, site_layer)
+                sums = aggregates.by_sentence(column.name, site_layer)
                 evenly, _ = aggregates.by_sentence(f"{column.name}_chance", site_layer)
-                p, threshold = above_chance(weight, evenly, count, threshold=THRESHOLD, times=TIMES_CHANCE)
-                chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
-                tests.add(site_layer, column.name, "sink", share, p, threshold=threshold, counts=count, baseline=chance)
+                tests.add_above_chance(
+                    site_layer, column.name, "sink", share, sums, evenly, threshold=THRESHOLD, times=TIMES_CHANCE
+                )
         tests.conclude(report)
         shares = {name: column.estimates for name, column in zip(MEASURES, queries, strict=True)}
         by_head: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -112,7 +106,6 @@ class Sink(Analysis):
         return words
 
     def _note_ids(self, heads: HeadBatch) -> None:
-        """Keep which tokens are first, and which are special."""
         side = heads.batch.on_host.sides(heads.site)[1]
         self.first.setdefault(heads.site, set()).update(side.ids[:, 0].tolist())
         self.special.setdefault(heads.site, set()).update(side.ids[side.special & side.real].unique().tolist())

@@ -94,7 +94,6 @@ class Streaming(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.checkpoint: Checkpoint | None = None
         self.gates: dict[tuple[Site, int], Tensor] = {}
 
     @classmethod
@@ -103,11 +102,7 @@ class Streaming(Analysis):
             return "is for decoder-only models"
         return None
 
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-
     def read(self, corpus: Corpus) -> None:
-        assert self.checkpoint is not None
         self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), self._fit())
 
     def _fit(self) -> StreamingFit:
@@ -148,11 +143,9 @@ class Streaming(Analysis):
             yield LabelledText(prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.context], len(before))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        assert self.checkpoint is not None
         report, columns = AnalysisReport(), {}
         for place, gate in self.gates.items():
-            array = gate.repeat_interleave(self.checkpoint.layout[place] // len(gate)).numpy()
-            columns[place] = Estimate(array, array, array)
+            columns[place] = Estimate.exact(gate.repeat_interleave(self.checkpoint.layout[place] // len(gate)))
         report.columns = [Column("full_attention", columns)]
         layers, widths = [layer for _, layer in self.gates], {len(gate) for gate in self.gates.values()}
         if layers == list(range(len(layers))) and len(widths) == 1:
@@ -170,7 +163,6 @@ class Streaming(Analysis):
 
     def _config(self) -> dict[str, object]:
         """The arguments of the authors' program that this run has, by their names."""
-        assert self.checkpoint is not None
         options = self.options
         return {
             "model_name": self.checkpoint.path,

@@ -18,7 +18,6 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
-from headscope.engine.evidence.significance import share_p
 from headscope.errors import DataError
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint
@@ -102,9 +101,9 @@ class Successor(Analysis):
                 continue
             counts = torch.ones(len(hits), 1, dtype=torch.float64)
             shares[site_layer] = aggregates.bootstrap.over_units(hits, counts)
-            p = share_p(hits, counts, threshold=THRESHOLD)
             share, rate = shares[site_layer], Rate("of the words of these orders")
-            tests.add(site_layer, "successor", "successor", share, p, threshold=THRESHOLD, counts=counts, rate=rate)
+            sums = (hits, counts)
+            tests.add_share(site_layer, "successor", "successor", share, sums, threshold=THRESHOLD, rate=rate)
         tests.conclude(report)
         report.columns = [Column("successor", shares)]
         report.tables = {"successor": self._by_sequence(), "successor_words": self.words}

@@ -240,9 +240,7 @@ class _Margins:
             "baseline_offset": self.offsets[cell],
         }
         for name, estimate in (("accuracy", self.accuracy), ("baseline", self.baseline), ("margin", self.margin)):
-            columns[name] = estimate.value[head, cell]
-            columns[f"{name}_low"] = estimate.low[head, cell]
-            columns[f"{name}_high"] = estimate.high[head, cell]
+            columns |= {column: values[head, cell] for column, values in estimate.columns(name).items()}
         return pd.DataFrame(columns | {"threshold": MARGIN, "p_adjusted": adjusted[head, cell]})
 
 

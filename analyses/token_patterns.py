@@ -13,7 +13,6 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
-from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -42,7 +41,7 @@ class _Pattern(Analysis):
         raise NotImplementedError
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        of_queries, of_keys = heads.once(self.name, lambda: self.marks(heads.query_side.ids))
+        of_queries, of_keys = heads.cached_per_batch(self.name, lambda: self.marks(heads.query_side.ids))
 
         def earlier() -> Tensor:  # [b t s]
             same = of_queries[:, heads.span, None] == of_keys[:, None]
@@ -58,9 +57,8 @@ class _Pattern(Analysis):
         for column in report.columns:
             if column.name.endswith("_random"):
                 for site_layer, score in column.estimates.items():
-                    total, count = aggregates.by_sentence(column.name, site_layer)
-                    p = share_p(total, count, threshold=THRESHOLD)
-                    tests.add(site_layer, column.name, label, score, p, threshold=THRESHOLD, counts=count, rate=RATE)
+                    sums = aggregates.by_sentence(column.name, site_layer)
+                    tests.add_share(site_layer, column.name, label, score, sums, threshold=THRESHOLD, rate=RATE)
         tests.conclude(report)
         return report
 

@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.analyses.copying import exact
 from headscope.attribution.residual_stream import (
     UNTOLD,
     HeadFactors,
@@ -97,7 +96,7 @@ class HeadVocabulary(Analysis):
                     found.setdefault(circuit, []).append(svd.rank)
                 self.named += [about | row for token in named for row in words.named(token, heads, head)]
             for circuit, values in found.items():
-                self.ranks[f"{circuit}_rank"][site_layer] = exact(torch.tensor(values, dtype=torch.float64))
+                self.ranks[f"{circuit}_rank"][site_layer] = Estimate.exact(torch.tensor(values, dtype=torch.float64))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 import torch
 
-from headscope.model.mixing.experts import experts_of, using
+from headscope.model.mixing.experts import expert_mode, experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.variants.mae import GATE, Mae, MaeOptions, frozen_gates, gates_alone
@@ -47,7 +47,7 @@ def seconds(made: Transformer, kind: str, ids: torch.Tensor) -> float:
             stack.enter_context(frozen_gates(others))
             stack.enter_context(gates_alone(made))
         elif kind in ("F", "uniform"):
-            stack.enter_context(using(experts_of(made), "sampled"))
+            stack.enter_context(expert_mode(experts_of(made), "sampled"))
         logits = made(ids, ids)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
     took = time.process_time() - began

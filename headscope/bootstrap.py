@@ -186,6 +186,16 @@ class Estimate:
     low: Array
     high: Array
 
+    @classmethod
+    def exact(cls, values: Tensor) -> Estimate:
+        """Numbers without a sample, such as those of parameters: low = high = value."""
+        array = values.detach().cpu().numpy()
+        return cls(array, array, array)
+
+    def columns(self, name: str) -> dict[str, Array]:
+        """Value and interval under the names of their columns."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def joined(parts: Sequence[Estimate]) -> Estimate:
     """The estimates of some heads after the other as one."""

@@ -196,6 +196,7 @@ class Analysis:
     pairs: ClassVar[tuple[Measure, ...]] = ()
     functions: ClassVar[tuple[HeadFunction, ...]] = ()
     figures: ClassVar[tuple[AnalysisFigure, ...]] = ()
+    checkpoint: Checkpoint
 
     def __init__(self, run: RunOptions) -> None:
         self.run = run
@@ -240,7 +241,8 @@ class Analysis:
         yield
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        """Look at the checkpoint itself, once, before the corpus (analyses of parameters)."""
+        """Look at the checkpoint itself, once, before the corpus (analyses of parameters); here: keep it."""
+        self.checkpoint = checkpoint
 
     def read(self, corpus: Corpus) -> None:
         """Look through the whole corpus, once, before the passes (what must be known before the first batch)."""
@@ -300,6 +302,21 @@ def refuse_non_finite(analysis: Analysis, key: tuple[str, Site, int], total: Ten
             f"{analysis.name} gives NaN or infinite numbers at {site}.{layer}; "
             f"leave it out with --skip {analysis.name}, or take a wider --dtype"
         )
+
+
+def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a head: site, layer, head, then by name values [h], text for all heads, and estimates with their ends."""
+    import pandas as pd
+
+    rows = []
+    for (site, layer), parts in places.items():
+        columns: dict[str, Any] = {"site": site.value, "layer": layer, "head": 0}
+        for name, part in parts.items():
+            part = part.numpy() if isinstance(part, Tensor) else part
+            columns |= part.columns(name) if isinstance(part, Estimate) else {name: part}
+        frame = pd.DataFrame(columns)
+        rows.append(frame.assign(head=range(len(frame))))
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
 
 
 def head_ids(site_layer: tuple[Site, int], count: int) -> Sequence[HeadId]:

@@ -148,13 +148,11 @@ def conclude(
 
 
 def _beyond_sinks(examples: pd.DataFrame, labels: Mapping[HeadId, list[str]]) -> pd.DataFrame:
-    """The sharpest queries of heads that are no sinks."""
     places = zip(examples["site"], examples["layer"], examples["head"], strict=True)
     return examples[["sink" not in labels.get(HeadId(Site(place[0]), *place[1:]), ()) for place in places]]
 
 
 def _joined(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:
-    """The texts of every head, in the order of the analyses."""
     texts: dict[HeadId, list[str]] = {}
     for part in parts:
         for head, added in part.items():
@@ -190,14 +188,12 @@ def _effects(
 def _of_group(
     group: str, reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums
 ) -> tuple[list[Measure], Statistics]:
-    """The measures of a group that rank heads, and the statistics of its analyses."""
     members = [analysis for analysis in reporting if analysis.group == group]
     measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
     return measures, {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
 
 
 def _objective(reporting: Sequence[Analysis]) -> dict[str, str]:
-    """What importances explain, and what damage to it is called; nothing where none was measured."""
     objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
     return next(({"name": its.name, "damage": its.damage_words} for its in objectives), {})
 

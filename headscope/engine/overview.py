@@ -80,7 +80,6 @@ def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[di
 
 
 def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """Where a model mixes its heads, and how: sites and layers of every kind of mixing."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for site, layer, mixing in mixings_of(checkpoint.model):
         if mixing.summary:
@@ -92,7 +91,6 @@ def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 
 def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """What importances explain and gates learn by: whether it fits, and with which option."""
     texts_of = {
         "": {"has_target": False, "has_labels": False},
         "--target": {"has_target": True, "has_labels": False},

@@ -61,7 +61,6 @@ def choose_analyses(
 
 
 def _members(names: Sequence[str]) -> set[str]:
-    """Names of analyses, with groups replaced by their members."""
     groups: dict[str, set[str]] = {}
     for name, cls in ANALYSES:
         if cls.group:
@@ -215,7 +214,7 @@ def analyze(
         complete = False
     _, *parts = processes.gather((runner.part(), complete))
     for part, part_complete in parts:
-        runner.take(part)
+        runner.merge(part)
         complete = complete and part_complete
     bootstrap = Bootstrap(seed=options.seed, replicates=replicates)
     study = runner.conclude(bootstrap, texts, sentences=count, complete=complete, progress=progress)

@@ -70,7 +70,6 @@ def complete_record(
 def _signatures(
     study: Study, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any]
 ) -> tuple[Signature, Signature]:
-    """What all analyses of a run share, and that with the settings of each."""
     count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
     common = signature_of(
         {

@@ -102,7 +102,7 @@ class AnalysisRunner:
                 stack.enter_context(analysis.hooks(self.checkpoint))
             if self.differentiated or any(map(explains, self.running)):
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
-            stack.enter_context(observing(self.checkpoint.model, self.see))
+            stack.enter_context(observing(self.checkpoint.model, self.on_attention))
             stack.callback(self.aggregator.unstack)
             try:
                 yield
@@ -220,7 +220,7 @@ class AnalysisRunner:
 
     @contextmanager
     def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
-        """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
+        """Within the block these analyses see every call; NumericalError where a context is not finite."""
         self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
         self.observed = ObservedBatch(batch, self.options.keep_special, self.options.exclude_sinks)
         try:
@@ -236,13 +236,13 @@ class AnalysisRunner:
         for sums in contexts:
             self.checks.add(sums, refuse)
 
-    def see(self, attention_site: AttentionSite, call: AttentionCall) -> None:
+    def on_attention(self, attention_site: AttentionSite, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
         if not self.observers or self.observed is None:
             return
         with torch.no_grad():
             heads = self.observed.heads(attention_site, call)
-            padding = heads.once("padding", lambda: ~heads.query_side.real)  # [b t]
+            padding = heads.cached_per_batch("padding", lambda: ~heads.query_side.real)  # [b t]
             # sums of contexts, which are finite only if the contexts of all tokens are
             self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
             self._observe(heads, self.observers)
@@ -284,7 +284,7 @@ class AnalysisRunner:
         measured = (self.aggregator.sums, self.aggregator.detailed)
         return PartialResult(*measured, self.refused, states, self.streamed, self.unmeasured, self.done)
 
-    def take(self, part: PartialResult) -> None:
+    def merge(self, part: PartialResult) -> None:
         """Add what another process observed in its share of the batches."""
         refused = {left_out.analysis for left_out in part.refused}
         self.running = [analysis for analysis in self.running if analysis.name not in refused]
@@ -345,7 +345,6 @@ def explains(analysis: Analysis) -> bool:
 
 
 def _needs_matrix(analysis: Analysis) -> bool:
-    """Whether an analysis sees nothing of text that is streamed."""
     return analysis.reads == "matrix" and bool(analysis.passes)
 
 

@@ -160,8 +160,6 @@ def first_non_finite(
 
 @dataclass
 class _Trace:
-    """State of the hooks: the last attention call, and where the first non-finite number was."""
-
     names: Mapping[int, str]
     site_of: Callable[[nn.Module], object]
     counted: Callable[[Tensor], Tensor]

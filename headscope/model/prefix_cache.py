@@ -255,7 +255,6 @@ class PrefixCache:
         return value
 
     def _shifted(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
-        """The results of an output projection under another gate, one per call."""
         step = gate - self.cached.gates[site_layer]
         heads = step.nonzero()[:, 0]
         results = []
@@ -267,7 +266,6 @@ class PrefixCache:
         return results
 
     def _gate_and_cache(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
-        """Keep and gate the contexts of one call."""
         plan, attention_site = self._plan, tracker.attention_site(call.module)
         if attention_site is None or (attention_site.site, attention_site.layer) not in plan.gates:
             return None

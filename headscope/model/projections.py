@@ -164,7 +164,6 @@ def is_product(node: Any) -> bool:
 
 
 def _source(product: Any) -> tuple[Tensor | StoredWeight, int] | None:
-    """The weight matrix of a product, and its axis of outputs."""
     if (module := marked_module(product)) is not None:
         return StoredWeight(module), output_axis(module)
     return weight_of(product)
@@ -181,7 +180,6 @@ def weight_of(product: Any) -> tuple[Tensor, int] | None:
 
 
 def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
-    """The weight matrix among the parents of a product, and its axis of outputs."""
     for parent in reversed(parents):
         transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
         leaf = parent.next_functions[0][0] if transposed else parent

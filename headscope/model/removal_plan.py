@@ -84,7 +84,6 @@ def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_head
 
 
 def _by_group(heads: tuple[int, ...], site: AttentionSite) -> dict[int, list[int]]:
-    """The heads of every group that has any."""
     shared = site.heads // max(site.groups, 1)
     by_group: dict[int, list[int]] = {}
     for head in heads:

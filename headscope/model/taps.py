@@ -84,7 +84,6 @@ class Captured:
         return f"<Captured {', '.join(calls[0][-1])} of {', '.join(shown)}; {max(map(len, calls))} calls at most>"
 
     def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
-        """The last call of a (site, layer); ConfigError where there was none."""
         by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
         site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
         if len(attention_site) != 2 or (site, attention_site[1]) not in by_name:

@@ -17,7 +17,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
-from headscope.model.mixing.experts import Experts, experts_of, using
+from headscope.model.mixing.experts import Experts, expert_mode, experts_of
 from headscope.results.study import Study
 from tests.makers.experts import disturbed
 from tests.oracles import mhr, native
@@ -168,7 +168,7 @@ def test_one_expert_costs_something(checkpoint: Any) -> None:
     nll = {}
     for mode in ("soft", "argmax"):
         total = count = 0.0
-        with using(experts_of(checkpoint.model), mode), torch.no_grad():
+        with expert_mode(experts_of(checkpoint.model), mode), torch.no_grad():
             for sentence in corpus():
                 source = checkpoint.encode([sentence.source], side="source", limit=99)[0]
                 target = checkpoint.encode([sentence.target], side="target", limit=99)[0]

@@ -15,11 +15,11 @@ from headscope.model.mixing.experts import (
     Experts,
     Gate,
     RealBatchNorm,
+    expert_mode,
     experts_of,
     head_factors,
     masked_mean,
     membership,
-    using,
 )
 from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
@@ -64,7 +64,7 @@ def test_one_expert_at_a_time(mode: Any, causal: bool, size: int) -> None:
     """Factors are h/k or 0 and add up to h; the choice is one for each sentence where the gate is."""
     made = disturbed(experts(size=size))
     queries = Queries(torch.randn(64, 3, 11).double(), causal=causal)
-    with using([made], mode):
+    with expert_mode([made], mode):
         factors = made.factors(queries)
     assert factors is not None and factors.shape == (64, 3 if causal and mode != "random" else 1, 5)
     k = made.size
@@ -83,7 +83,7 @@ def test_experts_are_drawn_as_often_as_they_are_responsible() -> None:
     states = torch.randn(1, 2, 11).double()
     gates = made.log_gates(Queries(states)).exp()[0, 0]
     torch.manual_seed(0)
-    with using([made], "sampled"):
+    with expert_mode([made], "sampled"):
         chosen = made.choose(Queries(states.expand(20000, 2, 11)))
     shares = torch.bincount(chosen[:, 0], minlength=3) / 20000
     torch.testing.assert_close(shares.double(), gates.detach(), rtol=0, atol=0.02)
@@ -97,7 +97,7 @@ def test_the_most_responsible_of_equal_experts_is_any_of_them() -> None:
         tied.gate.outer.bias.copy_(torch.tensor([0.3, -1.0, 0.3]))
     torch.manual_seed(0)
     for made, expected in ((even, [1 / 3, 1 / 3, 1 / 3]), (tied, [0.5, 0.0, 0.5])):
-        with using([made], "argmax"):
+        with expert_mode([made], "argmax"):
             chosen = made.choose(Queries(torch.randn(9000, 4, 11).double(), causal=True))
         assert (chosen == chosen[:, :1]).all()
         shares = torch.bincount(chosen[:, 0], minlength=3) / 9000
@@ -108,7 +108,7 @@ def test_where_the_gate_stays_the_draw_stays() -> None:
     """The noise is one for each sentence: equal inputs at all positions give one expert."""
     made = disturbed(experts())
     states = torch.randn(64, 1, 11).double().expand(64, 6, 11)
-    with using([made], "sampled"):
+    with expert_mode([made], "sampled"):
         chosen = made.choose(Queries(states, causal=True))
     assert (chosen == chosen[:, :1]).all() and len(chosen[:, 0].unique()) > 1
 
@@ -153,7 +153,7 @@ def test_no_later_target_position_reaches_a_decoder_gate(norm: str, mode: Any) -
     source, target, *_ = native.texts()
     changed = target.clone()
     changed[:, 3] = (changed[:, 3] + 1) % native.TARGET
-    with using(experts_of(model), mode), torch.no_grad():
+    with expert_mode(experts_of(model), mode), torch.no_grad():
         torch.manual_seed(0)
         before = model(source, target)
         torch.manual_seed(0)

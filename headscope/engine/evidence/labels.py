@@ -25,7 +25,7 @@ from torch import Tensor
 from headscope.bootstrap import Array, Estimate
 from headscope.config.declarations import measure_of
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.significance import FALSE_DISCOVERIES, LEAST_UNITS, adjust
+from headscope.engine.evidence.significance import FALSE_DISCOVERIES, LEAST_UNITS, above_chance, adjust, share_p
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -118,6 +118,43 @@ class LabelTests:
             )
         )
 
+    def add_share(
+        self,
+        site_layer: tuple[Site, int],
+        measure: str,
+        labels: Texts | str,
+        value: Estimate,
+        sums: tuple[Tensor, Tensor],
+        *,
+        threshold: float,
+        rate: Rate,
+    ) -> None:
+        """Test whether shares Σ totals / Σ counts of units, [g h] each, are above a threshold."""
+        p = share_p(*sums, threshold=threshold)
+        self.add(site_layer, measure, labels, value, p, threshold=threshold, counts=sums[1], rate=rate)
+
+    def add_above_chance(
+        self,
+        site_layer: tuple[Site, int],
+        measure: str,
+        label: str,
+        value: Estimate,
+        sums: tuple[Tensor, Tensor],
+        evenly: Tensor,
+        *,
+        threshold: float,
+        times: float,
+        rate: Rate | None = None,
+    ) -> None:
+        """Test whether means are above a threshold, and so many times those `evenly` [g h] has by chance.
+
+        With `published` the threshold alone counts.
+        """
+        p, least = above_chance(sums[0], evenly, sums[1], threshold=threshold, times=times)
+        chance = (evenly.sum(dim=0) / sums[1].sum(dim=0)).numpy()
+        bound: Array | float = threshold if self.published else least
+        self.add(site_layer, measure, label, value, p, threshold=bound, counts=sums[1], baseline=chance, rate=rate)
+
     def conclude(self, report: AnalysisReport) -> list[Array]:
         """Put the labels into a report, with the reasons against others and the evidence for all of them.
 
@@ -175,7 +212,6 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
 
 
 def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missing: str) -> dict[str, Any]:
-    """A line of labels.csv."""
     rate = part.rate
     assert rate.value is not None and rate.baseline is not None
     return {

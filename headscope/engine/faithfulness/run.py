@@ -79,7 +79,6 @@ def try_rankings(
 
 
 def _bleu(checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress) -> Array:
-    """BLEU under every mask of the curves; NaN under the others."""
     on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
     masks = [plan.masks[number] for number in on_curves]
     with progress("translating without heads", corpus.count * len(masks)) as step:

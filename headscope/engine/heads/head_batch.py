@@ -182,7 +182,7 @@ class HeadBatch:
         """
         return self.of_batch.get(f"{self.site}/{name}/{self.span}", self.mask_id, make)
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def cached_per_batch(self, name: str, make: Callable[[], T]) -> T:
         """A tensor that depends on batch and site alone, not on the layer, nor on which queries are looked at."""
         return self.of_batch.get(f"{self.site}/{name}", self.batch, make)
 

@@ -161,7 +161,6 @@ def _sizes(sentence: Sentence) -> tuple[int, int]:
 
 
 def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
-    """The links of a file, checked against the words of the text."""
     pairs, sure, ends = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=bool)], [0]
     lines, digest = read_links(path, first=first), hashlib.sha1()
     for sentence in corpus:
@@ -251,7 +250,6 @@ class LinkedWords:
         return words, torch.from_numpy(ends)
 
     def _link(self, links: SentenceLinks, sentences: Sequence[Sentence], words: tuple[Ints, Ints]) -> None:
-        """What the pairs of words are that links name."""
         own = links.of(sentences)
         keys, inside = self._keys_of([each.pairs for each in own], words)
         possible, first = np.unique(keys, return_index=True)

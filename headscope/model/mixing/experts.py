@@ -300,7 +300,7 @@ def experts_of(model: nn.Module) -> list[Experts]:
 
 
 @contextmanager
-def using(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
+def expert_mode(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
     """Within the block these mixtures are "soft", or use one expert for each sentence or position."""
     before = [(module, module.mode) for module in modules]
     try:
@@ -330,7 +330,7 @@ def one_expert(model: nn.Module, choice: str | None, *, seed: int) -> Iterator[N
     drawn_on = [part.device for part in model.parameters() if part.device.type == "cuda"][:1]
     with ExitStack() as stack:
         for mixture, mode in zip(mixtures, modes, strict=True):
-            stack.enter_context(using([mixture], mode))
+            stack.enter_context(expert_mode([mixture], mode))
         stack.enter_context(torch.random.fork_rng(devices=drawn_on))
         torch.manual_seed(seed)  # among equally responsible experts one is drawn
         yield

@@ -223,7 +223,6 @@ class FairseqBeams(BeamRule):
         return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
 
     def _bound(self, step: int, logits: Tensor) -> None:
-        """Apply the length limits of each sentence to logits [n V], in place."""
         r = self.log_p.shape[1]
         if step >= self.horizon:
             rows = (step >= self.limits.maximum).repeat_interleave(r)

@@ -84,7 +84,6 @@ def _in_halves(model: Any, single: ModelInputs) -> Tensor:
 
 
 def _stepped(model: Transformer, single: ModelInputs) -> Tensor:
-    """Outputs [n V] of a native model that decodes step by step."""
     target = single.arguments["target"]
     with torch.no_grad():
         state = model.begin(single.arguments["source"] if model.encoder is not None else target[:, :1])

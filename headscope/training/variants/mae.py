@@ -163,7 +163,7 @@ class Mae(Variant):
         self._watch(run)
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
-        from headscope.model.mixing.experts import experts_of, using
+        from headscope.model.mixing.experts import expert_mode, experts_of
 
         self.noting = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
         if not self.options.bcd:
@@ -177,7 +177,7 @@ class Mae(Variant):
                 gradients(batches)
             self._descend(run, batches)
             run.clear_gradients()
-        with using(experts_of(run.model), "sampled"):
+        with expert_mode(experts_of(run.model), "sampled"):
             return gradients(batches)
 
     def _descend(self, run: TrainingRun, batches: Sequence[TrainingBatch]) -> None:
