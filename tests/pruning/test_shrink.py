@@ -21,6 +21,7 @@ from headscope.pruning import shrink
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import SHARES
+from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods
@@ -203,7 +204,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
 
 @pytest.mark.slow
 def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
-    folder: Path, tmp_path: Path, command: Command
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The size that passes has the heads of a run that asks for it; what comes after the one that fails is not met."""
     shutil.copytree(folder / "encoder", tmp_path / "encoder")
@@ -216,13 +217,21 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
         (tmp_path / name).symlink_to(folder / name)
     (tmp_path / "judge").write_text(5 * (folder / "text").read_text())
     search = ("--valid-source", tmp_path / "judge", "--metric", "token-l2", "--max-drop", "0.1")
-    status, _, error = command(*asked(tmp_path, *search, "--out", tmp_path / "found"))
+    states, allocation = set[str](), scoring.measured_allocation
+
+    def watched(*arguments: Any, known: dict[str, float], **options: Any) -> Any:
+        found = allocation(*arguments, known=known, **options)
+        states.update(known)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "measured_allocation", watched)
+        status, _, error = command(*asked(tmp_path, *search, "--out", tmp_path / "found"))
     assert status == 0, error
     removed = record(tmp_path / "found")["removed"]
     tried = [6 - read["cell"]["keep"] for read in cells_in(tmp_path / "found") if read["cell"]["keep"] is not None]
     assert len(removed) < max(tried) < 5, "a size fails that is not the smallest"
-    states = (tmp_path / "found/sizes/scores/obs.measured.tsv").read_text().splitlines()
-    gone = [sum(map(int, line.partition("\t")[0].split())) for line in states]
+    gone = [sum(map(int, state.split())) for state in states]
     assert max(gone) <= max(tried) + 2 < 6, "the one that exceeds it, and what would come next"
     status, _, error = command(*asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
     assert status == 0, error

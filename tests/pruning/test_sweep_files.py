@@ -22,7 +22,6 @@ from headscope.formats.native import NATIVE
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods
-from headscope.pruning.sweep.cells import Journal
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
@@ -191,14 +190,3 @@ def test_a_damaged_cell_is_named_in_one_line(words: dict[str, Any], tmp_path: Pa
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(HeadscopeError, match=r"random-keep3-seed1\.json.*remove that file"):
         run_sweep(config(words, tmp_path / "out"))
-
-
-def test_a_journal_is_read_up_to_the_line_that_was_cut_short(tmp_path: Path) -> None:
-    first = Journal(tmp_path / "scores/obs.json")
-    first["1 0"], first["1 1"] = 0.1, -2e-17
-    text = first.path.read_text()
-    first.path.write_text(f"{text}2 1\t0.3")
-    again = Journal(first.path)
-    assert again == first == {"1 0": 0.1, "1 1": -2e-17}
-    again["2 1"] = 0.31
-    assert Journal(first.path) == again and len(again) == 3

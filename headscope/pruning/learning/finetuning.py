@@ -52,25 +52,12 @@ class Recipe:
     tokens: int = 2048
     seed: int = 1
 
-    def __post_init__(self) -> None:
-        least = {"updates": 0, "warmup": 0, "tokens": 1, "clip": 0, "lr": 0, "gate_lr": 0, "seed": 0}
-        for name, bound in least.items():
-            if not bound <= getattr(self, name) < math.inf:
-                raise ConfigError(f"--{FLAGS.get(name, name)} {getattr(self, name):g}: at least {bound} is needed")
-        if self.smoothing is not None and not 0 <= self.smoothing < 1:
-            raise ConfigError(f"--label-smoothing {self.smoothing:g}: at least 0 and less than 1")
-        if self.schedule not in ("constant", "linear"):
-            raise ConfigError(f"--schedule {self.schedule!r} is not known; choose constant or linear")
-
     def factor(self, update: int) -> float:
         """The share of the highest rate that update number `update` (from 0) has."""
         rising = min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
         if self.schedule == "constant":
             return rising
         return rising * max(0.0, 1 - update / max(self.updates, 1))
-
-
-FLAGS = {"gate_lr": "gate-lr", "tokens": "batch-tokens"}
 
 
 @dataclass
@@ -127,6 +114,12 @@ class Tuner:
                     after(self.update, nll)
                     if self.update >= self.recipe.updates:
                         return
+
+    def measure(self, valid: TrainingExamples, gates: Mapping[tuple[Site, int], Tensor] | None) -> float:
+        """The mean of what the loss measures on held-out text, under gates."""
+        tokens, seed = self.recipe.tokens, self.recipe.seed
+        more: dict[str, Any] = {"loss": self.loss, "processes": self.processes}
+        return mean_loss(self.checkpoint, valid, tokens=tokens, seed=seed, gates=gates, **more)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

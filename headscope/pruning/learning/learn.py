@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from headscope.config.option import changed, flag, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
@@ -22,7 +21,7 @@ from headscope.files.folders import Build, Workplace, clear_killed, replacing_fo
 from headscope.files.output_checks import contents, inputs_of
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.examples import (
@@ -32,10 +31,10 @@ from headscope.pruning.learning.examples import (
     training_examples,
     training_loss,
 )
-from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, mean_loss, trained_parameters
+from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.learn import LearnConfig
-from headscope.pruning.options.shared import Freeze, PruningOptions
+from headscope.pruning.options.shared import PruningOptions
 from headscope.pruning.selection import (
     STATE,
     Selection,
@@ -59,7 +58,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
     """
     with ExitStack() as stack:
         workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
-        choice, checkpoint = _learnt(config, workspace.path, progress if processes.main else no_progress, processes)
+        choice, checkpoint = _choose(config, workspace.path, progress if processes.main else no_progress, processes)
         if processes.main:
             with Build(config.out, choice_by(config.learner.name), inputs=inputs_of(config), force=True) as build:
                 write_selection(choice, checkpoint, config, build)
@@ -112,7 +111,83 @@ def resumable(out: Path) -> bool:
     return any((folder / STATE).is_file() for folder in (out, replacing_folder(out)))
 
 
-def _learnt(
+@dataclass
+class GateRun:
+    """A run in its folder: what learns, the held-out text, what was measured on it, and the trajectory of gates."""
+
+    config: LearnConfig
+    folder: Path
+    tuner: Tuner
+    learner: GateLearner
+    valid: TrainingExamples
+    quality: dict[str, float] = field(default_factory=dict)
+    trace: list[dict[str, Any]] = field(default_factory=list)
+
+    def learn(self, progress: Progress) -> None:
+        """All updates that are left, measured before; states are saved as the options say."""
+        config, tuner = self.config, self.tuner
+        interval = config.log_every or max(config.updates // POINTS, 1)
+        if tuner.update == 0:
+            self.trace += gate_rows(self.learner, 0)
+        with progress("learning", config.updates) as step:
+            step(tuner.update)
+
+            def after(update: int, loss: float) -> None:
+                if update % interval == 0 or update == config.updates:
+                    self.trace += gate_rows(self.learner, update)
+                if config.save_every and update % config.save_every == 0 and update < config.updates:
+                    self.save()
+                step(1)
+
+            tuner.run(after)
+
+    def decide(self, progress: Progress) -> list[str]:
+        """Measure with the gates as they are and with the decision; train on with the decision where that is wanted.
+
+        Weights that are final are rounded as they are written before they are measured; a remark says so.
+        """
+        tuner, learner = self.tuner, self.learner
+        model, written = tuner.checkpoint.model, tuner.checkpoint.written_in
+        tunes, decision = bool(self.config.tune_updates and tuner.parameters), learner.decide()
+        types = set() if tunes else round_weights(model, written)
+        for name, gates in (("gated", learner.gates()), ("masked", decision.double())):
+            self.quality[name] = tuner.measure(self.valid, learner.gating.spread(gates))
+        if tunes:
+            recipe = replace(tuner.recipe, updates=self.config.tune_updates)
+            tune(tuner, recipe, learner.gating.closed(decision), progress)
+            types = round_weights(model, written)
+            self.quality["tuned"] = tuner.measure(self.valid, learner.gating.spread(decision.double()))
+        return [rounding_note(types)] if types else []
+
+    def save(self) -> None:
+        """Write DIR/state.pt; every process calls this, and the first writes."""
+        tuner = self.tuner
+        content = {"version": VERSION, "settings": _fixed(self.config), "trace": self.trace, "nll": self.quality}
+        content |= {"tuner": tuner.state(), "digests": [tuner.checkpoint.digest, tuner.data.digest]}
+        if tuner.processes.main:
+            write_atomically(self.folder / STATE, lambda path: save_torch(content, path))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was saved; ConfigError for other options, texts or checkpoints."""
+        out, tuner = self.config.out, self.tuner
+        with restoring(out / STATE, advice=ANEW):
+            saved = dict(state["settings"])
+        _check_same(self.config, _fixed(self.config), saved)
+        if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
+            raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
+        with restoring(out / STATE, advice=ANEW):
+            tuner.restore(state["tuner"])
+            self.quality, self.trace = dict(state["nll"]), [dict(row) for row in state["trace"]]
+
+    def ranking(self) -> pd.DataFrame:
+        """A row a gated head, the best first."""
+        learner, weights = self.learner, self.learner.weights.detach()
+        order = torch.argsort(weights, descending=True, stable=True).tolist()
+        more = {"gate": learner.gates().tolist(), "open": learner.open_probability().tolist()}
+        return learner.gating.ranking(order, score=weights.tolist(), kept=learner.decide(), **more)
+
+
+def _choose(
     config: LearnConfig, folder: Path, progress: Progress, processes: Processes
 ) -> tuple[Selection, Checkpoint]:
     """The result of learning, whose state lies in `folder`."""
@@ -134,87 +209,44 @@ def _learnt(
     )
     torch.manual_seed(config.seed + processes.rank)  # dropout
     tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss, processes=processes)
-    trace: list[dict[str, Any]] = []
-    nll = {"before": _measured(tuner, config, valid, gates=None)}
+    run = GateRun(config, folder, tuner, learner, valid)
+    run.quality["before"] = tuner.measure(valid, None)
     if state is not None:
-        nll, trace = restore_gate_state(tuner, state, config)
-    with progress("learning", recipe.updates) as step:
-        step(tuner.update)
-        _learn(tuner, config, folder, trace, nll, step)
-    rounded = _finish(tuner, config, valid, nll, progress)
+        run.restore(state)
+    run.learn(progress)
+    rounded = run.decide(progress)
     entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
     entries |= {"objective": config.objective} if config.objective else {}
+    facts = {
+        **learner.facts(),
+        **{"freeze": freeze, "updates": recipe.updates, "tune_updates": config.tune_updates},
+        **{"lr": recipe.lr, "gate_lr": recipe.gate_lr, "learnt_by": loss.title},
+        "label_smoothing": loss.smoothing if isinstance(loss, LabelLoss) else None,
+        **{"sentences": len(data), "truncated": data.truncated, "threads": torch.get_num_threads()},
+    }
     choice = Selection(
         folder=config.out,
         method=learner.name,
         gating=gates,
         removed=gates.closed(learner.decide()),
-        ranking=_ranking(learner),
-        facts={"learning": _facts(config, learner, freeze, recipe, loss, data)},
-        quality=nll,
+        ranking=run.ranking(),
+        facts={"learning": facts},
+        quality=run.quality,
         quantity=loss.quantity,
         title=loss.title,
         signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *learner.remarks(), *rounded],
-        gates=pd.DataFrame(trace),
+        gates=pd.DataFrame(run.trace),
         model=bool(parameters),
         seconds=time.monotonic() - began,
     )
     return choice, checkpoint
 
 
-def _finish(
-    tuner: Tuner, config: LearnConfig, valid: TrainingExamples, nll: dict[str, float], progress: Progress
-) -> list[str]:
-    """Measure with the gates as they are and with the decision; train on with the decision where that is wanted.
-
-    Weights that are final are rounded as they are written before they are measured, and what is returned says so.
-    """
-    learner, recipe = tuner.learner, tuner.recipe
-    model, types = tuner.checkpoint.model, set[torch.dtype]()
-    tunes = bool(config.tune_updates and tuner.parameters)
-    if not tunes:
-        types = round_weights(model, tuner.checkpoint.written_in)
-    assert learner is not None
-    gates, decision = learner.gating, learner.decide()
-
-    def measured(values: Tensor) -> float:
-        return _measured(tuner, config, valid, gates=gates.spread(values))
-
-    nll["gated"], nll["masked"] = measured(learner.gates()), measured(decision.double())
-    if tunes:
-        tune(tuner, replace(recipe, updates=config.tune_updates), gates.closed(decision), progress)
-        types = round_weights(model, tuner.checkpoint.written_in)
-        nll["tuned"] = measured(decision.double())
-    return [rounding_note(types)] if types else []
-
-
-def _measured(
-    tuner: Tuner, config: LearnConfig, valid: TrainingExamples, *, gates: Mapping[tuple[Site, int], Tensor] | None
-) -> float:
-    return mean_loss(
-        tuner.checkpoint,
-        valid,
-        tokens=tuner.recipe.tokens,
-        seed=config.seed,
-        gates=gates,
-        loss=tuner.loss,
-        processes=tuner.processes,
-    )
-
-
 def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progress) -> None:
     """Train on with some heads closed and no gates."""
-    further = Tuner(
-        tuner.checkpoint,
-        tuner.data,
-        recipe,
-        tuner.parameters,
-        closed_heads=closed,
-        loss=tuner.loss,
-        processes=tuner.processes,
-    )
+    further = replace(tuner, recipe=recipe, learner=None, closed_heads=closed, update=0, epoch=0, position=0, gates={})
     with progress("tuning", recipe.updates) as step:
         further.run(lambda update, loss: step(1))
 
@@ -245,29 +277,6 @@ def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> P
     )
 
 
-def _learn(
-    tuner: Tuner,
-    config: LearnConfig,
-    folder: Path,
-    trace: list[dict[str, Any]],
-    nll: dict[str, float],
-    step: Callable[[int], None],
-) -> None:
-    learner, interval = tuner.learner, config.log_every or max(config.updates // POINTS, 1)
-    assert learner is not None
-    if tuner.update == 0:
-        trace += gate_rows(learner, 0)
-
-    def after(update: int, loss: float) -> None:
-        if update % interval == 0 or update == config.updates:
-            trace.extend(gate_rows(learner, update))
-        if config.save_every and update % config.save_every == 0 and update < config.updates:
-            save_gate_state(tuner, config, folder, trace, nll)
-        step(1)
-
-    tuner.run(after)
-
-
 def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
     """Rows of gates.csv: what every gated head has after an update."""
     gates, opened, values = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
@@ -280,46 +289,11 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
     ]
 
 
-def _ranking(learner: GateLearner) -> pd.DataFrame:
-    weights = learner.weights.detach()
-    order, gates = torch.argsort(weights, descending=True, stable=True).tolist(), learner.gates().tolist()
-    more = {"gate": gates, "open": learner.open_probability().tolist()}
-    return learner.gating.ranking(order, score=weights.tolist(), kept=learner.decide(), **more)
-
-
-def _facts(
-    config: LearnConfig, learner: GateLearner, freeze: Freeze, recipe: Recipe, loss: PruningLoss, data: TrainingExamples
-) -> dict[str, Any]:
-    return {
-        **learner.facts(),
-        "freeze": freeze,
-        "updates": recipe.updates,
-        "tune_updates": config.tune_updates,
-        "lr": recipe.lr,
-        "gate_lr": recipe.gate_lr,
-        "learnt_by": loss.title,
-        "label_smoothing": loss.smoothing if isinstance(loss, LabelLoss) else None,
-        "sentences": len(data),
-        "truncated": data.truncated,
-        "threads": torch.get_num_threads(),
-    }
-
-
 # Going on after a kill: what a run saves as it goes, and how it is taken up again.
 
 
 VERSION, ANEW = 2, "learn anew with --force"
 AFTERWARDS = {"tune_updates"}  # which may change within a run: it follows what is saved
-
-
-def save_gate_state(
-    tuner: Tuner, config: LearnConfig, folder: Path, trace: list[dict[str, Any]], nll: dict[str, float]
-) -> None:
-    """Write DIR/state.pt; every process calls this, and the first writes."""
-    content = {"version": VERSION, "settings": _fixed(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
-    content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
-    if tuner.processes.main:
-        write_atomically(folder / STATE, lambda path: save_torch(content, path))
 
 
 def read_gate_state(folder: Path) -> dict[str, Any] | None:
@@ -330,21 +304,6 @@ def read_gate_state(folder: Path) -> dict[str, Any] | None:
     if state.get("version") != VERSION:
         raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
     return state
-
-
-def restore_gate_state(
-    tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Bring a fresh run to where the state was saved; what was measured before, and the trajectory so far."""
-    out = config.out
-    with restoring(out / STATE, advice=ANEW):
-        saved = dict(state["settings"])
-    _check_same(config, _fixed(config), saved)
-    if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
-        raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
-    with restoring(out / STATE, advice=ANEW):
-        tuner.restore(state["tuner"])
-        return dict(state["nll"]), [dict(row) for row in state["trace"]]
 
 
 def _fixed(config: LearnConfig) -> dict[str, Any]:

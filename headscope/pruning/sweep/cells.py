@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ SWEEP = OutputKind(
     "sweep",
     "run of `headscope prune sweep`",
     RECORD,
-    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.tsv"), *OF_CELL.in_folder(f"{RUNS}/*")),
+    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv"), *OF_CELL.in_folder(f"{RUNS}/*")),
     extensible=True,
 )
 Record = dict[str, Any]
@@ -150,29 +149,3 @@ def write_scores(path: Path, scores: Scores, layout: Layout) -> None:
     """Keep scores of all heads."""
     rows = [(head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(layout)]
     write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
-
-
-class Journal(dict[str, float]):
-    """Numbers by name that are kept in a file as they come, so that a run that was interrupted finds them.
-
-    A line that was cut short counts for nothing, and is taken away: the next would go on from it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        *lines, cut = path.read_text(encoding="utf-8").split("\n") if path.is_file() else [""]
-        if cut:
-            whole = "".join(f"{line}\n" for line in lines)
-            write_atomically(path, lambda place: place.write_text(whole, encoding="utf-8"))
-        for line in lines:
-            name, _, number = line.partition("\t")
-            with suppress(ValueError):
-                super().__setitem__(name, float(number))
-
-    def __setitem__(self, name: str, number: float) -> None:
-        """Also writes it."""
-        super().__setitem__(name, number)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{name}\t{number!r}\n")

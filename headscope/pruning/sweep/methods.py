@@ -51,7 +51,6 @@ from headscope.pruning.sweep.cells import (
     SCORES,
     UNPRUNED,
     Cell,
-    Journal,
     cell_path,
     cells_of,
     criterion_of,
@@ -99,6 +98,7 @@ class SweepContext:
             self.remarks += text_remarks(reference_texts(self.checkpoint, valid), text)
         self.data = ValidationText(valid, reading, search, text, intact=self.checkpoint)
         self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
+        self._measured: dict[tuple[str, int], dict[str, float]] = {}  # from which a smaller size goes on
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
@@ -164,11 +164,8 @@ class SweepContext:
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
         most = self.most_removed if self.config.allocate == "measured" else None
-        return self._of_scores(method, seed, ".csv" if most is None else f".{most}.csv")
-
-    def _of_scores(self, method: str, seed: int, ending: str) -> Path:
         name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
-        return self.config.out / SCORES / f"{name}{ending}"
+        return self.config.out / SCORES / (f"{name}.csv" if most is None else f"{name}.{most}.csv")
 
     @property
     def most_removed(self) -> int | None:
@@ -190,11 +187,9 @@ class SweepContext:
         scores = self._by_criterion[method, seed]
         if self.config.allocate != "measured":
             return scores
-        known, most = Journal(self._of_scores(method, seed, ".measured.tsv")), self.most_removed
+        known, most = self._measured.setdefault((method, seed), {}), self.most_removed
         orders = orders_of(context, set(self.gating.units), scores)
         scores = measured_scores(context, orders, most=most, step=step, known=known)
-        if most is None:  # else a smaller size goes on from it
-            known.path.unlink(missing_ok=True)
         return scores
 
     def folder(self, cell: Cell) -> Path:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headscope.pruning.engines.gguf.layers import ROUNDING, LlamaDecoder, Rotary, context_length, tensors
 
@@ -191,8 +189,10 @@ def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: s
     Returns the vocabulary as it was written.
     """
     import gguf
+    from gguf.quants import quantize as quantize_array
 
-    writer, types = gguf.GGUFWriter(path, decoder.container.name), gguf.GGMLQuantizationType
+    writer = gguf.GGUFWriter(path, decoder.container.name, use_temp_file=True)
+    types = gguf.GGMLQuantizationType
     dtypes = {torch.float16: types.F16, torch.bfloat16: types.BF16}
     kind = types.Q8_0 if quantize == "q8_0" else dtypes.get(decoder.model.lm_head.weight.dtype, types.F32)
     _write_sizes(writer, decoder)
@@ -201,34 +201,19 @@ def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: s
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     vocabulary = vocabulary_of(tokenizer, decoder.model.model.embed_tokens.weight.shape[0])
     _write_vocabulary(writer, vocabulary, tokenizer)
-    waiting: list[Callable[[], np.ndarray[Any, Any]]] = []
     for name, values in tensors(decoder):
         blocks = kind is not types.Q8_0 or values.shape[-1] % ROW == 0  # rows are whole blocks
         stored = types.F32 if values.ndim < 2 else kind if blocks else types.F16
-        shape = gguf.quants.quant_shape_to_byte_shape(values.shape, stored)
-        itemsize = {"F32": 4, "F16": 2}.get(stored.name, 1)
-        bytes_in_all = int(np.prod(shape)) if itemsize == 1 else values.numel() * itemsize
-        as_stored = tuple(shape) if itemsize == 1 else tuple(values.shape)
-        dtype = np.dtype({"F32": np.float32, "F16": np.float16}.get(stored.name, np.uint8))
-        writer.add_tensor_info(name, as_stored, dtype, bytes_in_all, raw_dtype=stored)
-        waiting.append(lambda values=values, stored=stored: _stored(values, stored))  # type: ignore[misc]
+        array = quantize_array(np.ascontiguousarray(values.float().cpu().numpy()), stored)
+        writer.add_tensor(name, array, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for make in waiting:
-        writer.write_tensor_data(make())
+    writer.write_tensors_to_file()
     writer.close()
     return vocabulary
 
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
-
-
-def _stored(values: Tensor, kind: Any) -> np.ndarray[Any, Any]:
-    from gguf.quants import quantize
-
-    stored: np.ndarray[Any, Any] = quantize(np.ascontiguousarray(values.float().cpu().numpy()), kind)
-    return stored
 
 
 def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
