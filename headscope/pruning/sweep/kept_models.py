@@ -33,12 +33,6 @@ SHOWN = 6  # names of cells in a remark
 COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one
 
 
-def model_file(folder: Path, source: str) -> Path:
-    """What to open of a folder that a checkpoint was written into: a file of the name of its source, or itself."""
-    file = folder / Path(source).name
-    return file if file.is_file() else folder
-
-
 def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
     """Write a checkpoint without the heads `removed` into `folder`, in place of what is there; returns what to open."""
     made, companions = folder.with_name(PRUNED), options.companions
@@ -55,19 +49,16 @@ def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, 
     return folder / written.relative_to(made)
 
 
-def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId]) -> Shrunk:
+def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId], name: str | None = None) -> Shrunk:
     """A copy of a checkpoint without heads, or with zeros in their place, compared with the model under the mask."""
-
-    def made(name: str | None) -> Shrunk:
-        export = choose_export(name, checkpoint)
-        data = texts(checkpoint, None, None, sentences=COMPARED)
-        plan = plan_removal(checkpoint.attention_sites, removed, whole_groups=export.whole_groups)
-        return remove_planned(checkpoint, plan, export=export, data=data)
-
+    export = choose_export(name, checkpoint)
     try:
-        return made(None)
+        plan = plan_removal(checkpoint.attention_sites, removed, whole_groups=export.whole_groups)
+        return remove_planned(checkpoint, plan, export=export, data=texts(checkpoint, None, None, sentences=COMPARED))
     except (ConfigError, CheckpointError):
-        return made(MASKED.name)
+        if export.name == MASKED.name:
+            raise
+        return without_heads(checkpoint, removed, MASKED.name)
 
 
 def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
@@ -89,13 +80,15 @@ def on_one_device(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
 
 def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Of which cells of a sweep in `folder` no model is kept, and why."""
-    remarks, before = [], []
-    for record in records:
-        name = Cell(**record["cell"]).name
-        if "not_kept" in record:
-            remarks.append(f"no model of {name} is kept: {record['not_kept']}")
-        elif name != UNPRUNED and not (record.get("model") and (folder / record["model"]).exists()):
-            before.append(name)
+    named = {Cell(**record["cell"]).name: record for record in records if record["cell"]["method"] != UNPRUNED}
+    remarks = [
+        f"no model of {name} is kept: {record['not_kept']}" for name, record in named.items() if "not_kept" in record
+    ]
+    before = [
+        name
+        for name, record in named.items()
+        if "not_kept" not in record and not (record.get("model") and (folder / record["model"]).exists())
+    ]
     if before:
         names = ", ".join(before[:SHOWN]) + (", …" if len(before) > SHOWN else "")
         remarks.append(f"no model is kept of {names}: finished before without one; --force does the sweep anew")

@@ -57,7 +57,7 @@ from headscope.pruning.sweep.cells import (
     write_scores,
 )
 from headscope.pruning.sweep.functions import Labeller, labeller, read_functions
-from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
+from headscope.pruning.sweep.kept_models import keep_model, on_one_device
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
@@ -189,8 +189,7 @@ class SweepContext:
             return scores
         known, most = self._measured.setdefault((method, seed), {}), self.most_removed
         orders = orders_of(context, set(self.gating.units), scores)
-        scores = measured_scores(context, orders, most=most, step=step, known=known)
-        return scores
+        return measured_scores(context, orders, most=most, step=step, known=known)
 
     def folder(self, cell: Cell) -> Path:
         """Where the run of a cell writes."""
@@ -248,7 +247,7 @@ class PrunedModel:
 def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     """The record of a cell: heads that stay and the sums that its numbers are made of, as plain JSON values."""
     began = time.monotonic()
-    pruned = _method(context, cell)(context, cell)
+    pruned = _prune(context, cell)
     with masked(pruned.checkpoint.model, pruned.off):
         scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
     if cell.method == UNPRUNED:
@@ -292,14 +291,14 @@ def _kept(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, s
         return {"model": "", "not_kept": str(error)}
 
 
-def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell], PrunedModel]:
-    if cell.control:
-        return _control
+def _prune(context: SweepContext, cell: Cell) -> PrunedModel:
     if cell.method == UNPRUNED:
-        return lambda context, cell: PrunedModel(context.checkpoint, [], [])
+        return PrunedModel(context.checkpoint, [], [])
+    if cell.control:
+        return _train_control(context, cell)
     if cell.method in context.config.learnt:
-        return _learnt
-    return _tuned if context.config.tune_updates else _ranked
+        return _learn(context, cell)
+    return _tune(context, cell) if context.config.tune_updates else _refit(context, cell)
 
 
 def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
@@ -310,14 +309,14 @@ def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
     return context.gating.closed(ranked.kept)
 
 
-def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
+def _refit(context: SweepContext, cell: Cell) -> PrunedModel:
     removed, config = removed_heads(context, cell), context.config
     if context.refit is not None:
         return PrunedModel(context.refit(removed), removed, removed)
     return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)
 
 
-def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
+def _tune(context: SweepContext, cell: Cell) -> PrunedModel:
     assert cell.seed is not None
     ranking = cell.method, context.seed_of(cell)
     context.scores(*ranking)
@@ -334,10 +333,10 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
             sequential=context.config.sequential,
         )
     )
-    return PrunedModel(_changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
+    return PrunedModel(_open_choice(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
 
 
-def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
+def _learn(context: SweepContext, cell: Cell) -> PrunedModel:
     """Gates learnt and decided; goes on where a killed process had got to."""
     config, folder = context.config, context.folder(cell)
     assert cell.seed is not None
@@ -351,11 +350,11 @@ def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
     known = (*learner.found, "freeze", "lr")
     facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
     return PrunedModel(
-        _changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality, **facts}
+        _open_choice(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality, **facts}
     )
 
 
-def _control(context: SweepContext, cell: Cell) -> PrunedModel:
+def _train_control(context: SweepContext, cell: Cell) -> PrunedModel:
     """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
     assert cell.seed is not None
     kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
@@ -365,11 +364,13 @@ def _control(context: SweepContext, cell: Cell) -> PrunedModel:
     return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
 
 
-def _changed(context: SweepContext, choice: Selection) -> Checkpoint:
+def _open_choice(context: SweepContext, choice: Selection) -> Checkpoint:
     """The checkpoint as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
     if not choice.model:
         return context.checkpoint
-    config, written = context.config, model_file(choice.folder / MODEL, context.checkpoint.path)
+    config, folder = context.config, choice.folder / MODEL
+    file = folder / Path(context.checkpoint.path).name  # in formats of one file
+    written = file if file.is_file() else folder
     return open_checkpoint(
         str(written),
         device=config.device,
