@@ -154,10 +154,9 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
 class Selection:
     """Which heads go and stay, and what is known of it.
 
-    `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `quality` what a
-    loss measures (`headscope.pruning.learning.examples`, called `title`): "before", with the heads "masked" and,
-    where it was trained further, "tuned". `quantity` is its name in records: "nll" or "damage".
-    `model` says whether the checkpoint's weights have changed, `removed_to` where a smaller one was written.
+    `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt. `quality` is what
+    a loss called `title` (in records `quantity`) measures: "before", with the heads "masked", and "tuned". `model` says
+    whether weights have changed, `removed_to` where a smaller checkpoint was written.
     """
 
     folder: Path
@@ -221,10 +220,7 @@ class Selection:
 
 
 def write_selection(choice: Selection, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:
-    """Write the directory, with the smaller checkpoint where `config.remove` says so, and swap it in.
-
-    What was chosen is there even if an export refuses these heads.
-    """
+    """Write the directory, with the smaller checkpoint where that is wanted; if that is refused, the choice alone."""
     problem: HeadscopeError | None = None
     with build.writing() as temporary:
         for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):

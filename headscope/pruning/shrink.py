@@ -149,11 +149,7 @@ def opened_with(
 
 
 def divided(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple[CalibrationText, Corpus]:
-    """A text to choose and calibrate on, and what results are judged on, its lines numbered from 0.
-
-    That is `valid`, else the last fifth of the corpus, at most --valid-sentences. ConfigError or DataError where one of
-    them is too short.
-    """
+    """A text to calibrate on, and what results are judged on (`valid`, else the last fifth), numbered from 0."""
     if valid is None:
         rest = corpus.count - min(config.valid_sentences, corpus.count // 5)
         corpus, valid = corpus.first(rest), corpus.after(rest)
@@ -193,11 +189,7 @@ def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
 def chosen_heads(
     opened: Opened, unpruned: Cell, sized: Sequence[Cell], *, progress: Progress = no_progress
 ) -> list[HeadId]:
-    """The heads that go: so many as is asked for, else of the size that is searched for, from the first on.
-
-    Sizes that were measured before are read. ConfigError where the unpruned model is no baseline, or no size is as
-    good.
-    """
+    """The heads that go: so many as is asked for, else of the smallest size that is as good."""
     context, tried = opened.sizes, list[Record]()
     if not opened.config.searches:
         return removed_heads(context, sized[0])
@@ -277,8 +269,7 @@ def run_shrink(
 ) -> Removal:
     """Make the model of a checkpoint smaller and write it to `config.out`, or go on with what an interrupted run left.
 
-    `draw` makes files of the complete folder, given it and the name that it will have. HeadscopeError for whatever the
-    user can fix.
+    `draw` makes files of the complete folder, given it and the name that it will have.
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
     inputs, to, begun = inputs_of(config), Destination.of(config, "prune shrink"), None

@@ -43,9 +43,8 @@ PREDICTED = "top1"
 class RefitBench:
     """Compensates removals from one checkpoint, each measured; what does not depend on the heads is made once.
 
-    `altered` is what the checkpoint becomes where no heads go and its key/value groups are merged: its modules are
-    refitted one after the other. `moments` are those of the intact model on the calibration text, where they are known.
-    The last two removals are remembered: of sizes the one that passed, when the next does not, is what is written.
+    `altered` is the checkpoint with merged key/value groups, where no heads go. `moments` are those of the intact model
+    on the calibration text. The last two removals are remembered: of sizes the one that passed is written.
     """
 
     def __init__(
@@ -96,11 +95,7 @@ class RefitBench:
         return DamageMeter.of(self.checkpoint, corpus, **reading)
 
     def compensated(self, heads: Sequence[HeadId]) -> Compensated:
-        """Refit the output projections for the removal of `heads`, and measure what that does.
-
-        The checkpoint stays as it is. ConfigError for heads that cannot be compensated and text that does not reach
-        them.
-        """
+        """Refit the output projections for the removal of `heads`, and measure what that does."""
         gone = frozenset(heads)
         if gone not in self.made:
             for oldest in list(self.made)[:-1]:
@@ -208,11 +203,7 @@ def refitted(
     moments: Moments | None = None,
     batching: BatchingOptions | None = None,
 ) -> Checkpoint:
-    """The checkpoint with output projections that make up for `heads`, of the same size and in memory only.
-
-    They are rounded as they would be written, so that what is measured holds for files too. `moments` are those of the
-    intact model on `corpus`, where they are known. ConfigError as of `compensate`.
-    """
+    """The checkpoint refitted for the removal of `heads`, of the same size, rounded as its files would be."""
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
     made = checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)
     round_weights(made.model, made.written_in)

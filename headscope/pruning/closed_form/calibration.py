@@ -52,12 +52,10 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
 
 @dataclass(frozen=True)
 class Compensated:
-    """A checkpoint whose output projections make up for `heads` that are masked, of the same size.
+    """A checkpoint of the same size whose output projections make up for `heads` that are masked.
 
-    `options` are those of the compensation that was taken. `refits` has every module that changed, `performance` the
-    objective on held-out text of the intact model, with the heads masked or key/value groups merged ("removed"), and
-    "refitted". `choice` has the same on a second text, of all that was compared; None where nothing was refitted.
-    `seconds` are those of moments and refits; `anchor_digest` is that of an anchor that is a text of the user's.
+    `refits` has every module that changed, `performance` the objective on held-out text of the "intact", the "removed"
+    and the "refitted" model. `choice` compares on a second text too; None where nothing was refitted.
     """
 
     checkpoint: Checkpoint
@@ -70,10 +68,7 @@ class Compensated:
     anchor_digest: str = ""
 
     def record(self) -> dict[str, Any]:
-        """What `pruning.json` says of it; errors are shares of the energy of a module's output.
-
-        `lines` are digests of those that it was fitted to or chosen by.
-        """
+        """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
         chose = self.choice is not None and len(self.choice.candidates) > 2  # one refit beside masking is no choice
         return {
             "method": self.options.method,
@@ -171,10 +166,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates that were compared, "none" first, and the one that was taken; `text` is the second text.
-
-    `without` says what "none" is: heads that are only masked, or key/value heads that are only merged.
-    """
+    """The candidates that were compared, "none" (called `without`) first, and the one that was taken."""
 
     candidates: Sequence[Candidate]
     taken: Candidate
@@ -223,10 +215,7 @@ def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
 
 
 def share(damage: float, masked: float) -> float:
-    """A damage as a share of that of masked heads; 0 where both are at least as good as the intact model.
-
-    More than 1 where heads that are masked are no damage, but this is.
-    """
+    """A damage as a share of that of masked heads: 0 where both gain, more than 1 where only masking gains."""
     if masked > SMALLEST:
         return damage / masked
     if damage <= SMALLEST:
@@ -237,7 +226,6 @@ def share(damage: float, masked: float) -> float:
 def best_candidate(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
     """The candidate whose harm on the worse of both texts is least; of several the one of the least damage on both.
 
-    Heads that are `masked` harm a text by 1 at most. So what is taken is worse than they are only where both are better
-    than the intact model: what masking happens to gain on one text is no reason to leave the other as it is.
+    A harm of masking is 1 at most, so what masking gains on one text is no reason to leave the other as it is.
     """
     return min(candidates, key=lambda each: (max(each.harms(masked)), each.held_out.damage + each.check.damage))

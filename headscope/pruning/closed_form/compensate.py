@@ -53,11 +53,7 @@ class ModuleRefit:
 def compensate(
     checkpoint: Checkpoint, moments: ModuleMoments, heads: Collection[HeadId], options: RefitOptions | None = None
 ) -> list[ModuleRefit]:
-    """What makes up for `heads` in every module that loses some, all from moments of the intact model.
-
-    ConfigError for heads that the model lacks, and for modules that the text did not reach or whose columns cannot be
-    told.
-    """
+    """What makes up for `heads` in every module that loses some, all from moments of the intact model."""
     options = options or RefitOptions()
     modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
     return [
@@ -118,10 +114,7 @@ def refit_module(
 
 
 class RefittedCopy:
-    """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded.
-
-    ConfigError where a mixing cannot be folded, and where weights are quantised or offloaded.
-    """
+    """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded."""
 
     def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection | FeedForwardOutput]) -> None:
         model = checkpoint.model
@@ -181,15 +174,11 @@ def measured_allocation(
 ) -> dict[HeadId, float]:
     """The damage once a head and all before it are gone and the rest is refitted; next goes what does least damage.
 
-    Where no more than `most` heads are to go, it ends with the unit that exceeds them: the others have the order of
-    what one more of their module would do then, in scores that are no damage.
-
-    Greedy over modules: each step takes the next unit of the module that does the least damage, as the objective
-    measures it on the texts of `meters` (their mean) with all refits in place. A module is measured again only when it
-    is the cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes
-    another cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit, and
-    with 0 after every measurement. What is measured is put into `known`, by how many units of every module are gone;
-    what is there already is not measured. Where the model allows it a pass begins at the layer whose module loses the
+    Greedy over modules by the objective on the texts of `meters` (their mean); a module is measured again only when it
+    is the cheapest by what was measured before (lazy evaluation, Minoux 1978). Scores are made to rise, for the damage
+    itself can fall. Where `most` heads are to go, it ends with the unit that exceeds them; the others are ordered by
+    what one more of their module would do. `step` is called after every unit, and with 0 after every measurement;
+    `known` keeps these by how many units of every module are gone. Passes begin at the layer whose module loses the
     unit.
     """
     refits = _Refits(moments, orders, options or RefitOptions())

@@ -26,8 +26,7 @@ from headscope.pruning.closed_form.moments import text_batches
 class Performance:
     """The objective of a model on a text, a mean over `predictions`; `damage` is 0 for the intact model.
 
-    `value` is the objective as it is called: the loss in nats a token, the cosine to the intact model's sentence
-    vectors for objectives that compare vectors, a logit for others.
+    `value` is the loss in nats a token, the cosine to the intact model's vectors, or a logit.
     """
 
     objective: str
@@ -39,11 +38,7 @@ class Performance:
 
 @dataclass
 class SharedLayers:
-    """What layers of a model put out on the batches of one text, as far as they are below whatever is altered.
-
-    `outputs` has, for every batch, layers with an entry per call: about all hidden states of the text. Where there are
-    `most` bytes of them no more are kept.
-    """
+    """What layers below whatever is altered put out on the batches of one text, an entry a call, up to `most` bytes."""
 
     layer_index: LayerIndex
     outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)
@@ -104,11 +99,7 @@ class DamageMeter:
         objective: str = "",
         seed: int = 1,
     ) -> DamageMeter:
-        """Run the intact model once over a corpus; `objective` "" is the default one of model and text.
-
-        ConfigError for an objective that does not apply, and for a target that the model cannot read; DataError for a
-        text of which nothing is predicted.
-        """
+        """Run the intact model once over a corpus; `objective` "" is the default one of model and text."""
         stream = text_batches(checkpoint, corpus, batching, labels=True)
         name = choose_objective(objective, checkpoint, **corpus.comes_with)
         meter = cls(checkpoint, OBJECTIVES.get(name)(seed=seed), corpus.count)

@@ -139,9 +139,7 @@ def collect_moments(
 ) -> Moments:
     """The moments of a corpus; with `objective` ("" for the model's default one) also Fisher matrices.
 
-    Of several `processes` each reads its share of the batches, and all have the moments of the whole corpus. A
-    two-sided model that is given no target shows its encoder only. ConfigError for a target that the model cannot
-    read, NumericalError where contexts are not finite.
+    Of several `processes` each reads its share of the batches, and all have the moments of the whole corpus.
     """
     chosen = None
     if objective is not None:

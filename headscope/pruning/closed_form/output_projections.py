@@ -143,10 +143,9 @@ def _number(value: Any) -> float | None:
 class OutputProjection:
     """W_O of one attention module, which is at work in the layers `places` (several where layers share it).
 
-    `weight` [d m] is in float64, its columns head after head; it is made of `slices` whenever it is read, so that one
-    module's is in memory. `units` are the heads that can only go together,
-    `blocks` [u n] their columns. `owner` is the module's name in the model, `has_bias` whether it has a bias.
-    `mixing`: the weight is that for contexts before a fixed linear mixing of heads, as removal folds it.
+    `weight` [d m] is in float64, head after head, made of `slices` whenever it is read. `units` are the heads that can
+    only go together, `blocks` [u n] their columns, `owner` the module's name. `mixing`: the weight is for contexts
+    before a fixed linear mixing of heads, as removal folds it.
     """
 
     places: tuple[tuple[Site, int], ...]

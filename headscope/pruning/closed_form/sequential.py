@@ -107,12 +107,9 @@ def sequential_refits(
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
-    With `altered`, a model of the same sizes and output projections whose contexts are others (merged key/value
-    groups), all its modules are refitted to what the intact ones give. With `residual` a module also makes up for what
-    earlier refits left of the change of the residual stream. Texts that stand `beside` the corpus have their weights,
-    and the corpus what is left of 1.
-    ConfigError where `options` are not for least squares, for heads that the model lacks or whose columns cannot be
-    told, and for modules that the text does not reach.
+    With `altered`, a model with merged key/value groups, all its modules are refitted to what the intact ones give.
+    With `residual` a module also makes up for what earlier refits left of the change of the residual stream. Texts
+    `beside` the corpus have their weights, and the corpus what is left of 1.
     """
     options = options or RefitOptions()
     if options.method != "least-squares":

@@ -119,10 +119,9 @@ def write_model(model: ModelFile, path: Path) -> None:
 
 
 def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
-    """Let `return_attention` of a model be the mean over those of `heads` that are in the layer of the first.
+    """Let `return_attention` be the mean over those of `heads` that are in the layer of the first; returns them.
 
-    Returns them. ConfigError for heads that the model has not. They are counted as in the checkpoint that the folder
-    was made of, also where this was done before: model.bin keeps the order.
+    Heads are counted as in the checkpoint, also where this was done before: model.bin keeps the order.
     """
     model = read_model(folder)
     count = model.layout.get((Site.CROSS, heads[0].layer), 0)
@@ -199,9 +198,8 @@ def aligning_heads(heads: pd.DataFrame, most: int) -> tuple[list[HeadId], str]:
 def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool) -> str:
     """`write_alignment` of the `aligning_heads` of a run's table; one line saying which, where, and by what.
 
-    Heads that a folder of transformers names stay there unless `force`, where `alignment_score` alone speaks for
-    others: it tells sharp heads, not which word they look at. On a Whisper that was trained on speech (tiny.en) those
-    that it was published with give times nearer to what was said.
+    Heads that a folder of transformers names stay unless `force`, where `alignment_score` alone speaks for others: it
+    tells sharp heads, not which word they look at.
     """
     heads, by = aligning_heads(table, most)
     there = [] if is_ctranslate2(folder) else _settings(folder).get("alignment_heads")

@@ -69,13 +69,11 @@ class EngineFile:
 
 
 class EngineExport(ABC):
-    """One kind of file for one engine.
+    """One kind of file for one engine; its docstring says what it can hold, `summary` what it is for `--help`.
 
-    Its docstring says what it can hold, `summary` what it is for `--help`. `packages` are imported to write it, and are
-    there after `pip install` of `install`. `quantizations` are other ways to store matrices, and what they are.
-    `endings` are those of its files, as far as no checkpoint has them. `allocation`: how heads must be spread over
-    layers, of the values of --allocate ("": in any way). All of them are literals, because help reads them without
-    importing the file.
+    `packages` are imported to write it, `install` is what pip installs for that. `quantizations` are other ways to
+    store matrices. `endings` are those of its files. `allocation`: how heads must be spread over layers ("": in any
+    way). All are literals, because help reads them without importing the file.
     """
 
     name: ClassVar[str]
@@ -108,11 +106,7 @@ class EngineExport(ABC):
 
     @abstractmethod
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
-        """Write the file and run it on `data`.
-
-        ConfigError where the engine cannot say these numbers of heads, CheckpointError where it computes something
-        else.
-        """
+        """Write the file and run it on `data`; CheckpointError where it computes something else."""
 
 
 ENGINES: Registry[EngineExport] = engines.ENGINES

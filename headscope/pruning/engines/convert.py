@@ -86,11 +86,7 @@ def convert_for_engine(
     inputs: Sequence[Input] = (),
     force: bool = False,
 ) -> Converted:
-    """Write `checkpoint`, with the heads that it has, for an engine, and run it there.
-
-    ConfigError where the engine cannot hold it or a package is missing, CheckpointError where it computes something
-    else, NumericalError where the model computes NaN or infinite numbers: then nothing is left behind.
-    """
+    """Write `checkpoint`, with the heads that it has, for an engine, and run it there; else nothing is left behind."""
     (chosen,) = engines_named([engine], options)
     chosen.check(checkpoint)
     kind, digest = checkpoint.format, checkpoint.digest

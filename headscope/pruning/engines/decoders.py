@@ -84,8 +84,7 @@ STEPS, PROMPT = 32, 8
 def folder_proof(model: Any, again: Any, data: InputTexts, *, filled: int) -> dict[str, Any]:
     """What an `EngineFile` says of a folder that transformers opened `again`, `filled` up with heads of zeros.
 
-    It is held against 32 greedy tokens of `model`, at once and token by token through its cache. CheckpointError where
-    it computes something else.
+    It is held against 32 greedy tokens of `model`, at once and token by token through its cache.
     """
     difference, largest, same, starts = 0.0, 1.0, 0, prompts(data, PROMPT)
     for prompt in starts:

@@ -120,11 +120,7 @@ class _Traced(nn.Module):
 
 
 def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
-    """Write `path`, run it with onnxruntime on other sentences than it was traced with, return the difference.
-
-    Batch and lengths are free. The graph is one forward pass in float32, without a cache. CheckpointError where
-    the model cannot be exported.
-    """
+    """Write `path`, one forward pass; the difference in onnxruntime on other sentences than it was traced with."""
     batch = data.feeds[0]
     model: Any = checkpoint.model
     names = list(batch.arguments)

@@ -147,11 +147,7 @@ class Decoding(nn.Module):
 
 
 def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
-    """Write a graph that decodes; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
-
-    It is traced with two sentences of which three positions are past. CheckpointError where the model cannot be
-    exported.
-    """
+    """Write a graph that decodes; the difference in onnxruntime, of texts and greedy steps, and a line on it."""
     positions, past = "position_ids" in inspect.signature(checkpoint.model.forward).parameters, shape.past(2, PAST)
     inputs = {
         "input_ids": torch.ones(2, NEW, dtype=torch.long),

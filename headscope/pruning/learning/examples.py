@@ -46,10 +46,9 @@ class Hiding:
 class TrainingExamples:
     """What a model reads, and what it must say.
 
-    `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks
-    the special ids of `source`, `segments` its token types where it is pairs of texts. `labels` are the decoder's or
-    the corpus's own, made in each epoch anew where there is `hiding`; None where nothing is to be said.
-    `digest` is the corpus's, `truncated` how many sentences were cut at the length limit.
+    `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks the
+    special ids of `source`, `segments` its token types. `labels` are made in each epoch anew where there is `hiding`;
+    None where nothing is to be said. `truncated` counts sentences that were cut at the length limit.
     """
 
     source: TokenizedTexts
@@ -103,11 +102,7 @@ class TrainingExamples:
 def training_examples(
     checkpoint: Checkpoint, corpus: Corpus, *, limit: int, supervised: bool = True
 ) -> TrainingExamples:
-    """Encode a corpus; sentences of more than `limit` pieces a side are cut. Without `supervised` there are no labels.
-
-    ConfigError where a translation model has no target text or a model of one side has one, and where there is nothing
-    to say: for encoders without a head, and for classifiers where the corpus has no labels.
-    """
+    """Encode a corpus, sentences cut at `limit` pieces a side; without `supervised` there are no labels."""
     check_sides(checkpoint, corpus, target="the translations")
     if supervised and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
         raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
@@ -232,11 +227,7 @@ class Distillation(PruningLoss):
 def training_loss(
     checkpoint: Checkpoint, corpus: Corpus, *, objective: str, smoothing: float | None, learns: bool, seed: int
 ) -> PruningLoss:
-    """The loss by an objective ("" for what fits the model); where something `learns`, the teacher is a copy.
-
-    `smoothing` None is 0.1 for translation, else 0. ConfigError as of `training_objective`, and for label smoothing
-    where there are no labels.
-    """
+    """The loss by an objective ("" for what fits the model); where something `learns`, the teacher is a copy."""
     name = training_objective(objective, checkpoint, corpus)
     if name == "loss":
         what = {"classes": "class", "tags": "tag"}.get(checkpoint.predicts, "token")

@@ -64,12 +64,8 @@ class Recipe:
 class Tuner:
     """Fine-tunes a checkpoint in place; what `Tuner.run` leaves in the model is the result.
 
-    `learner` has the gates, or `closed_heads` are off for good. `loss` is what both learn by (default: that of labels,
-    smoothed as the recipe says). `after` is called after every update with its number
-    from 1 and the mean -log p of its tokens. A run that goes on gets `restore`d first.
-
-    Several `processes` share the sentences of every batch, add up their gradients and draw the same gates, so that all
-    learn what one alone learns (but for dropout, which each draws for its own sentences).
+    `learner` has the gates, or `closed_heads` are off for good. `loss` is what both learn by. Several `processes` share
+    the sentences of every batch, add up their gradients and draw the same gates.
     """
 
     checkpoint: Checkpoint
@@ -255,11 +251,7 @@ def mean_loss(
     loss: PruningLoss = LabelLoss(),  # noqa: B008  (frozen)
     processes: Processes = ALONE,
 ) -> float:
-    """The mean of what a loss measures, under fixed gates; `processes` share the batches.
-
-    That is -log p in nats of a token (of hidden ones the same each time) or of a label, or the damage to states.
-    DataError where nothing is predicted.
-    """
+    """The mean of what a loss measures (-log p in nats, or the damage to states), under fixed gates."""
     total, count = 0.0, 0
     model = checkpoint.model
     with eval_mode(model), gated(model, gates or {}):
@@ -276,12 +268,10 @@ def mean_loss(
 
 
 def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parameter]:
-    """The parameters that learn.
+    """The parameters that learn; gates that the checkpoint brings along never do.
 
-    "decoder" leaves the encoder and its embeddings (Voita et al. 2019, §5.2, for heads of the encoder alone, so that
-    their work cannot move to the decoder), "encoder" the rest, "model" none. A parameter that both sides use, such as
-    shared embeddings, is frozen with either. Gates that the checkpoint brings along never learn. ConfigError where
-    a model has one side only, and where its weights are quantised or offloaded.
+    "decoder" leaves the encoder and its embeddings (Voita et al. 2019, §5.2), "encoder" the rest, "model" none. A
+    parameter that both sides use, such as shared embeddings, is frozen with either.
     """
     model = checkpoint.model
     if freeze == "model":

@@ -49,12 +49,10 @@ POINTS = 50  # of the trajectory
 
 
 def run_learning(config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
-    """Learn gates on a checkpoint, decide which heads stay, and write `config.out`.
+    """Learn gates on a checkpoint, decide which heads stay, and write `config.out`; the input is only read.
 
-    Several `processes` share the sentences of every batch; all get the result, and the first writes.
-
-    HeadscopeError for whatever the user can fix, ConfigError where `config.resume` finds a complete run. The input is
-    only read. On a CPU the same options, seed and number of threads give the same result, bit for bit.
+    Several `processes` share the sentences of every batch; all get the result, and the first writes. On a CPU the same
+    options, seed and number of threads give the same result, bit for bit.
     """
     with ExitStack() as stack:
         workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
@@ -79,10 +77,7 @@ def _workplace(config: LearnConfig) -> Iterator[Workplace]:
 
 
 def finished(config: LearnConfig) -> Mapping[str, Any]:
-    """The record of a complete run in a directory that no other run is about to replace; empty where there is none.
-
-    What a killed process left there without having begun is removed. ConfigError where it was of other options.
-    """
+    """The record of a complete run in a directory that no other run is about to replace; empty where there is none."""
     out, kind = config.out, choice_by(config.learner.name)
     run = contents(out, kind)
     if resumable(out) or run.kind != kind.name:

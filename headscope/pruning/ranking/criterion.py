@@ -60,11 +60,9 @@ class Direction:
 class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
-    Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `damping` is for
-    criteria that refit W_O, `anchor` for what is measured with W_O refitted (`measured_scores`). Of several `processes`
-    each reads its share of the text, and all get the scores; they must ask alike. Heads that share keys and values go
-    together (`whole_groups`), or each may go. `measured` holds what several criteria, and a refit, measure alike of the
-    intact model on this text; a context that is made from this one by `replace` has the same.
+    Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O, `anchor` for what is measured
+    with W_O refitted. Of several `processes` each reads its share of the text, and all get the scores. `measured` holds
+    what several criteria, and a refit, measure alike of the intact model; `replace` hands it on.
     """
 
     checkpoint: Checkpoint

@@ -96,10 +96,7 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
 
 
 def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection | None:
-    """`run_ranking` under torchrun: all processes score their share of the text; the first then goes on by itself.
-
-    None in the other processes.
-    """
+    """`run_ranking` under torchrun: all processes score their share, the first goes on; None in the others."""
     with process_group() as processes:
         if processes.main:
             return run_ranking(config, progress=progress, processes=processes)

@@ -48,11 +48,10 @@ def rank_heads(
     steps: int = 1,
     allocation: str = "global",
 ) -> Ranked:
-    """Take heads out until `keep` are left, the lowest scores first.
+    """Take heads out until `keep` are left, the lowest scores first, equal parts in every step.
 
-    `score` is asked once a step, with the heads that are gone by then, and gives a number for every head; a unit's
-    is the mean of its heads'. Equal parts go in every step. `allocation` is one of `QUOTAS`. Ties go by site, layer and
-    head. ConfigError for a number of heads that the units cannot give, and for heads without a number.
+    `score` is asked once a step, with the heads that are gone by then; a unit's score is the mean of its heads'.
+    `allocation` is one of `QUOTAS`. Ties go by site, layer and head.
     """
     units = len(gating.units)
     left, quota = torch.ones(units, dtype=torch.bool), QUOTAS[allocation](gating, keep)

@@ -76,11 +76,7 @@ def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], opti
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:
-    """What `score` makes of W_O [d h k] and the moments of every (site, layer): a number for each head [h].
-
-    Heads that are gone are masked while moments are collected. NaN for heads that the text does not reach or whose
-    columns of W_O cannot be told.
-    """
+    """What `score` makes of W_O [d h k] and the moments of every (site, layer): a number for each head [h]."""
     moments = moments_of(context, removed=context.removed)
     scores: dict[HeadId, float] = {}
     for projection in output_projections(context.checkpoint):
@@ -102,8 +98,7 @@ def removal_order(
 ) -> list[RemovalStep]:
     """The units of a module, the cheapest to remove first, when the others are refitted after each.
 
-    The refit is affine where the projection has a bias, else linear. `weight` [d m] stands for W_O where errors
-    are weighted. Only units of the context's candidates go.
+    The refit is affine where the projection has a bias. `weight` [d m] stands for W_O where errors are weighted.
     """
     candidates, units = context.candidates, None
     if candidates is not None:
@@ -114,11 +109,7 @@ def removal_order(
 
 
 def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
-    """The error of all modules together once a head and all those before it are gone, the cheapest first.
-
-    `orders` gives the units of every module as `removal_order` does, with errors that can be compared between
-    modules. What goes next is what is cheapest then.
-    """
+    """The error of all modules together once a head and all those before it are gone, the cheapest first."""
     waiting = [(steps[0].error, number, 0) for number, (_, steps) in enumerate(orders) if steps]
     heapq.heapify(waiting)
     error, scores = 0.0, {}
@@ -143,7 +134,6 @@ def measured_scores(
     """Scores by `measured_allocation` of a context's objective, on lines of its text that no refit is fitted to.
 
     With an anchor refits are anchored; where that is a text, lines of it are held out and measured on as well.
-    ConfigError where there are too few lines.
     """
     moments, meters = _measuring(context)
     options = RefitOptions(damping=context.damping)
@@ -178,11 +168,7 @@ def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter
 
 
 def held_apart(corpus: Corpus) -> tuple[Corpus, Corpus]:
-    """A text to refit on, and a fourth of its lines, 16 to 128, as far apart as can be, which are then held out of it.
-
-    An allocation that is measured on lines that its refits were fitted to, or on few, takes what happens to gain there.
-    ConfigError for a text of fewer than twice `FEWEST_MEASURED` lines.
-    """
+    """A text to refit on, and a fourth of its lines, 16 to 128, as far apart as can be, which are held out of it."""
     count = min(MEASURED, max(FEWEST_MEASURED, corpus.count // 4))
     if corpus.count < 2 * FEWEST_MEASURED:
         raise ConfigError(

@@ -46,10 +46,8 @@ def plan_merge(
     """Merge the key/value groups of every layer into as many as `counts` says: one number for all, or one for each.
 
     Neighbours become one, as in the paper; with `scores` of heads those that are neighbours when groups are ordered by
-    the mean score of their heads, so that heads of one kind share. Layers that share a module are merged alike. The
-    heads of merged groups come to stand side by side, which `RemovalPlan.kept` says. ConfigError where the groups of a
-    layer cannot be shared out, where every layer has so many of them already, for a group without a score, and for
-    another number of numbers than there are modules.
+    the mean score of their heads. Layers that share a module are merged alike. The heads of merged groups come to stand
+    side by side (`RemovalPlan.kept`).
     """
     modules = list(attention_sites.calls.values())
     numbers = (counts,) if isinstance(counts, int) else tuple(counts)
@@ -114,9 +112,7 @@ def with_measured_counts(checkpoint: Checkpoint, merge: Merge, corpus: Corpus, *
     """The merge with a number of key/value heads for every module; its one number is their mean, where there are heads.
 
     Greedy from all heads: each step takes the module whose next smaller divisor of its heads adds least damage a head
-    saved, as `objective` ("": what fits) measures it on 128 sentences with projections averaged in place; the first of
-    equal ones. Steps after which the total cannot be met any more are left out. Every step runs the model over the text
-    once a module. ConfigError where no divisors have that mean.
+    saved, on 128 sentences with projections averaged in place. Steps after which the total cannot be met are left out.
     """
     groups = [sites[0].groups if sites[0].heads else 0 for sites in checkpoint.attention_sites.calls.values()]
     (mean,) = merge.counts

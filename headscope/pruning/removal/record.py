@@ -32,11 +32,9 @@ from headscope.version import VERSION
 class Shrunk:
     """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
 
-    `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
-    Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`. `quality` is
-    that of the intact model and of this one, on a second text it is `elsewhere`; why it was not measured is
-    `unmeasured`. `alignment` says what became of heads that the generation settings name, `rounded` how far weights
-    that changed were rounded, as files have them.
+    `source` and `before` are of the whole model (the refitted one, where `compensated`), `data` what the two were
+    compared on. `quality` is on held-out text, `elsewhere` on a second one, `unmeasured` why there is none. `alignment`
+    and `rounded` are remarks.
     """
 
     checkpoint: Checkpoint

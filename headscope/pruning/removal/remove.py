@@ -279,9 +279,8 @@ def write_shrunk(
 ) -> Removal:
     """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
 
-    These are by default those of the model in memory, which was compared with the whole one. Both are timed where
-    `to.rounds` says so and the `whole` one is given. `add` writes more into the complete folder. CheckpointError where
-    the files compute something else; then nothing was written.
+    These are by default those of the model in memory. Both are timed where `to.rounds` says so and the `whole` one is
+    given. `add` writes more into the complete folder. CheckpointError where the files compute something else.
     """
     if wanted is None:
         with through_attend(done.checkpoint.model):

@@ -155,11 +155,7 @@ def wait_for_device() -> None:
 
 
 def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing | None:
-    """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts; of models of one side with a cache.
-
-    The models take turns. Filling the cache is not timed. None for architectures that hand no cache on, or one that
-    cannot be copied for several texts.
-    """
+    """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns; None where caches cannot be copied."""
     filled = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
     both = (before, after)
     try:

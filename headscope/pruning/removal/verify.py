@@ -49,10 +49,9 @@ class Rounding:
 class Verification:
     """Largest differences of logits, as a share of the largest logit (or of 1), and what was compared.
 
-    `own` is with the model's own attention implementation instead of headscope's, `cached` in two parts through
-    the cache (None where the model has none), `searched` how many searches out of `searches` ended alike. These are
-    against the masked original; `reloaded` is what the saved files give, against the smaller model. `rounding` is
-    measured where `difference` or `cached` exceeds its tolerance: the models are the same but for it.
+    `own` is with the model's own attention implementation, `cached` in two parts through the cache (None: there is
+    none), `searched` how many of the `searches` ended alike; these are against the masked original. `reloaded` is what
+    the saved files give, `rounding` is measured where a difference exceeds its tolerance.
     """
 
     data: str

@@ -68,8 +68,7 @@ Refitted = Callable[[Sequence[HeadId]], Checkpoint]
 class SweepContext:
     """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once in each process.
 
-    They may be `opened` already. `refit` is what takes the place of the config's refit of a model without some heads.
-    ConfigError and the like for whatever of the options does not fit checkpoint or text.
+    `refit` is what takes the place of the config's refit of a model without some heads.
     """
 
     def __init__(

@@ -146,8 +146,7 @@ def sweep_signature(context: SweepContext) -> Signature:
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
     """Do the cells that are missing in `config.out`, and write the tables.
 
-    HeadscopeError for whatever the user can fix, before anything is learnt as far as that can be known. Under
-    torchrun every process calls this and does its share of the cells; the first waits for the others.
+    Under torchrun every process calls this and does its share of the cells; the first waits for the others.
     """
     with IndependentProcesses() as processes, ExitStack() as stack:
         begun: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process

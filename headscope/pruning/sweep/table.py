@@ -86,14 +86,11 @@ def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
 
 
 def make_table(measured: MeasuredCells, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
-    """A row a cell.
+    """A row a cell, its `value` with a 95 % interval.
 
-    `value` is the metric with its 95 % interval, `difference` that to the unpruned model (positive: higher), with
-    interval and p-value of a paired bootstrap; NaN where the unpruned model is not measured yet. `worse`,
-    `worse_limit`, `margin`, `detectable`, `verdict` and `level` are those of `NonInferiority`, of this cell by itself.
-    `loss` is in nats a token (of a classifier: a sentence). `functions_NAME` counts survivors with that function, once
-    in each that a head has, `functions_none` those without any. `model` is the model that was kept of a cell, in the
-    sweep's directory.
+    `difference` is that to the unpruned model (positive: higher), with interval and p-value of a paired bootstrap.
+    `worse` to `level` are those of `NonInferiority`, of this cell by itself. `loss` is in nats a token (of a
+    classifier: a sentence). `functions_NAME` counts survivors with that function. `model` is what was kept of a cell.
     """
     kinds = None if functions is None else kinds_by_head(functions)
     counts = [_functions(record, kinds) for record in measured.records]
