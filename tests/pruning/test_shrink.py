@@ -18,10 +18,10 @@ from headscope.config import EvaluateConfig
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.pruning import shrink
+from headscope.pruning.closed_form.compensate import measured_allocation
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import SHARES
-from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods
@@ -217,7 +217,7 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
         (tmp_path / name).symlink_to(folder / name)
     (tmp_path / "judge").write_text(5 * (folder / "text").read_text())
     search = ("--valid-source", tmp_path / "judge", "--metric", "token-l2", "--max-drop", "0.1")
-    states, allocation = set[str](), scoring.measured_allocation
+    states, allocation = set[str](), measured_allocation
 
     def watched(*arguments: Any, known: dict[str, float], **options: Any) -> Any:
         found = allocation(*arguments, known=known, **options)
@@ -225,7 +225,7 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "measured_allocation", watched)
+        patch.setattr("headscope.pruning.ranking.scoring.measured_allocation", watched)
         status, _, error = command(*asked(tmp_path, *search, "--out", tmp_path / "found"))
     assert status == 0, error
     removed = record(tmp_path / "found")["removed"]

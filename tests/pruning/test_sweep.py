@@ -252,7 +252,7 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     lines(tmp_path, "wrong.toml", ["max-updats = 3"])
     with pytest.raises(ConfigError, match=r"--recipe.*'max_updats'.*'updates'"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
-    with pytest.raises(ConfigError, match="trained"):
+    with pytest.raises(ConfigError, match="headscope train"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
     longer = lines(tmp_path, "longer.toml", ["updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
     with pytest.raises(ConfigError, match="recipe"):
@@ -583,7 +583,7 @@ def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any
 def test_a_size_that_groups_cannot_have_is_refused_before_the_text_is_read(
     words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headscope.pruning.sweep.cells.pass_tokens", lambda *_, **__: pytest.fail("the text was read"))
+    monkeypatch.setattr("headscope.pruning.sweep.methods.pass_tokens", lambda *_, **__: pytest.fail("the text was read"))
     with pytest.raises(ConfigError, match="--keep 17"):
         run_sweep(config(words, tmp_path / "out", keep=(17,)))
 
