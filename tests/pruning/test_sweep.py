@@ -583,7 +583,8 @@ def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any
 def test_a_size_that_groups_cannot_have_is_refused_before_the_text_is_read(
     words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headscope.pruning.sweep.methods.pass_tokens", lambda *_, **__: pytest.fail("the text was read"))
+    read = "headscope.pruning.sweep.methods.pass_tokens"
+    monkeypatch.setattr(read, lambda *_, **__: pytest.fail("the text was read"))
     with pytest.raises(ConfigError, match="--keep 17"):
         run_sweep(config(words, tmp_path / "out", keep=(17,)))
 
