@@ -145,8 +145,7 @@ class ExplainedShares(Analysis):
             seed=self.run.seed,
             each=-(-self.options.explained_rows // self.sentences),
             per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
-            keep_special=self.run.keep_special,
-            exclude_sinks=self.run.exclude_sinks,
+            counted=self.run.counted,
         )
         examples = self.examples.setdefault(site, Examples())
         examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
@@ -185,13 +184,13 @@ class ExplainedShares(Analysis):
                 continue
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
-                laid = lay_out(sample, layers, embeddings, exclude_sinks=self.run.exclude_sinks)
+                laid = lay_out(sample, layers, embeddings, exclude_sinks=self.run.counted.exclude_sinks)
                 fits, title = FOLDS * len(laid.inventory.groups()), f"describing heads of {site.value}"
                 with aggregates.progress(title, fits, unit="fits") as step:
                     found = explained(laid, steps=self.options.explained_steps, step=step)
                 pairs = leading_pairs(laid, found.position, found.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
-                beyond = self.run.exclude_sinks
+                beyond = self.run.counted.exclude_sinks
                 estimates = _estimates(laid, found, aggregates.bootstrap, site, beyond_sinks=beyond)
                 for name, of_layers in estimates.items():
                     columns[name] |= of_layers

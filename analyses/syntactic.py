@@ -106,10 +106,10 @@ class Syntactic(Analysis):
             raise ConfigError(f"--relations: {unknown('relation in these parses', ', '.join(self.names), there)}")
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if not (aligned := heads.batch.aligned_of(heads.key_side)):
-            return {}
+        if self.run.counted.queries != "all" or not (aligned := heads.batch.aligned_of(heads.key_side)):
+            return {}  # one position is no word with relations
         self.unaligned |= None in aligned
-        name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.exclude_sinks
+        name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.counted.exclude_sinks
         plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))
         block = plan.block(heads)
         hits = plan.hits(heads, block)  # [n h]

@@ -21,7 +21,7 @@ VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name n
 STANZA = ("lang", "stanza_dir", "download")
 ANALYSED = (
     *(*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", *STANZA),
-    *("max_sentences", "mask", "max_length", "keep_special", "exclude_sinks"),
+    *("max_sentences", "mask", "max_length", "queries", "keep_special", "exclude_sinks"),
 )
 NEW_TEXT = {"source": "txt"}
 LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay

@@ -76,6 +76,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     download: bool
     frequencies: PathName | None
     frequency_corpus: PathName | None
+    queries: Literal["all", "first", "last"]
     keep_special: bool
     exclude_sinks: bool
     max_length: int | None

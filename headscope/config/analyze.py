@@ -83,6 +83,9 @@ class AnalyzeOptions(TextOptions):
     frequency_corpus: Path | None = option(
         None, "Text to count tokens over; default: the source itself.", metavar="FILE", panel=ANALYSES
     )
+    queries: Literal["all", "first", "last"] = option(
+        "all", "Queries that count: all, or the first ([CLS]) or last position of each text.", panel=ANALYSES
+    )
     keep_special: bool = option(False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES)
     exclude_sinks: bool = option(
         False,

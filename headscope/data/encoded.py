@@ -20,6 +20,7 @@ from headscope.heads import Site
 
 SideName = Literal["source", "target"]
 SIDE_NAMES: tuple[SideName, SideName] = ("source", "target")
+Queries = Literal["all", "first", "last"]
 IGNORED = -100  # a label where nothing is to be predicted
 
 
@@ -63,11 +64,6 @@ class Side:
         segments = None if self.segments is None else change(self.segments)
         return Side(change(self.ids), change(self.real), change(self.special), segments)
 
-    def counted(self, *, keep_special: bool, exclude_sinks: bool) -> Tensor:
-        """Tokens [b n] that count as queries and keys: no special ones, nor the first one if sinks are left out."""
-        counted = self.real if keep_special else self.real & ~self.special
-        return counted & (self.real.cumsum(dim=-1) > 1) if exclude_sinks else counted
-
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
         return self.changed(lambda tensor: upload(tensor, device))
@@ -77,6 +73,30 @@ class Side:
         needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
         length = int(needed[-1]) + 1 if len(needed) else 0
         return self.changed(lambda tensor: tensor[numbers, :length])
+
+
+@dataclass(frozen=True)
+class CountedTokens:
+    """Which tokens count as queries and keys: special ones if kept, the first one unless sinks are left out.
+
+    Of `queries` "first" or "last", that position of each text alone is a query, special or not.
+    """
+
+    keep_special: bool = False
+    exclude_sinks: bool = False
+    queries: Queries = "all"
+
+    def keys_of(self, side: Side) -> Tensor:
+        """The keys that count [b n]."""
+        counted = side.real if self.keep_special else side.real & ~side.special
+        return counted & (side.real.cumsum(dim=-1) > 1) if self.exclude_sinks else counted
+
+    def queries_of(self, side: Side) -> Tensor:
+        """The queries that count [b n]."""
+        if self.queries == "all":
+            return self.keys_of(side)
+        place = side.real.cumsum(dim=-1)
+        return side.real & (place == (1 if self.queries == "first" else place.amax(dim=-1, keepdim=True)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.alignment import Aligned
-from headscope.data.encoded import Batch, Side
+from headscope.data.encoded import Batch, CountedTokens, Side
 from headscope.description.features import Inventory
 from headscope.description.loglinear import Block, Tables
 from headscope.description.tokens import Numbers, Pairs, TokenReader
@@ -85,8 +85,7 @@ class Sampler:
     seed: int
     each: int
     per_sentence: int
-    keep_special: bool
-    exclude_sinks: bool
+    counted: CountedTokens
 
     def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
         """The sampled queries of every sentence of a batch on the CPU, whose tokens are put into the sample."""
@@ -103,8 +102,7 @@ class Sampler:
 
     def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
         """Sorted positions [n]; None for a sentence whose rows are too long to keep any."""
-        which = {"keep_special": self.keep_special, "exclude_sinks": self.exclude_sinks}
-        queries, keys = (side.counted(**which)[row] for side in sides)
+        queries, keys = self.counted.queries_of(sides[0])[row], self.counted.keys_of(sides[1])[row]
         places = queries.nonzero()[:, 0]
         if not len(places) or not keys.any():
             return places[:0]

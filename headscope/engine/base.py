@@ -20,7 +20,7 @@ from headscope.config import NoOptions, check_options
 from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch
+from headscope.data.encoded import Batch, CountedTokens
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
@@ -116,7 +116,7 @@ class Aggregates:
 class RunOptions:
     """What shapes the numbers of a run beside the data: the same for all of its analyses.
 
-    `keep_special` and `exclude_sinks` say which tokens count as queries and keys (`Side.counted`). `ranks` [V] has the
+    `counted` says which tokens count as queries and keys. `ranks` [V] has the
     frequency rank of every id; `parse` and `frequencies` say where those came from, for the signature. `objective` is
     what importances explain (the driver puts the default for an empty name). `detail` says that values of single
     sentences will be written. `attention` says whether the matrices of weights are made
@@ -125,8 +125,7 @@ class RunOptions:
     values of options that analyses declare, by name.
     """
 
-    keep_special: bool = False
-    exclude_sinks: bool = False
+    counted: CountedTokens = field(default_factory=CountedTokens)
     parse: str = ""
     ranks: Tensor | None = None
     frequencies: str = ""
@@ -140,8 +139,8 @@ class RunOptions:
     @property
     def of_largest_weights(self) -> str:
         """What shares of queries are of whose largest weight on the counted keys is somewhere."""
-        left_out = "first and special tokens" if self.exclude_sinks else "special tokens"
-        return "of its largest weights" + ("" if self.keep_special else f" ({left_out} left out)")
+        left_out = "first and special tokens" if self.counted.exclude_sinks else "special tokens"
+        return "of its largest weights" + ("" if self.counted.keep_special else f" ({left_out} left out)")
 
     def of(self, cls: type[Analysis]) -> Any:
         """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""

@@ -28,7 +28,7 @@ from headscope.data.batching import (
     sentence_limit,
 )
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.encoded import Batch, CountedTokens, Encoded, pad_side
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
@@ -133,8 +133,7 @@ def run_options(
     sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
     parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
-        keep_special=config.keep_special,
-        exclude_sinks=config.exclude_sinks,
+        counted=CountedTokens(config.keep_special, config.exclude_sinks, config.queries),
         parse=parse_name,
         seed=config.seed,
         objective=config.objective,

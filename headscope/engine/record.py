@@ -75,6 +75,7 @@ def _signatures(
         {
             "eos": "incl" if settings["keep_special"] else "excl",
             **({"first": "excl"} if settings["exclude_sinks"] else {}),
+            **({"queries": settings["queries"]} if settings["queries"] != "all" else {}),
             "unit": "piece",
             "len": f"{settings['limit']}-{settings['long']}",
         },

@@ -222,7 +222,7 @@ class AnalysisRunner:
     def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block these analyses see every call; NumericalError where a context is not finite."""
         self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
-        self.observed = ObservedBatch(batch, self.options.keep_special, self.options.exclude_sinks)
+        self.observed = ObservedBatch(batch, self.options.counted)
         try:
             yield
             contexts = self.contexts

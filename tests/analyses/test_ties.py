@@ -19,6 +19,7 @@ from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.results.study import Study
 from tests.oracles import checkpoints, speakers
+from tests.oracles.run_options import run_options
 
 
 def study(its: Any, corpus: Corpus, *names: str) -> Study:
@@ -53,7 +54,7 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
 
 def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
     """Lines of one token, without the first one: batches of them have nothing to compare."""
-    its, options = speakers.checkpoint("t5"), RunOptions(exclude_sinks=True)
+    its, options = speakers.checkpoint("t5"), run_options(exclude_sinks=True)
     texts = ["ah", "ah bi ah 3", "bi", "3", "bi bi ) ah bi", "ah", "ah ) bi", "bi", "3", "ah", "bi ah 3 ah bi ) ah"]
     found = []
     for kept in (texts, [text for text in texts if " " in text]):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headscope.bootstrap import FOLDS
 from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch
+from headscope.data.encoded import Batch, CountedTokens
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze
@@ -94,7 +94,7 @@ def study(
     its: Studied, analyses: list[type[Analysis]], *, tokens: int = 101, seed: int = 1, keep: bool = False
 ) -> Study:
     """Analyses on a tiny model."""
-    options = replace(OPTIONS, keep_special=keep, seed=seed)
+    options = replace(OPTIONS, counted=CountedTokens(keep), seed=seed)
     return analyze(*its, analyses=analyses, options=options, batching=BatchingOptions(tokens=tokens), replicates=19)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, Side
+from headscope.data.encoded import Batch, CountedTokens, Side
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention, HeadBatch
 from headscope.engine.heads.head_batch import ObservedBatch
@@ -122,7 +122,7 @@ def both_studies(
             checkpoint,
             corpus,
             analyses=chosen,
-            options=replace(OPTIONS, attention=attention, exclude_sinks=exclude_sinks),
+            options=replace(OPTIONS, attention=attention, counted=CountedTokens(exclude_sinks=exclude_sinks)),
             replicates=3,
         )
 
@@ -258,7 +258,7 @@ def observed(
         for real in [inputs[f"{side}attention_mask"].bool()]
     ]
     batch = Batch(torch.arange(len(sides[0].ids)), 0, sides[0], sides[1] if len(sides) > 1 else None)
-    seen, heads = ObservedBatch(batch, keep_special=False), {}
+    seen, heads = ObservedBatch(batch), {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         assert (call.made_weights is None) is streamed

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from headscope.data.encoded import CountedTokens
 from headscope.engine.base import RunOptions
+
+COUNTED = {each.name for each in fields(CountedTokens)}
+SHARED = {each.name for each in fields(RunOptions)}
 
 
 def run_options(**options: Any) -> RunOptions:
     """RunOptions from all of them by name."""
-    shared = {each.name for each in fields(RunOptions)}
-    own = {name: value for name, value in options.items() if name not in shared}
-    return RunOptions(**{name: value for name, value in options.items() if name in shared}, analysis_options=own)
+    counted = CountedTokens(**{name: value for name, value in options.items() if name in COUNTED})
+    own = {name: value for name, value in options.items() if name not in SHARED | COUNTED}
+    shared = {name: value for name, value in options.items() if name in SHARED}
+    return RunOptions(**{"counted": counted, **shared}, analysis_options=own)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.data.encoded import Batch, Side
+from headscope.data.encoded import Batch, CountedTokens, Side
 from headscope.distributed import upload
 from headscope.engine.heads.rows import SharedTensors, T, max_and_position
 from headscope.errors import CheckpointError, HeadscopeError
@@ -234,11 +234,10 @@ class HeadBatch:
 
 @dataclass
 class ObservedBatch:
-    """A batch on its way through the model; which tokens count as queries and keys is said as in `Side.counted`."""
+    """A batch on its way through the model, and which tokens count as queries and keys."""
 
     batch: Batch
-    keep_special: bool = False
-    exclude_sinks: bool = False
+    counted: CountedTokens = field(default_factory=CountedTokens)
     shared: SharedTensors = field(default_factory=SharedTensors)
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
@@ -290,8 +289,8 @@ class ObservedBatch:
 
     def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         """Which queries [b t] count, on the CPU and on the device, and which keys [b s] there."""
-        which = {"keep_special": self.keep_special, "exclude_sinks": self.exclude_sinks}
-        queries, keys = (side.counted(**which) for side in batch.on_host.sides(site))
+        query_side, key_side = batch.on_host.sides(site)
+        queries, keys = self.counted.queries_of(query_side), self.counted.keys_of(key_side)
         queries = queries & keys.any(dim=-1, keepdim=True)
         device = batch.source.ids.device
         return queries, upload(queries, device), upload(keys, device)
