@@ -11,7 +11,7 @@ from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.config import flag
-from headscope.config.declarations import Measure, rankable_columns
+from headscope.config.declarations import Measure
 from headscope.engine.base import ANALYSES
 from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.ranking.criterion import CRITERIA
@@ -76,21 +76,8 @@ def _measure(measure: Measure) -> str:
 
 
 def criteria() -> str:
-    """A section for every criterion that is no column of heads.csv, and the list of those columns."""
-    lines = [line for name, cls in CRITERIA for line in _criterion(name, cls)]
-    agreed = ", ".join(f"`{name}`" for name, measure in rankable_columns().items() if measure.keep)
-    others = ", ".join(f"`{name}`" for name, measure in rankable_columns().items() if not measure.keep)
-    return "\n".join(
-        [
-            *lines,
-            "### Columns of heads.csv",
-            "",
-            f"With an agreed direction: {agreed}.",
-            "",
-            f"With `--keep-lowest` or `--keep-highest` (in a sweep `NAME:lowest`, `NAME:highest`): {others}.",
-            "",
-        ]
-    )
+    """A section for every criterion that is no column of heads.csv."""
+    return "\n".join(line for name, cls in CRITERIA for line in _criterion(name, cls))
 
 
 def _criterion(name: str, cls: Any) -> Iterator[str]:
