@@ -81,7 +81,7 @@ def criteria() -> str:
 
 
 def _criterion(name: str, cls: Any) -> Iterator[str]:
-    yield from (f"### `{name}`", "", *_described(cls), "", f"Removed first: {cls.why}.", "")
+    yield from (f"### `{name}`", "", *_described(cls), "", f"The lowest go first, as {cls.why}.", "")
 
 
 def variants() -> str:
