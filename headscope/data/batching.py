@@ -182,12 +182,14 @@ def _encode_prompts(
 def groups(
     items: Iterable[T], length: Callable[[T], int], tokens: int, *, most: int | None = None
 ) -> Iterator[list[T]]:
-    """Items by rising length in groups of `tokens` positions, padding included, and `most` items; of one at least."""
+    """Items in their order in groups of `tokens` positions, padding included, and `most` items; of one at least."""
     group: list[T] = []
+    longest = 0
     for item in items:
-        if group and (length(item) * (len(group) + 1) > tokens or len(group) == most):
+        longest = max(longest, length(item))
+        if group and (longest * (len(group) + 1) > tokens or len(group) == most):
             yield group
-            group = []
+            group, longest = [], length(item)
         group.append(item)
     if group:
         yield group

@@ -35,8 +35,8 @@ from headscope.training.data.batches import (
     TrainingBatch,
     TrainingPairs,
     collate,
-    cut_batches,
     epoch_plan,
+    plan_lengths,
 )
 from headscope.training.data.tokenizers import normaliser
 from headscope.training.files.checkpoints import Progress, average
@@ -196,10 +196,13 @@ def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: i
 
 
 def test_batches_are_cut_where_the_next_sentence_would_be_too_much() -> None:
-    lengths = np.array([3, 3, 4, 5, 9])
-    assert [group.tolist() for group in cut_batches(lengths, np.arange(5), 9)] == [[0, 1], [2], [3], [4]]
-    assert [group.tolist() for group in cut_batches(lengths, np.arange(5), 12)] == [[0, 1, 2], [3], [4]]
-    assert cut_batches(lengths, np.arange(0), 10) == []
+    def cut(lengths: list[int], tokens: int) -> list[list[int]]:
+        sides = np.array(lengths, dtype=int)
+        return [group.tolist() for group in plan_lengths(sides, sides, tokens=tokens, chance=None)]
+
+    assert cut([3, 3, 4, 5, 9], 9) == [[0, 1], [2], [3], [4]]
+    assert cut([3, 3, 4, 5, 9], 12) == [[0, 1, 2], [3], [4]]
+    assert cut([], 10) == []
 
 
 def test_a_batch_holds_inputs_labels_and_masks() -> None:

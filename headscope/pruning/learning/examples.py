@@ -27,7 +27,7 @@ from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, untapped
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
-from headscope.training.data.batches import Numbers, TokenizedTexts, cut_batches
+from headscope.training.data.batches import Numbers, TokenizedTexts, plan_lengths
 from headscope.training.losses import smoothed_cross_entropy
 
 WINDOW = 4096
@@ -67,11 +67,7 @@ class TrainingExamples:
         """Which sentences go together: of like length; in what order `chance` says (None: as they stand)."""
         source = self.source.lengths
         target = source if self.target is None else self.target.lengths
-        order = np.arange(len(self)) if chance is None else chance.permutation(len(self))
-        order = order[np.argsort(source[order], kind="stable")]
-        order = order[np.argsort(target[order], kind="stable")]
-        groups = cut_batches(np.maximum(source, target), order, tokens)
-        return groups if chance is None else [groups[number] for number in chance.permutation(len(groups))]
+        return plan_lengths(source, target, tokens=tokens, chance=chance)
 
     def epoch(self, number: int, *, tokens: int, seed: int) -> list[Numbers]:
         """The plan of an epoch: the same for the same seed and number, whatever came before."""

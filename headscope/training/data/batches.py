@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headscope.data.batching import groups
 from headscope.data.encoded import IGNORED
 
 Ids = npt.NDArray[np.int32]
@@ -107,28 +108,18 @@ class TrainingBatch:
         return replace(self, labels=torch.full_like(self.labels, IGNORED), lines=(), tokens=0)
 
 
-def cut_batches(lengths: Numbers, order: Numbers, tokens: int) -> list[Numbers]:
-    """Split `order` into runs whose count · longest length is at most `tokens` (at least one each)."""
-    batches, begin, longest = list[Numbers](), 0, 0
-    for position, number in enumerate(order):
-        longer = max(longest, int(lengths[number]))
-        if position > begin and longer * (position - begin + 1) > tokens:
-            batches.append(order[begin:position])
-            begin, longer = position, int(lengths[number])
-        longest = longer
-    return [*batches, order[begin:]] if len(order) else batches
+def plan_lengths(source: Numbers, target: Numbers, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+    """Which sentences of these lengths go together; `chance` orders ties and batches (None: as they stand)."""
+    order = np.arange(len(target)) if chance is None else chance.permutation(len(target))
+    order = order[np.argsort(source[order], kind="stable")]
+    order = order[np.argsort(target[order], kind="stable")]
+    cut = [np.array(group) for group in groups(order.tolist(), np.maximum(source, target).__getitem__, tokens)]
+    return cut if chance is None else [cut[number] for number in chance.permutation(len(cut))]
 
 
 def plan_batches(pairs: TrainingPairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
-    """Which sentences go together: by length, ties and the order of batches by `chance` (None: as they stand)."""
-    source, target = pairs.lengths()
-    order = np.arange(len(pairs)) if chance is None else chance.permutation(len(pairs))
-    order = order[np.argsort(source[order], kind="stable")]
-    order = order[np.argsort(target[order], kind="stable")]
-    groups = cut_batches(np.maximum(source, target), order, tokens)
-    if chance is None:
-        return groups
-    return [groups[number] for number in chance.permutation(len(groups))]
+    """Which sentences go together, see `plan_lengths`."""
+    return plan_lengths(*pairs.lengths(), tokens=tokens, chance=chance)
 
 
 def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
