@@ -105,6 +105,7 @@ def batches(
     long: Long = "truncate",
     losses: Omissions | None = None,
     labels: bool = False,
+    folds: int = FOLDS,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
 
@@ -113,17 +114,19 @@ def batches(
     """
     sentences, losses = iter(corpus), losses or Omissions()
     while window := list(islice(sentences, WINDOW)):
-        encode = _encode_prompts if corpus.has_contrast else _encode
+        encode = _encode_prompts if corpus.has_contrast else encode_window
         encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
         if labels:
             encoded = _labelled(encoded, encoder, limit)
-        for fold in range(FOLDS):
-            in_fold = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_EncodedSentence.length)
-            for group in groups(in_fold, _EncodedSentence.length, tokens):
+        for fold in range(folds):
+            in_fold = sorted((e for e in encoded if e.sentence.number % folds == fold), key=EncodedSentence.length)
+            for group in groups(in_fold, EncodedSentence.length, tokens):
                 yield _collate(group, fold, encoder, losses)
 
 
-class _EncodedSentence(NamedTuple):
+class EncodedSentence(NamedTuple):
+    """A sentence with what the model reads, and what it should say."""
+
     sentence: Sentence
     source: Encoded
     target: Encoded | None
@@ -131,12 +134,14 @@ class _EncodedSentence(NamedTuple):
     corrupt: Encoded | None = None
 
     def length(self) -> int:
+        """Positions in a batch."""
         return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
 
 
-def _encode(
+def encode_window(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
-) -> list[_EncodedSentence]:
+) -> list[EncodedSentence]:
+    """Sentences of the text `name` as a model reads them, cut or refused; what is cut or unknown is counted."""
     sources = encode_sources(window, encoder, limit=limit)
     losses.unknown.add("source", sources)
     targets: list[Encoded] | list[None] = [None] * len(window)
@@ -144,7 +149,7 @@ def _encode(
         translations = encode_targets(window, encoder, limit=limit)
         losses.unknown.add("target", translations)
         targets = translations
-    ready = [_EncodedSentence(*parts) for parts in zip(window, sources, targets, strict=True)]
+    ready = [EncodedSentence(*parts) for parts in zip(window, sources, targets, strict=True)]
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":
@@ -159,9 +164,9 @@ def _encode(
 
 def _encode_prompts(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
-) -> list[_EncodedSentence]:
+) -> list[EncodedSentence]:
     """Prompts and their corrupt versions, with what the decoder of an encoder has said before the answer."""
-    ready = _encode(window, encoder, limit=UNCUT, long=long, name=name, losses=losses)
+    ready = encode_window(window, encoder, limit=UNCUT, long=long, name=name, losses=losses)
     texts = [sentence.contrast.corrupt for sentence in window if sentence.contrast is not None]
     prompts = []
     for entry, corrupt in zip(ready, encoder.encode(texts, side="source", limit=UNCUT), strict=True):
@@ -175,7 +180,7 @@ def _encode_prompts(
                 f"{name}:{entry.sentence.number + 1}: {longest} subwords, the limit is {limit}, and prompts are not "
                 "cut; shorten the line or raise --max-length"
             )
-        prompts.append(_EncodedSentence(entry.sentence, *sides, corrupt=corrupt.first(contrast.length)))
+        prompts.append(EncodedSentence(entry.sentence, *sides, corrupt=corrupt.first(contrast.length)))
     return prompts
 
 
@@ -202,7 +207,7 @@ def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[in
     return label_row(sentence.labels, source, sentence.source, spans)
 
 
-def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> list[_EncodedSentence]:
+def _labelled(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:
     if ready[0].sentence.labels is not None:
         return [entry._replace(labels=own_labels(entry.sentence, entry.source, encoder)) for entry in ready]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
@@ -216,7 +221,7 @@ def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> li
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
 
 
-def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
+def _collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
     targets = [entry.target for entry in group if entry.target] or encoder.reread([entry.source for entry in group])
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
@@ -239,7 +244,7 @@ def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses:
     )
 
 
-def _contrasts(group: list[_EncodedSentence]) -> Contrasts | None:
+def _contrasts(group: list[EncodedSentence]) -> Contrasts | None:
     corrupt = [entry.corrupt for entry in group if entry.corrupt is not None]
     contrasts = [entry.sentence.contrast for entry in group if entry.sentence.contrast is not None]
     if not corrupt:

@@ -10,7 +10,7 @@ Salazar et al. 2020) or in a random share of 15 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -19,11 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import DEFAULT_TOKENS, PROBED, BatchTrial, Long, Omissions, batches, groups, own_labels
-from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, encode_targets, pad_rows, pad_side
+from headscope.data.batching import (
+    DEFAULT_TOKENS,
+    PROBED,
+    BatchTrial,
+    Long,
+    Omissions,
+    batches,
+    encode_window,
+    groups,
+)
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
-from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.attention import precise
@@ -31,25 +39,10 @@ from headscope.model.native.transformer import PartialForward, Transformer
 from headscope.model.taps import masked
 
 Hiding = Literal["each", "random"]
-WINDOW = {"text": 2048, "hidden": 128}  # sentences in memory at a time; hiding each token makes many rows of a sentence
+WINDOW = 128  # sentences in memory at a time; hiding each token makes many rows of a sentence
 SHARE = 0.15  # of the tokens is hidden at random
 POSITIONS, CELLS = 512, 2**25  # whose logits, and how many of them, are copied at a time
 LOGITS = 2**27  # of a batch whose size nobody gave: half a gigabyte in single precision
-
-
-class LabelledSentence(NamedTuple):
-    """A row of a batch with its labels: a sentence, or one of its `copies` with hidden tokens, of them the `last`."""
-
-    number: int
-    source: Encoded
-    target: Encoded | None
-    labels: list[int]
-    last: bool = True
-    copies: int = 1
-
-    def length(self) -> int:
-        """Positions in a batch."""
-        return max(len(self.source.ids), len(self.target.ids) if self.target else 0)
 
 
 @dataclass(frozen=True)
@@ -283,77 +276,50 @@ def labelled(
     checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
 ) -> Iterator[Labelled]:
     """The corpus in batches of at most `options.tokens` positions a side, sorted by length within windows."""
-    sentences = iter(corpus)
-    make_rows, size = (_hidden, WINDOW["hidden"]) if hides_tokens(checkpoint) else (_texts, WINDOW["text"])
-    if checkpoint.label_names:
-        make_rows = _labels_of_lines
-    while window := list(islice(sentences, size)):
-        rows = make_rows(checkpoint, window, options, losses)
-        for sentence in rows:
-            cut = max(sentence.source.cut, sentence.target.cut if sentence.target else 0)
-            if cut and options.long == "refuse":
-                text = corpus.name if sentence.source.cut else f"the target of {corpus.name}"
-                raise DataError(
-                    f"{text}:{sentence.number + 1}: {options.limit + cut} pieces, the limit is {options.limit}; "
-                    "shorten the line, raise --max-length, or take --long truncate"
-                )
-            losses.truncated += bool(cut) and sentence.last
-        by_length = sorted(rows, key=LabelledSentence.length)
-        yield from map(_collate, groups(by_length, LabelledSentence.length, options.tokens))
+    if hides_tokens(checkpoint) and not checkpoint.label_names:
+        yield from _hidden(checkpoint, corpus, options, losses)
+        return
+    reading = {"tokens": options.tokens, "limit": options.limit, "long": options.long, "losses": losses}
+    for batch in batches(corpus, checkpoint, **reading, labels=True, folds=1):  # type: ignore[arg-type]
+        assert batch.labels is not None
+        size = len(batch.indices)
+        yield Labelled(replace(batch, labels=None), batch.labels, size, np.ones(size))
 
 
-def _texts(
-    checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
-) -> list[LabelledSentence]:
-    texts = [sentence.source if sentence.target is None else sentence.target for sentence in window]
-    sources = encode_sources(window, checkpoint, limit=options.limit)
-    losses.unknown.add("source", sources)
-    targets: Sequence[Encoded | None] = [None] * len(window)
-    if checkpoint.two_sided:
-        translations = encode_targets(
-            [sentence._replace(target=text) for sentence, text in zip(window, texts, strict=True)],
-            checkpoint,
-            limit=options.limit,
-        )
-        losses.unknown.add("target", translations)
-        targets = translations
-    labels = checkpoint.labels(texts, limit=options.limit)
-    numbers = (sentence.number for sentence in window)
-    return [LabelledSentence(*row) for row in zip(numbers, sources, targets, labels, strict=True)]
+class HiddenTokens(NamedTuple):
+    """A copy of a sentence, one of `copies`, some tokens of which are hidden: what is read, and what is to be said."""
 
-
-def _labels_of_lines(
-    checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
-) -> list[LabelledSentence]:
-    """A row per sentence with the labels that the corpus has."""
-    sources = encode_sources(window, checkpoint, limit=options.limit)
-    losses.unknown.add("source", sources)
-    return [
-        LabelledSentence(sentence.number, source, None, own_labels(sentence, source, checkpoint))
-        for sentence, source in zip(window, sources, strict=True)
-    ]
+    number: int
+    ids: Encoded
+    labels: list[int]
+    copies: int
+    last: bool
 
 
 def _hidden(
-    checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
-) -> list[LabelledSentence]:
-    """A row per token, which is hidden in it, or a row per sentence with a random share of its tokens hidden."""
-    mask = checkpoint.mask_id()
-    rows: list[LabelledSentence] = []
-    encoded = encode_sources(window, checkpoint, limit=options.limit)
-    losses.unknown.add("source", encoded)
-    for sentence, source in zip(window, encoded, strict=True):
-        hideable = [position for position, special in enumerate(source.special) if not special]
-        groups = [[position] for position in hideable] or [[]]
-        if options.hiding == "random":
-            groups = [hidden_at_random(hideable, sentence.number, seed=options.seed)]
-        for hidden in groups:
-            ids = [mask if position in hidden else id_ for position, id_ in enumerate(source.ids)]
-            labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(source.ids)]
-            last = hidden is groups[-1]
-            row = LabelledSentence(sentence.number, source._replace(ids=ids), None, labels, last, len(groups))
-            rows.append(row)
-    return rows
+    checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
+) -> Iterator[Labelled]:
+    """Each token of a sentence hidden in a row of its own, or a random share of them in one row."""
+    mask, sentences = checkpoint.mask_id(), iter(corpus)
+    reading = {"limit": options.limit, "long": options.long, "name": corpus.name, "losses": losses}
+    while window := list(islice(sentences, WINDOW)):
+        rows: list[HiddenTokens] = []
+        for sentence, source, *_ in encode_window(window, checkpoint, **reading):  # type: ignore[arg-type]
+            hideable = [position for position, special in enumerate(source.special) if not special]
+            together = [[position] for position in hideable] or [[]]
+            if options.hiding == "random":
+                together = [hidden_at_random(hideable, sentence.number, seed=options.seed)]
+            for hidden in together:
+                ids = [mask if position in hidden else id_ for position, id_ in enumerate(source.ids)]
+                labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(source.ids)]
+                last, read = hidden is together[-1], source._replace(ids=ids)
+                rows.append(HiddenTokens(sentence.number, read, labels, len(together), last))
+        rows.sort(key=lambda row: len(row.labels))
+        for group in groups(rows, lambda row: len(row.labels), options.tokens):
+            batch = Batch(torch.tensor([row.number for row in group]), 0, pad_side([row.ids for row in group]))
+            shares = np.array([1 / row.copies for row in group])
+            wanted = pad_rows([row.labels for row in group], IGNORED)
+            yield Labelled(batch, wanted, sum(row.last for row in group), shares)
 
 
 def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
@@ -361,15 +327,3 @@ def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> lis
     shuffled = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
     hidden: list[int] = shuffled[: max(1, round(SHARE * len(positions)))].tolist()
     return hidden
-
-
-def _collate(group: list[LabelledSentence]) -> Labelled:
-    targets = [row.target for row in group if row.target is not None]
-    batch = Batch(
-        indices=torch.tensor([row.number for row in group]),
-        fold=0,
-        source=pad_side([row.source for row in group]),
-        target=pad_side(targets) if targets else None,
-    )
-    labels = pad_rows([row.labels for row in group], IGNORED)
-    return Labelled(batch, labels, sum(row.last for row in group), np.array([1 / row.copies for row in group]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -132,7 +132,7 @@ def _train(
     if processes.main:
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
-        for text in run.data.unknown.warnings(run.data):
+        for text in run.data.unknown.warnings(cast(Any, run.data)):  # which says why subwords are unknown
             listener.remarked(text)
         if config.bleu_every and run.data.valid_texts is not None:
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
