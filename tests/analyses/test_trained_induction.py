@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,25 @@ def test_patching_names_both_heads_of_the_circuit(column: str) -> None:
     effects = prompts().heads.set_index(["layer", "head"])[column].sort_values(ascending=False)
     assert set(effects.index[:2]) == {(head.layer, head.head) for head in (PREVIOUS, INDUCTION)}
     assert abs(effects[EMPTY.layer, EMPTY.head]) < 1e-3
+
+
+def test_links_of_any_kind_are_relations_of_a_conllu_file(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Coreference and the like: a word's HEAD is what it refers to; here, the word after its earlier occurrence."""
+    luck, lines = random.Random(2), []
+    for _ in range(20):
+        words = luck.sample([f"w{number}" for number in range(40)], luck.randint(9, 15))
+        n, twice = len(words), words + words
+        heads = [0 if place <= n or place == 2 * n else place - n + 1 for place in range(1, 2 * n + 1)]
+        lines += [f"# text = {' '.join(twice)}"]
+        for place, (word, head) in enumerate(zip(twice, heads, strict=True), start=1):
+            relation = "coref" if head else "root"
+            lines.append(f"{place}\t{word}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
+        lines.append("")
+    (tmp_path / "links.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = ("--parse", tmp_path / "links.conllu", "--relations", "coref", "--only", "syntactic", "--device", "cpu")
+    status, _, err = command("analyze", FOLDER, *given, "--out", tmp_path / "run")
+    assert status == 0, err
+    found = Study.open(tmp_path / "run")
+    assert [head for head, labels in found.labels.items() if "syntactic:coref<" in labels] == [INDUCTION]
