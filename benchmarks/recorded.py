@@ -30,19 +30,19 @@ PAIRS = f"--source {ASSETS}/captions.en --target {ASSETS}/captions.de --max-sent
 TRAIN = (
     f"--source {ASSETS}/captions.en --target {ASSETS}/captions.de --valid-source {ASSETS}/sample.en "
     f"--valid-target {ASSETS}/sample.de --max-sentences 100 --vocab-size 200 --d-model 32 --d-ffn 32 --heads 4 "
-    "--encoder-layers 2 --decoder-layers 2 --max-tokens 400 --max-epochs 2 --threads 1 --device cpu"
+    "--encoder-layers 2 --decoder-layers 2 --max-tokens 400 --max-epochs 2 --set threads=1 --device cpu"
 )
 EVERY = "confidence.base,confidence.advanced,similarity.js"
 LEARN = f"{PAIRS} --updates 4 --tune-updates 2 --batch-tokens 400"
 COMMANDS = {
     "show": "show {bert} --json",
     "bert": f"analyze {{bert}} --source {ASSETS}/sample.en --parse {ASSETS}/sample.conllu --max-sentences 24 "
-    f"--also {EVERY} --relations all --min-instances 3 --detail --out out",
+    f"--also {EVERY} --set syntactic.relations=all --set syntactic.min-instances=3 --detail --out out",
     "pair": f"analyze {{pair}} {PAIRS} --also {EVERY} --mhr-pickles --out out",
-    "importance": f"analyze {{pair}} {PAIRS} --max-sentences 6 --importance --shapley-samples 2 "
-    "--rules voita,attnlrp,cp --out out",
+    "importance": f"analyze {{pair}} {PAIRS} --max-sentences 6 --importance --set shapley.shapley-samples=2 "
+    "--set lrp.rules=voita,attnlrp,cp --out out",
     "faithfulness": f"analyze {{bert}} --source {ASSETS}/sample.en --max-sentences 8 "
-    "--only confidence,taylor,magnitude --faithfulness --faithfulness-steps 3 --faithfulness-seeds 2 --out out",
+    "--only confidence,taylor,magnitude --faithfulness --set faithfulness-steps=3 --set faithfulness-seeds=2 --out out",
     "rank": f"prune rank {{pair}} {PAIRS} --by gradient --keep 48 --out out",
     "rank-lrp": f"prune rank {{pair}} {PAIRS} --max-sentences 4 --by lrp --keep 60 --steps 2 --tune-updates 1 "
     "--out out",

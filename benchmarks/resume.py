@@ -24,14 +24,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headscope.cli.options import value_of
-from headscope.config.option import declared_options
+from headscope.cli.options import set_values
+from headscope.config.option import configured, declared_options
 from headscope.training.config import TrainConfig
 from headscope.training.files.checkpoints import FILE as STATE
 from headscope.training.trainer import train
@@ -104,12 +103,8 @@ def two_processes(asked: argparse.Namespace, folder: Path) -> float:
 def work(asked: argparse.Namespace, out: Path, **more: Any) -> None:
     """Train, or go on."""
     kind = VARIANTS.get(asked.variant)
-    given = dict(pair.split("=", 1) for pair in asked.option)
-    if strange := set(given) - {each.name for each in fields(kind.Options)}:
-        sys.exit(f"{asked.variant} has no option {', '.join(sorted(strange))}")
-    known = declared_options(kind.Options)
-    options = {entry.name: value_of(entry, hint, given[entry.name]) for entry, hint in known if entry.name in given}
-    train(settings(out, **more), kind(kind.Options(**options)), resume=True)
+    options = set_values(asked.option, list(declared_options(kind.Options)), {})
+    train(settings(out, **more), kind(configured(kind.Options, options)), resume=True)
 
 
 def settings(out: Path, **more: Any) -> TrainConfig:

@@ -25,8 +25,8 @@ import torch
 import transformers
 from torch.utils.data import SequentialSampler
 
-from headscope.cli.options import value_of
-from headscope.config.option import declared_options
+from headscope.cli.options import set_values
+from headscope.config.option import configured, declared_options
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
@@ -85,12 +85,8 @@ def settings(asked: argparse.Namespace, out: Path) -> TrainConfig:
 def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
     """The run of `--variant`."""
     kind = VARIANTS.get(asked.variant)
-    given = dict(pair.split("=", 1) for pair in asked.option)
-    known = declared_options(kind.Options)
-    options = kind.Options(
-        **{entry.name: value_of(entry, hint, given[entry.name]) for entry, hint in known if entry.name in given}
-    )
-    return make_run(settings(asked, out), kind(options))
+    options = set_values(asked.option, list(declared_options(kind.Options)), {})
+    return make_run(settings(asked, out), kind(configured(kind.Options, options)))
 
 
 def update_all(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import STDIN, made_of, option_of, read, value_of
+from headscope.cli.options import STDIN, made_of, read
 from headscope.config import AnalyzeConfig
-from headscope.config.analyze import ANALYSES
-from headscope.config.declarations import analysis_options
+from headscope.config.declarations import analysis_options, declarations
 from headscope.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     At a terminal it asks for each; else a line is a sentence, or both with a tab between. ConfigError where stdin is
     asked for anything else, DataError where it has no sentence.
     """
-    if values["source"] != STDIN:
-        if values["target"] == STDIN:
+    if values.get("source") != STDIN:
+        if values.get("target") == STDIN:
             raise ConfigError("--target - goes with --source -, a sentence and its translation in turn; give a file")
         return {}
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ConfigError("--source - is read by one process; under torchrun give a file")
-    names = [name for name in ("source", "target") if values[name] == STDIN]
+    names = [name for name in ("source", "target") if values.get(name) == STDIN]
     lines = list(_asked(names) if sys.stdin.isatty() else _piped(names))
     if not lines:
         raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
@@ -76,12 +75,12 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
     return decoded_lines(lines)
 
 
-ANALYSIS_OPTIONS = analysis_options()
-"""Options that analyses declare, each in its own file."""
-MORE = [option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()]
+def option_owners() -> dict[str, type[Any]]:
+    """The options that analyses declare, each in its own file."""
+    return {analysis.name: analysis.Options for analysis in declarations("Options")}
 
 
-@made_of(AnalyzeConfig, more=MORE, verbose=True, typed=("source", "target"))
+@made_of(AnalyzeConfig, verbose=True, typed=("source", "target"), owners=option_owners)
 def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass.
 
@@ -92,7 +91,7 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     from headscope.cli.answers import show_result
     from headscope.cli.next_commands import after_analysis
 
-    own = {name: value_of(option.field, option.type, values[name]) for name, option in ANALYSIS_OPTIONS.items()}
+    own = {name: value for name, value in values.items() if name in analysis_options()}
     typed = typed_text(values)
     values = {**values, "report": True} if typed else values
     study = run_analysis(read(AnalyzeConfig, values, analysis_options=own), typed=typed, progress=console.progress)

@@ -15,8 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headscope.bounds import WHOLE
-from headscope.config.option import values_left_out
+from headscope.config.option import first_sentence
 from headscope.errors import ConfigError, HeadscopeError, one_line
 from headscope.files.writing import write_failure
 
@@ -32,27 +31,12 @@ ALL = "--help-all"
 """Asks for the help with every option."""
 FEW = 18
 """Options that --help shows without a choice."""
-NO_LIMIT = f"<={WHOLE}"
-"""How typer says that a number may be as large as one can be."""
-
-
-def row_of(parameter: Any, context: Any) -> tuple[str, str] | None:
-    """How an option is written, and what is said of it; None for a hidden one.
-
-    As typer has it, with a word for the value where typer names its type.
-    """
-    if (record := parameter.get_help_record(context)) is None:
-        return None
-    if parameter.param_type_name == "argument":
-        return record[0].partition(" <")[0], record[1]
-    numbers = re.sub(r"<(int|float)( range)?>", "N", record[0])
-    return re.sub(r" <\w+(\[\w+\])?>", " …", numbers), record[1].replace(NO_LIMIT, "")
 
 
 def short(text: str) -> str:
     """The first sentence of an explanation, and what stands behind all of them: `[default: 3]`."""
-    sentence, *others = re.split(r"(?<=\.) (?=[A-Z-])", text, maxsplit=1)
-    behind = re.search(r"\s+\[[^\]]*\]$", "".join(others))
+    sentence = first_sentence(text)
+    behind = re.search(r"\s+\[[^\]]*\]$", text[len(sentence) :])
     return sentence + (behind[0] if behind else "")
 
 
@@ -76,8 +60,8 @@ def write_options(command: Any, context: Any, formatter: Any) -> None:
     sections: dict[str, list[tuple[str, str]]] = {}
     rare = rare_options(command, context)
     for parameter in command.get_params(context):
-        if parameter.name not in rare and (row := row_of(parameter, context)) is not None:
-            row = (row[0], short(row[1])) if rare else row
+        if parameter.name not in rare and (row := parameter.get_help_record(context)) is not None:
+            row = (row[0].partition(" <")[0], short(row[1]) if rare else row[1])
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)
@@ -186,11 +170,16 @@ class ListsOnce(PlainCommand):
 
     def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
         """The arguments, where an option whose value may be left out has one."""
-        values = {flag: values_left_out(each.metavar) for each in self.get_params(ctx) for flag in each.opts}
+        words = {
+            flag: each.metavar.strip("[]").split("|")
+            for each in self.get_params(ctx)
+            if (each.metavar or "").startswith("[")
+            for flag in each.opts
+        }
         for argument, following in zip(args, [*args[1:], ""], strict=False):
             yield argument
-            if values.get(argument) and following not in values[argument]:
-                yield values[argument][0]
+            if argument in words and following not in words[argument]:
+                yield words[argument][0]
 
 
 def _counts_whole(option: Any) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.options import made_of, read
+from headscope.cli.options import default_words, made_of, read
+from headscope.config.option import NoOptions, declared_options
 from headscope.config.small import ListConfig
+
+if TYPE_CHECKING:
+    from headscope.engine.overview import Kind
 
 BESIDE = 20
 """Columns of what stands beside a summary: it is the summary that is read."""
@@ -24,6 +29,9 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.engine.overview import KINDS, catalogue
 
     config = read(ListConfig, values)
+    if config.kind and config.checkpoint in {item.name for item in catalogue(config.kind)}:
+        show_options(KINDS[config.kind], config.checkpoint, json=json)
+        return
     if not config.kind:
         numbers = {kind: len(catalogue(kind)) for kind in KINDS}
         if json:
@@ -46,3 +54,17 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
     for column in table.columns[2:]:
         column.max_width, column.overflow = BESIDE, "fold"
     console.show([table])
+
+
+def show_options(kind: Kind, name: str, *, json: bool) -> None:
+    """What one variant is, and its options, which --set sets."""
+    variant = kind.variants()[name]
+    about = inspect.cleandoc(variant.__doc__ or "")
+    options = {
+        f"{name}.{entry.name}".replace("_", "-"): entry.metadata["help"] + default_words(entry)
+        for entry, _ in declared_options(getattr(variant, "Options", NoOptions))
+    }
+    if json:
+        console.print_json({"name": name, "about": about, "options": options})
+        return
+    console.show([about, *(f"--set {option}=VALUE  {text}" for option, text in options.items())])

@@ -61,7 +61,7 @@ FORK: dict[str, Counterpart] = {
     "--mask-head": Counterpart(MASKED, "--mask SITE.LAYER.HEAD", "encoder-self.2.5; all: evaluate --each-head"),
     "--keep-alphas-eval": Counterpart("analyze", "--mhr-pickles", "to draw: headscope plot alphas CKPT"),
     "--save-heads-cos-sim": Counterpart(
-        "analyze", "--mhr-pickles --mhr-rows generate", "without --mhr-rows one row for all sentences, teacher-forced"
+        "analyze", "--mhr-pickles --set mhr-rows=generate", "without mhr-rows one row for all sentences, teacher-forced"
     ),
 }
 """Options that the fork added."""
@@ -75,11 +75,11 @@ FAIRSEQ: dict[str, Counterpart] = {
     "--sacrebleu": Counterpart("evaluate", "--metrics bleu"),
     "--results-path": Counterpart("translate", "CKPT < TEXT > FILE"),
     "--batch-size": Counterpart(
-        MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --mhr-batch-size N"
+        MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --set mhr-batch-size=N"
     ),
     "--max-sentences-valid": Counterpart(note="validation takes --max-tokens positions at once"),
     "--max-tokens": Counterpart(
-        MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --mhr-max-tokens N"
+        MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --set mhr-max-tokens=N"
     ),
     "--save-dir": Counterpart(TRAIN, "--out DIR"),
     "--restore-file": Counterpart(TRAIN, "--resume", "or --init CKPT for a new run from its weights"),

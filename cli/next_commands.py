@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from headscope.config import Companions, TextFiles, ValidatedTextFiles
+from headscope.config import AnalyzeConfig, Companions, TextFiles, ValidatedTextFiles
 from headscope.heads import Site
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ ANALYSED = (
     *(*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", *STANZA),
     *("max_sentences", "mask", "max_length", "queries", "keep_special", "exclude_sinks"),
 )
+FLAGLESS = {
+    entry.name
+    for cls in (AnalyzeConfig, ValidatedTextFiles)
+    for entry in fields(cls)
+    if entry.metadata.get("flagless", False)
+}
 NEW_TEXT = {"source": "txt"}
 LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
@@ -34,8 +40,11 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     for name in names:
         value = (options or {}).get(name)
         if value not in (None, False, ""):
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            typed += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
+            word, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            if name in FLAGLESS or "." in name:
+                typed += ["--set", f"{word}={'true' if value is True else text}"]
+            else:
+                typed += [f"--{word}", *([] if value is True else [text])]
     return shlex.join(typed)
 
 
@@ -57,20 +66,23 @@ def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
     elif not study.has_table("patching"):
         again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
         unused = () if options.get("parse") == "stanza" else STANZA
-        names = tuple(name for name in (*ANALYSED, *COMPANIONS, *_of_analyses(options)) if name not in unused)
-        yield "Which heads matter", command_line(*again, options=options, names=names)
+        own = _of_analyses(options)
+        names = tuple(name for name in (*ANALYSED, *COMPANIONS, *own) if name not in unused)
+        yield "Which heads matter", command_line(*again, options={**options, **own}, names=names)
 
 
-def _of_analyses(options: Mapping[str, Any]) -> Iterator[str]:
-    """Options of analyses that run unasked (`--alignments`), as far as they were given."""
+def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of analyses that run unasked (`alignment.alignments`), as far as they were given."""
     from headscope.config.declarations import analysis_options
     from headscope.engine.base import ANALYSES
 
+    own: dict[str, Any] = {}
     for name, option in analysis_options().items():
         default = option.field.default
         unset = list(default) if isinstance(default, tuple) else default
         if options.get(name, unset) != unset and any(ANALYSES.get(each).default for each in option.analyses):
-            yield name
+            own[f"{option.analyses[0]}.{name}"] = options[name]
+    return own
 
 
 def after_choice(choice: Selection, options: Mapping[str, Any]) -> tuple[str, str] | None:

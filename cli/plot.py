@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -26,20 +26,16 @@ Written = list[tuple[list[str], Path]]
 
 @dataclass(frozen=True)
 class FigureFile:
-    """Where figures go."""
+    """Where a figure, or a page, goes."""
 
     out: Path = option(
-        help="File to write: .png, .svg or .pdf. For several runs a directory, or a name with {run} in it.",
+        help="File to write: .png, .svg, .pdf, or .html of report. For several runs a directory, or a name with {run} "
+        "in it.",
         metavar="PATH",
         written=True,
     )
-
-
-@dataclass(frozen=True)
-class PageFile:
-    """Where a page goes."""
-
-    out: Path = option(help="The page to write.", metavar="PAGE.html", written=True)
+    force: bool = option(False, "Replace a file that exists.")
+    as_json: bool = option(False, "Print what was written as JSON.", name="json")
 
 
 @dataclass(frozen=True)
@@ -52,30 +48,14 @@ class FigureLook:
         metavar="INCHES",
         panel=LOOK,
     )
-    style: str = option(
-        "screen",
-        "screen: letters of 8 to 14 points; paper: of 6 to 10 points, PNG with 300 dots per inch.",
-        metavar="screen|paper",
-        panel=LOOK,
+    style: Literal["screen", "paper"] = option(
+        "screen", "screen: letters of 8 to 14 points; paper: of 6 to 10 points, PNG with 300 dots per inch.", panel=LOOK
     )
     signature: bool = option(True, "Write below the figure what the numbers depend on.", panel=LOOK)
     title: bool = option(True, "Write title, model and data above the figure.", panel=LOOK)
     dpi: int | None = option(
-        None,
-        "Dots per inch of PNG, 30 to 2400; default: 150, with --style paper 300.",
-        metavar="N",
-        panel=LOOK,
-        minimum=30,
-        maximum=2400,
+        None, "Dots per inch of PNG; default: 150, with --style paper 300.", panel=LOOK, minimum=30, maximum=2400
     )
-
-
-@dataclass(frozen=True)
-class Writing:
-    """Whether files are replaced, and how they are told."""
-
-    force: bool = option(False, "Replace a file that exists.")
-    as_json: bool = option(False, "Print what was written as JSON.", name="json")
 
 
 class Figures(PlainGroup):
@@ -102,21 +82,21 @@ def plot() -> None:
 
 
 def _command(figure: PlotFigure) -> Any:
-    shared = (PageFile, figure.Options, Writing) if figure.page else (FigureFile, figure.Options, FigureLook, Writing)
-    runs = _runs(figure)
+    runs, looks = _runs(figure), () if figure.page else (FigureLook,)
 
-    @made_of(runs, *shared, config=False, json=False)
+    @made_of(runs, FigureFile, figure.Options, *looks, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
         from headscope.results.study_tables import files_of
 
-        options, out = read(figure.Options, values), values["out"]
-        chosen = vars(read(runs, values))
+        options, file, chosen = read(figure.Options, values), read(FigureFile, values), vars(read(runs, values))
         paths = list(chosen["runs"]) if "runs" in chosen else list(chosen.values())
-        if out.is_file():
-            check_inputs(out, inputs_of({name: value for name, value in values.items() if name != "out"}))
+        if file.out.is_file():
+            check_inputs(file.out, inputs_of({**vars(options), **chosen}))
         with files_of(paths):
-            written = (_page if figure.page else _figures)(figure, paths, options, values)
-        _say(figure.name, written, as_json=values["as_json"])
+            draw = (
+                _page(figure, paths, options, file) if figure.page else _figures(figure, paths, options, file, values)
+            )
+        _say(figure.name, draw, as_json=file.as_json)
 
     group = Application(add_completion=False)
     group.command(name=figure.name, help=figure.summary)(command)
@@ -134,7 +114,9 @@ def _runs(figure: PlotFigure) -> type[Any]:
     return make_dataclass("Runs", [("runs", tuple[Path, ...], many)], frozen=True)
 
 
-def _figures(figure: PlotFigure, paths: list[Path], options: Any, values: Mapping[str, Any]) -> Written:
+def _figures(
+    figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile, values: Mapping[str, Any]
+) -> Written:
     """Draw and write; all places to write to are checked before anything is read."""
     from headscope.report.layout import output
     from headscope.report.layout.output import FigureStyle, figure_style
@@ -142,26 +124,26 @@ def _figures(figure: PlotFigure, paths: list[Path], options: Any, values: Mappin
     look = read(FigureLook, values)
     with figure_style(FigureStyle(look.style, look.width, title=look.title, signature=look.signature)):
         if figure.runs == "each":
-            targets = output.target_paths(values["out"], paths, figure=figure.stem, force=values["force"])
+            targets = output.target_paths(file.out, paths, figure=figure.stem, force=file.force)
             drawn = [figure.read([path]) for path in paths]
         else:
-            targets, drawn = [output.check_path(values["out"], force=values["force"])], [figure.read(paths)]
+            targets, drawn = [output.check_path(file.out, force=file.force)], [figure.read(paths)]
         return [
             (
                 [run.name for run in runs],
-                output.write_figure(figure.drawn(runs, options), target, dpi=look.dpi, force=values["force"]),
+                output.write_figure(figure.drawn(runs, options), target, dpi=look.dpi, force=file.force),
             )
             for runs, target in zip(drawn, targets, strict=True)
         ]
 
 
-def _page(figure: PlotFigure, paths: list[Path], options: Any, values: Mapping[str, Any]) -> Written:
+def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile) -> Written:
     from headscope.report.layout.output import check_page
 
-    check_page(values["out"], force=values["force"])
+    check_page(file.out, force=file.force)
     from headscope.report.page.write import save_page  # with torch, which takes seconds
 
-    page = save_page(figure.drawn(figure.read(paths), options), values["out"], force=values["force"])
+    page = save_page(figure.drawn(figure.read(paths), options), file.out, force=file.force)
     return [([path.resolve().name for path in paths], page)]
 
 

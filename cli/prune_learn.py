@@ -9,9 +9,8 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.failures import Application
-from headscope.cli.options import made_of, option_of, read
+from headscope.cli.options import made_of, read
 from headscope.cli.prune_rank import show_choice
-from headscope.config.option import declared_options
 from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig
 from headscope.pruning.options.shared import HEADS
 
@@ -23,9 +22,8 @@ Processes of torchrun share the sentences of every batch."""
 
 def command_of(learner: DeclaredLearner) -> Any:
     """The command of a learner, with its options and those of all learners."""
-    own = [option_of(entry, hint, HEADS) for entry, hint in declared_options(learner.Options)]
 
-    @made_of(LearnConfig, more=own, verbose=True)
+    @made_of(LearnConfig, learner.Options, verbose=True, panel=HEADS)
     def command(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         method = read(LEARNERS.get(learner.name).Options, values)
         _learn(read(LearnConfig, values, method=method), json=json, verbose=verbose)

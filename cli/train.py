@@ -6,9 +6,9 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.failures import Application, PlainGroup, unknown_command
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import Config, Json, check_config, check_texts, declared, option_of, parameter, read
+from headscope.cli.options import made_of, read
 from headscope.config import option
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Variants(PlainGroup):
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
         group.command(name=variant.name, help=about, short_help=variant.summary)(
-            _callback(variant, {"shared": TrainConfig, "own": variant.Options})
+            made_of(TrainConfig, variant.Options, Going, panel=variant.name.capitalize())(partial(_run, variant))
         )
         return typer.main.get_command(group)
 
@@ -82,38 +82,16 @@ def train() -> None:
     """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
 
 
-def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Callable[..., None]:
-    """A function whose signature lists all options, for typer to read."""
-
-    def command(**values: Any) -> None:
-        check_config(values)
-        check_texts(values)
-        _run(variant, classes, values)
-
-    parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]
-    for part, cls in classes.items():
-        hints = get_type_hints(cls)
-        panel = variant.name.capitalize() if part == "own" else None
-        parameters += [option_of(field, hints[field.name], panel) for field in fields(cls)]
-    parameters += [option_of(field, bool) for field in fields(Going)]
-    parameters += [parameter("config", Config, None), parameter("json", Json, False)]
-    return declared(command, parameters)
-
-
-def _run(variant: type[Variant], classes: Mapping[str, type[Any]], arguments: dict[str, Any]) -> None:
+def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
     import sys
 
-    from headscope.training.config import preset
-    from headscope.training.files.outputs import resumed_options
+    from headscope.training.config import TrainConfig
+    from headscope.training.files.outputs import with_defaults
 
-    context, resume, force, json = (arguments.pop(name) for name in ("context", "resume", "force", "json"))
-    del arguments["config"]
-    defaulted = {name for name in arguments if context.get_parameter_source(name).name == "DEFAULT"}
-    earlier = resumed_options(Path(arguments["out"]), variant.name) if resume else {}
-    fallback = {**preset(arguments["preset"] or earlier.get("preset")), **earlier}
-    values = {name: fallback.get(name, value) if name in defaulted else value for name, value in arguments.items()}
-    config, options = (read(cls, values) for cls in classes.values())
-    _train(config, variant(options), resume=resume, force=force, json=json, command=sys.argv[1:])
+    going = read(Going, values)
+    values = with_defaults(values, variant.name, resume=going.resume)
+    config, options = read(TrainConfig, values), read(variant.Options, values)
+    _train(config, variant(options), resume=going.resume, force=going.force, json=json, command=sys.argv[1:])
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:

@@ -32,16 +32,7 @@ def translate(values: Mapping[str, Any]) -> None:
     from headscope.model.mixing.experts import one_expert
 
     config = read(TranslateConfig, values)
-    options = TranslateOptions(
-        beam=1 if config.greedy else config.beam,
-        power=config.lenpen,
-        max_ratio=config.max_len_a,
-        max_extra=config.max_len_b,
-        best=config.nbest,
-        longest=config.max_length,
-        keep_pieces=config.keep_bpe,
-        scores=config.scores,
-    )
+    options = TranslateOptions.of(config)
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
         model = load(config.checkpoint, **config.opening)

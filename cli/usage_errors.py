@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from headscope.cli.failures import USAGE, short
 from headscope.errors import ConfigError, one_line
-
-NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
-"""What pydantic, which reads options for typer, wanted."""
 
 
 @contextmanager
@@ -29,23 +27,11 @@ def usage_errors() -> Iterator[None]:
         if type(error).__name__ == "NoSuchOption":
             from headscope.cli.mhr_options import answer
 
-            if hint := _elsewhere(refused) or answer(refused.option_name, _typed(refused.ctx)):
+            if hint := _settable(refused) or _elsewhere(refused) or answer(refused.option_name, _typed(refused.ctx)):
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        message = (
-            _too_many(refused)
-            or _missing(refused)
-            or _not_a_number(refused)
-            or one_line(refused.format_message()).rstrip(".")
-        )
+        message = _too_many(refused) or _missing(refused) or one_line(refused.format_message()).rstrip(".")
         raise ConfigError(f"{message}{see_help}") from None
-
-
-def _not_a_number(refused: Any) -> str:
-    """What came instead of a number, where pydantic refused it, whose message leaves that out; else nothing."""
-    found: list[Any] = getattr(refused.__cause__, "errors", list)()
-    wanted = NUMBERS.get(found[0]["type"]) if found else None
-    return f"{refused.param.opts[0]} {found[0]['input']!r} is not {wanted}" if wanted else ""
 
 
 QUIET = "results go to stdout, progress and notes to stderr: add 2> /dev/null"
@@ -57,6 +43,18 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "CKPT": ("--model", "--checkpoint", "--ckpt", "--model-name-or-path", "--model_name_or_path"),
 }
 """Options, and the argument, by the names that other programs have for them."""
+
+
+def _settable(refused: Any) -> str:
+    """What sets an option that has no flag; else nothing."""
+    callback, name = refused.ctx.command.callback, refused.option_name.lstrip("-")
+    known = {(entry.metadata["name"] or entry.name): "" for entry, _ in getattr(callback, "entries", ())}
+    for owner, cls in (getattr(callback, "owners", None) or dict)().items():
+        known |= {entry.name: f"{owner}." for entry in fields(cls)}
+    known = {option.replace("_", "-"): owner for option, owner in known.items()}
+    return (
+        f"{refused.option_name} has no flag of its own; give --set {known[name]}{name}=VALUE" if name in known else ""
+    )
 
 
 def _elsewhere(refused: Any) -> str:

@@ -14,7 +14,7 @@ headscope show classifier
 headscope analyze classifier --source classifier.txt --labels classifier.labels --only confidence,positional,sink,ablation --report --out first --force
 
 # Half of its heads, chosen and made up for without training, judged on text that nothing was chosen by.
-headscope prune shrink classifier --keep 24 --source classifier.txt --labels classifier.labels --valid-source classifier-test.txt --valid-labels classifier-test.labels --out first-small --force
+headscope prune shrink classifier --keep 24 --source classifier.txt --labels classifier.labels --valid-source classifier-test.txt --set valid-labels=classifier-test.labels --out first-small --force
 headscope evaluate first-small --source classifier-test.txt --labels classifier-test.labels
 
 # transformers opens the smaller one, and one page shows it all.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _OPTIONS_AS_FLAGS: ContextVar[bool] = ContextVar("headscope_options_as_flags", default=False)
+_OPTIONS = re.compile(r"(`headscope [^`]*`)|(?<![\w-])--([a-z][a-z0-9-]*)")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
 
 # C0 without tab and line feed, delete, C1; line separators; marks of direction; surrogates, which no UTF-8 can hold.
@@ -25,9 +26,24 @@ def options_as_flags() -> Iterator[None]:
         _OPTIONS_AS_FLAGS.reset(token)
 
 
-def flags_are_kept() -> bool:
-    """Whether errors write options as the command line does."""
-    return _OPTIONS_AS_FLAGS.get()
+@contextmanager
+def python_errors() -> Iterator[None]:
+    """Errors within the block name options as Python writes them (`max_length`), in commands as `--max-length`."""
+    try:
+        yield
+    except HeadscopeError as error:
+        if not _OPTIONS_AS_FLAGS.get():
+            error.args = (python_words(str(error)),)
+        raise
+
+
+def python_words(text: str) -> str:
+    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`.
+
+    Commands, `headscope …` within such quotes, stay as they are typed.
+    """
+    keywords = {"source": "text"}
+    return _OPTIONS.sub(lambda found: found[1] or keywords.get(found[2], found[2].replace("-", "_")), text)
 
 
 def one_line(text: object) -> str:

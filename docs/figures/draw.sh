@@ -7,7 +7,7 @@ headscope plot heads docs/figures/runs/gallery-bert --measure confidence --measu
   --force --out docs/figures/gallery-bert.png
 headscope analyze headscope/assets/en-de --source headscope/assets/captions.en --target headscope/assets/captions.de \
   --parse headscope/assets/captions.conllu --target-parse headscope/assets/captions.de.conllu \
-  --alignments headscope/assets/captions.align --importance --also ablation --no-figures --force \
+  --set alignment.alignments=headscope/assets/captions.align --importance --also ablation --no-figures --force \
   --out docs/figures/runs/gallery-en-de
 headscope plot heads docs/figures/runs/gallery-en-de --measure confidence --width 8 --dpi 80 --force \
   --out docs/figures/gallery-en-de.png

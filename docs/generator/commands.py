@@ -13,8 +13,9 @@ import typer
 from mkdocs.structure.files import File
 
 from headscope.cli import main
-from headscope.cli.failures import row_of
 from headscope.cli.mhr_options import FAIRSEQ, FORK, Counterpart
+from headscope.cli.options import default_words, metavar_of
+from headscope.config.option import declared_options
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -93,13 +94,21 @@ def _records(command: Any) -> list[Record]:
     context = _context(command)
     found = []
     for parameter in command.params:
-        record = row_of(parameter, context)
+        record = parameter.get_help_record(context)
         if record is None:
             continue
         if _is_argument(parameter):
             found.append((_metavar(parameter), record[1], "Arguments"))
         elif parameter.name != "help":
             found.append((*record, getattr(parameter, "rich_help_panel", None) or "Options"))
+    callback = command.callback
+    options = [("", *pair) for pair in getattr(callback, "entries", ()) if pair[0].metadata["flagless"]]
+    for owner, cls in sorted((getattr(callback, "owners", None) or dict)().items()):
+        options += [(f"{owner}.", *pair) for pair in declared_options(cls)]
+    for owner, entry, hint in options:
+        name = (entry.metadata["name"] or entry.name).replace("_", "-")
+        text = entry.metadata["help"] + default_words(entry)
+        found.append((f"--set {owner}{name}={metavar_of(entry, hint)}", text, "Options without a flag"))
     return found
 
 

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from headscope.api.options import PathName, Report, analyze_options, progress_of
-from headscope.api.selection import Heads, heads_option
+from headscope.api.options import PathName, Report, progress_of
+from headscope.api.selection import heads_option
 from headscope.api.texts import Texts
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.config.declarations import checked_options
+from headscope.config.declarations import analysis_options, checked_options
+from headscope.config.option import configured
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
@@ -195,7 +196,6 @@ def study_of(
     texts: Texts,
     options: Mapping[str, Any],
     *,
-    mask: Heads | None,
     gates: str,
     out: PathName | None,
     figures: bool,
@@ -204,9 +204,14 @@ def study_of(
 ) -> Study:
     """Measure every head of an open checkpoint, and write the run to `out`, if given.
 
-    Options, text and folder are checked before the first pass.
+    Options of analyses may stand among the others. Options, text and folder are checked before the first pass.
     """
-    settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout, name="mask")})
+    values = {**options, "mask": heads_option(options["mask"], checkpoint.layout, name="mask")}
+    of_analyses = {name: values.pop(name) for name in analysis_options() if name in values}
+    own = {**values.pop("analysis_options", {}), **of_analyses}
+    settings = configured(
+        AnalyzeOptions, {**values, "analysis_options": own}, what="analyze", others=analysis_options()
+    )
     chosen_analyses(settings, prompts=texts.answer is not None)
     if out is not None:
         read = inputs_of({**settings.settings(), **texts.settings(), "checkpoint": checkpoint.path})

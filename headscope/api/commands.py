@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from torch import nn
 
 from headscope.api.library_defaults import kept_random_state
 from headscope.api.model import Model
-from headscope.api.options import PathName, Report, TrainingReport, configured, in_python, progress_of
+from headscope.api.options import PathName, Report, TrainingReport, in_python, progress_of
 from headscope.api.plot import plot as plot
 from headscope.config import Companions
+from headscope.config.option import configured
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.model.nonfinite import refuse_damaged_model
@@ -190,20 +190,20 @@ def prune(
         raise ConfigError(
             "prune takes a checkpoint's path, as it writes checkpoints; a loaded model has rank and remove"
         )
-    if method not in (ways := ["rank", *LEARNERS.names(), "sweep", "shrink"]):
+    runs: dict[str, tuple[type[Any], Callable[..., Any]]] = {
+        "rank": (RankConfig, run_ranking),
+        "sweep": (SweepConfig, run_sweep),
+        "shrink": (ShrinkConfig, shrunk_folder),
+    }
+    if method not in (ways := [*runs, *LEARNERS.names()]):
         raise ConfigError(unknown("way to prune", method, ways))
-    common = {**options, "checkpoint": str(checkpoint), "out": out, "force": force}
-    report, function = progress_of(progress), f"prune {method}"
-    if method == "rank":
-        return run_ranking(configured(RankConfig, common, function=function), progress=report)
-    if method == "sweep":
-        return run_sweep(configured(SweepConfig, common, function=function), progress=report)
-    if method == "shrink":
-        return shrunk_folder(configured(ShrinkConfig, common, function=function), progress=report)
-    options_class = LEARNERS.get(method).Options
-    method_options, run_options = _split(common, options_class)
-    learnt = {**run_options, "method": configured(options_class, method_options, function=function)}
-    return run_learning(configured(LearnConfig, learnt, function=function), progress=report)
+    values, what = {**options, "checkpoint": checkpoint, "out": out, "force": force}, f"prune {method}"
+    cls, run = runs.get(method, (LearnConfig, run_learning))
+    if method not in runs:
+        own = LEARNERS.get(method).Options
+        of_method = {entry.name: values.pop(entry.name) for entry in fields(own) if entry.name in values}
+        values["method"] = configured(own, of_method, what=what)
+    return run(configured(cls, values, what=what), progress=progress_of(progress))  # type: ignore[no-any-return]
 
 
 @in_python
@@ -227,23 +227,16 @@ def train(
 
     ConfigError for unknown options, TrainingError where the loss is NaN or infinite.
     """
-    from headscope.training.config import TrainConfig, preset
-    from headscope.training.files.outputs import resumed_options
+    from headscope.training.config import TrainConfig
+    from headscope.training.files.outputs import with_defaults
     from headscope.training.trainer import train as run_training
     from headscope.training.variant import find_variant
 
-    cls, function = find_variant(variant), f"train {variant}"
-    earlier = resumed_options(Path(out), cls.name) if resume else {}
-    shaped = preset(options.get("preset", earlier.get("preset")))
-    variant_options, shared = _split({**shaped, **earlier, **options, "out": out}, cls.Options)
-    config = configured(TrainConfig, shared, function=function)
-    configured_variant = cls(configured(cls.Options, variant_options, function=function))
+    cls, what = find_variant(variant), f"train {variant}"
+    values = with_defaults({**options, "out": out}, cls.name, resume=resume)
+    own = {entry.name: values.pop(entry.name) for entry in fields(cls.Options) if entry.name in values}
+    config = configured(TrainConfig, values, what=what, others=own)
+    variant_options = cls(configured(cls.Options, own, what=what))
     with TrainingReport(progress_of(progress)) as listener:
         more: Any = {"listener": listener, "command": ("headscope.train", variant)}
-        return run_training(config, configured_variant, resume=resume, force=force, **more)
-
-
-def _split(options: Mapping[str, Any], cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options that are fields of a config class, and the others."""
-    own = {option.name: options[option.name] for option in fields(cls) if option.name in options}
-    return own, {name: value for name, value in options.items() if name not in own}
+        return run_training(config, variant_options, resume=resume, force=force, **more)

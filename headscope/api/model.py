@@ -6,28 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import ref
 
 from headscope.api.analysis import study_of
 from headscope.api.evaluation import ScoredModel
-from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, ShrinkMore, in_python, wrong_type
+from headscope.api.options import PathName, Report, in_python
 from headscope.api.ranking import Ranking, ranking_of
-from headscope.api.removal import (
-    HeadScores,
-    going,
-    merge_of,
-    save_shrunk,
-    shrunk_copy,
-    shrunk_model,
-    times_of,
-)
+from headscope.api.removal import save_shrunk, shrunk_copy, shrunk_model, times_of
 from headscope.api.selection import Heads
-from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, texts_of
+from headscope.api.texts import Text, prompts_or_texts, texts_in, texts_of
 from headscope.config import Companions
-from headscope.config.inputs import BleuTokenizer
 from headscope.engine.overview import checkpoint_overview
-from headscope.errors import ConfigError, check_one_given
+from headscope.errors import ConfigError
 from headscope.evaluation.opened import Intact, load_intact
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
@@ -37,17 +28,12 @@ from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
-from headscope.pruning.options.rank import Allocation
-from headscope.pruning.options.refit import DAMPING, Refit
-from headscope.pruning.options.remove import MergeAllocation
+from headscope.pruning.options.refit import Refit
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.savings import Timing
 from headscope.pruning.removal.verify import Verification
 from headscope.results.removal import Removal
 from headscope.results.study import Study
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Model(ScoredModel):
@@ -55,6 +41,9 @@ class Model(ScoredModel):
 
     Every method leaves the model as it was: weights, device, mode (train or eval), hooks, attention implementation,
     which parameters need gradients. Nothing is written unless an output is given.
+
+    `options` of a method are those of its command by their names, with underscores: ConfigError for an unknown one,
+    with the nearest.
     """
 
     @in_python
@@ -62,128 +51,73 @@ class Model(ScoredModel):
         self,
         text: Text | None = None,
         *,
-        target: Text | None = None,
-        second: Text | None = None,
-        labels: LabelList | None = None,
-        clean: Text | None = None,
-        corrupt: Text | None = None,
-        answer: AnswerList | None = None,
-        parse: PathName | None = None,
         only: str | Iterable[str] | None = None,
         importance: bool | Literal["none", "cheap", "all"] = "none",
+        parse: PathName | None = None,
         mask: Heads | None = None,
         out: PathName | None = None,
         figures: bool = True,
         force: bool = False,
         progress: Report = False,
-        **options: Unpack[AnalyzeMore],
+        **options: Any,
     ) -> Study:
         """Measure every head on a text: what `headscope analyze` does.
 
         text: a file's path (one sentence a line, `.gz` too), a list of sentences, a list of pairs (sentence,
             translation), or a pair (source, target) of two texts. Files are read line by line and never held.
-        target: the translations, for decoders with an encoder; without them the encoder alone is measured.
-        second: the other texts of pairs that an encoder reads together.
-        labels: what a classifier should say, which importances then explain: a file as `--labels` takes it, or the
-            class of every sentence, by name or number.
-        clean, corrupt, answer: instead of a text, prompts, the same prompts with another answer (as many subwords
-            each), and the answers to the clean ones, alone or in pairs with a wrong one: which heads the model needs to
-            say them. A decoder with an encoder says them after `target`.
-        parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
-        only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
-            options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …)
-            and all that analyses declare (`relations`, `rules`, …).
+        only: names of analyses or groups of them; default: all that are cheap and fit.
         importance: measure also how much the model relies on each head: True (or "cheap") by what takes a few passes,
             "all" also by what takes heads out one by one.
+        parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
         mask: heads that are masked.
         out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.
         progress: True shows a bar; a function is called as `progress(what, done, total)`.
+        options: those of `headscope.config.AnalyzeOptions` (`skip`, `also`, `max_sentences`, `seed`, …), all that
+            analyses declare (`relations`, `rules`, …), and more text: `target` (translations, without which the encoder
+            alone is measured), `second` (the other texts of pairs), `labels` (what a classifier should say: a file, or
+            a class for each sentence); or `clean`, `corrupt` and `answer`: prompts, the same prompts with another
+            answer (as many subwords each), and the answers to the clean ones, alone or in pairs with a wrong one.
 
         Ctrl-C ends the work; the study then covers what was done (`complete` is False, `left_out` names the rest).
         ConfigError, DataError and CheckpointError, each with one line, for whatever the caller can fix.
         """
-        settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
         if isinstance(importance, bool):
-            settings["importance"] = "cheap" if importance else "none"
-        if clean is corrupt is answer is None:
-            texts = texts_of(text, target, second=second, labels=labels)
-        elif any(other is not None for other in (text, second, labels)):
-            raise ConfigError("clean has the text and answer what is right; leave out text, second and labels")
-        else:
-            texts = prompt_texts(clean, corrupt, answer, target=target)
-        return study_of(
-            self.checkpoint,
-            texts,
-            settings,
-            mask=mask,
-            gates=self.gates,
-            out=out,
-            figures=figures,
-            force=force,
-            progress=progress,
-        )
+            importance = "cheap" if importance else "none"
+        texts = prompts_or_texts(options, text)
+        settings = {**options, "only": only, "importance": importance, "parse": parse, "mask": mask}
+        where: dict[str, Any] = {"out": out, "figures": figures, "force": force, "progress": progress}
+        return study_of(self.checkpoint, texts, settings, gates=self.gates, **where)
 
     @in_python
     def rank(
         self,
+        text: Text | None = None,
         *,
         by: str,
-        text: Text | None = None,
-        target: Text | None = None,
-        second: Text | None = None,
-        labels: LabelList | None = None,
-        parse: PathName | None = None,
         study: Study | None = None,
-        column: str | None = None,
-        sites: str | Iterable[str] = (),
+        parse: PathName | None = None,
         protect: Heads | None = None,
-        keep_lowest: bool = False,
-        keep_highest: bool = False,
-        steps: int = 1,
-        allocate: Allocation = "global",
-        objective: str = "",
-        damping: float = DAMPING,
-        max_sentences: int = 500,
-        max_length: int | None = None,
-        batch_tokens: int | None = None,
-        seed: int = 1,
         progress: Report = False,
+        **options: Any,
     ) -> Ranking:
         """Rank heads by a criterion: what `headscope prune rank --by` does.
 
         by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …), a column of `study.heads`, or a CSV
             file with site,layer,head and scores, of which `column` names one.
-        text, target, second, labels, parse: what it is measured on, of which the first `max_sentences` are read; see
-            `analyze`. Criteria about parameters need none.
+        text, parse: what it is measured on; see `analyze`. Criteria about parameters need none.
         study: take the column of this study instead of measuring.
-        sites: only heads of these sites may go; default: all. Heads to `protect` never go.
-        keep_lowest, keep_highest: which heads stay; default: as is agreed for the criterion, which `Ranking.direction`
-            says. Columns without an agreed direction (`sink`, `distance`, …) need one of them.
-        steps: how often heads are scored anew while some are taken out, each time that `Ranking.lowest` is asked.
-        allocate: how many heads each layer keeps: "global", "per-layer", "uniform", "per-group" (as many of each
-            group), or "measured", as the loss says once what is left is refitted.
-        objective: what heads are judged by, a name of `--objective`; default: what fits the model.
-        damping: ridge of criteria and allocations that refit, a share of the mean second moment.
-        max_length, batch_tokens: subwords of a sentence, positions of a batch.
-        seed: of criteria that draw random numbers.
+        protect: heads that never go.
+        options: `target`, `second`, `labels` of the text, `max_sentences` (500), and those of
+            `headscope.pruning.options.rank.RankConfig` that say how heads are scored: `sites`, `keep_lowest` and
+            `keep_highest` (where the criterion has no agreed direction, see `Ranking.direction`), `steps` (how often
+            heads are scored anew, each time that `Ranking.lowest` is asked), `allocate`, `objective`, `damping`,
+            `max_length`, `batch_tokens`, `seed`.
 
         ConfigError for an unknown criterion, with the nearest one.
         """
-        options = {
-            **{"by": by, "column": column, "sites": sites, "keep_lowest": keep_lowest, "keep_highest": keep_highest},
-            **{"steps": steps, "allocate": allocate, "objective": objective, "damping": damping, "seed": seed},
-            **{"score_sentences": max_sentences, "max_length": max_length, "batch_tokens": batch_tokens},
-        }
-        return ranking_of(
-            self.checkpoint,
-            texts_of(text, target, second=second, labels=labels),
-            options,
-            protect=protect,
-            parse=parse,
-            study=study,
-            gates=lambda: self.gates,
-            progress=progress,
-        )
+        texts, settings = texts_in(options, text), {**options, "by": by, "protect": protect}
+        shown: dict[str, Any] = {"gates": lambda: self.gates, "progress": progress}
+        return ranking_of(self.checkpoint, texts, settings, parse=parse, study=study, **shown)
 
     @in_python
     def remove(
@@ -192,20 +126,11 @@ class Model(ScoredModel):
         *,
         keep_only: Heads | None = None,
         merge_kv: int | Iterable[int] | None = None,
-        merge_by: HeadScores | None = None,
-        allocate: MergeAllocation = "uniform",
         text: Text | None = None,
-        target: Text | None = None,
-        second: Text | None = None,
-        labels: LabelList | None = None,
-        max_sentences: int = 32,
         refit: Refit | None = None,
         valid: Text | None = None,
-        metric: str = "",
-        margin: str | None = None,
-        bleu_tokenize: BleuTokenizer | None = None,
         export: str | Iterable[str] | None = None,
-        pad: bool = False,
+        **options: Any,
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
@@ -215,73 +140,55 @@ class Model(ScoredModel):
             so many, each the mean of several: of neighbours, or, with `merge_by`, of neighbours by these scores of
             heads (a mapping or a file). With `allocate="measured"` the number is a mean, and each layer keeps as many
             as cost least on `text`.
-        text, target, second, labels: what both models are compared on, its first `max_sentences`; see `analyze`.
-            Default: a sample that ships with headscope.
+        text: what both models are compared on, its first `max_sentences` (32); default: a sample that ships.
         refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on
             `text`; method "mean" moves the mean of the removed heads into the bias. The copy then has the outputs of
             the refitted masked model, and its `compensation` says what that is worth on text that was held out.
         valid: that text; default: the last fifth of `text`. `hs.Texts(…, labels=…)` has what belongs to it.
-        metric, margin: what it is measured by before and after, and the loss that counts as none ("0.5", "1%"), as
-            `quality` of the result says; default: accuracy of labels, perplexity, or the cosine of states, and 1%.
-        bleu_tokenize: how BLEU splits text, as sacreBLEU calls it; default: as the language that is written needs.
         export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
             output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
             class; with "gguf" a refit adds no bias that llama.cpp could not read.
-        pad: with export "native", fill every layer up with heads of zeros to as many as the layer that keeps most.
+        options: `target`, `second`, `labels` of the text, and `merge_by`, `allocate`, `max_sentences`, `metric`,
+            `margin`, `bleu_tokenize` and `pad` of `headscope.pruning.options.remove.RemoveConfig`.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
         outputs differ.
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
-        check_one_given({"heads, those that go": heads, "merge_kv": merge_kv, "keep_only": keep_only})
-        if refit is not None and not isinstance(refit, Refit):
-            raise wrong_type("refit", refit, "hs.Refit(method='least-squares')")
-        done = shrunk_copy(
-            self.checkpoint,
-            going(self.checkpoint, heads, keep_only=keep_only),
-            merge=merge_of(self.checkpoint, merge_kv, merge_by, allocate=allocate, has_text=text is not None),
-            export=export,
-            text=texts_of(text, target, second=second, labels=labels),
-            max_sentences=max_sentences,
-            calibration=refit or Refit(method="none"),
-            held_out=texts_of(valid),
-            metric=metric,
-            margin=margin,
-            bleu_tokenize=bleu_tokenize,
-            pad=pad,
-        )
-        return SmallModel(done, companions=self._companions, whole=self.checkpoint)
+        which: dict[str, Any] = {"heads": heads, "keep_only": keep_only, "merge_kv": merge_kv, "export": export}
+        texts, held_out = texts_in(options, text), texts_of(valid)
+        shrunk = shrunk_copy(self.checkpoint, {**options, **which}, text=texts, held_out=held_out, refit=refit)
+        return SmallModel(shrunk, companions=self._companions, whole=self.checkpoint)
 
     @in_python
     def shrink(
         self,
-        *,
         text: Text | None = None,
-        target: Text | None = None,
-        second: Text | None = None,
-        labels: LabelList | None = None,
+        *,
         valid: Text | None = None,
         protect: Heads | None = None,
         progress: Report = False,
-        **options: Unpack[ShrinkMore],
+        **options: Any,
     ) -> SmallModel:
         """The whole way to a smaller copy: rank, allocate, refit, remove, verify, measure: `headscope prune shrink`.
 
-        text, target, second, labels: what heads are ranked and the others refitted on; see `analyze`.
+        text: what heads are ranked and the others refitted on; see `analyze`.
         valid: text that the copy is judged on and that nothing else sees; default: the last fifth of `text`.
         protect: heads that stay.
-        options: `keep` or `keep_fraction` (how many heads stay) or `max_drop` ("0.5", "1%": the smallest copy that is
-            not worse by more, at 95 %; the default, 1%), `by`, `allocate`, `sites`, `compensate`, `check` (a file with
-            the second text), `metric`, `export` and others of `headscope.pruning.options.ShrinkConfig`.
+        options: `target`, `second`, `labels` of the text, and those of
+            `headscope.pruning.options.shrink.ShrinkConfig`: `keep` or `keep_fraction` (how many heads stay) or
+            `max_drop` ("0.5", "1%": the smallest copy that is not worse by more, at 95 %; the default, 1%), `by`,
+            `allocate`, `sites`, `compensate`, `check` (a file with the second text), `metric`, `export`, …
 
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """
         if self.gates:
             raise ConfigError("heads are gated now; shrink the model outside of the block")
-        texts, judged = texts_of(text, target, second=second, labels=labels), texts_of(valid)
-        done = shrunk_model(self.checkpoint, texts, judged, options, protect=protect, progress=progress)
-        return SmallModel(done, companions=self._companions, whole=self.checkpoint)
+        texts, judged = texts_in(options, text), texts_of(valid)
+        settings = {**options, "protect": protect}
+        shrunk = shrunk_model(self.checkpoint, texts, judged, settings, progress=progress)
+        return SmallModel(shrunk, companions=self._companions, whole=self.checkpoint)
 
     @in_python
     def overview(self) -> dict[str, Any]:
@@ -293,22 +200,28 @@ class Model(ScoredModel):
 
     @in_python
     def convert(
-        self, folder: PathName, *, to: str, quantize: str = "none", force: bool = False, **more: Unpack[FileMore]
+        self,
+        folder: PathName,
+        *,
+        to: str,
+        quantize: str = "none",
+        force: bool = False,
+        push_to: str | None = None,
+        public: bool = False,
     ) -> Converted:
         """Write the model in another format, or for an engine: what `headscope convert` does.
 
         folder: must be empty, unless `force` allows to replace an earlier conversion in it.
         to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
             of transformers, also with heads removed) or "onnx", or a format of another package.
-        quantize: "q8_0" stores the matrices of a GGUF file in 8 bits.
-        more: `push_to` and `public`, as in `SmallModel.save`.
+        quantize, push_to, public: as in `SmallModel.save`.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
-        hub, inputs = dict[str, Any](more), inputs_of(self._companions)
-        options = EngineOptions(quantize=quantize)
-        return converted(self.checkpoint, Path(folder), to=to, options=options, inputs=inputs, force=force, **hub)
+        engine, inputs = EngineOptions(quantize=quantize), inputs_of(self._companions)
+        more: dict[str, Any] = {"inputs": inputs, "force": force, "push_to": push_to, "public": public}
+        return converted(self.checkpoint, Path(folder), to=to, options=engine, **more)
 
 
 class SmallModel(Model):
@@ -340,17 +253,17 @@ class SmallModel(Model):
     @property
     def compensation(self) -> dict[str, Any] | None:
         """Method, errors of every refitted module, and the performance on held-out text; None without `refit`."""
-        return None if self._shrunk.compensated is None else self._shrunk.compensated.record()
+        return _record(self._shrunk.compensated)
 
     @property
     def quality(self) -> dict[str, Any] | None:
         """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
-        return None if self._shrunk.quality is None else self._shrunk.quality.record()
+        return _record(self._shrunk.quality)
 
     @property
     def elsewhere(self) -> dict[str, Any] | None:
         """The same on a second text, of another kind, which `Model.shrink` measures; else None."""
-        return None if self._shrunk.elsewhere is None else self._shrunk.elsewhere.record()
+        return _record(self._shrunk.elsewhere)
 
     @cached_property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:
@@ -373,7 +286,8 @@ class SmallModel(Model):
         onnx: bool = False,
         quantize: str = "none",
         force: bool = False,
-        **more: Unpack[FileMore],
+        push_to: str | None = None,
+        public: bool = False,
     ) -> Removal:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
@@ -383,14 +297,16 @@ class SmallModel(Model):
             say so. Other models keep their own format. "gguf" besides ("native,gguf") writes `model.gguf` (llama.cpp).
         onnx: write `model.onnx` besides.
         quantize: "q8_0" stores the matrices of `model.gguf` in 8 bits.
-        more: with `push_to="user/name"` the complete folder is pushed to the model hub, with its card. A new repository
-            is private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
+        push_to: "user/name" on the model hub, where the complete folder is pushed with its card. A new repository is
+            private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
 
         OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
         CheckpointError where the saved model has other outputs; then nothing is left behind.
         """
-        hub, companions = dict[str, Any](more), self._companions
-        options = EngineOptions(quantize=quantize)
-        return save_shrunk(
-            self._shrunk, folder, companions=companions, export=export, onnx=onnx, options=options, force=force, **hub
-        )
+        engine = EngineOptions(quantize=quantize)
+        more: dict[str, Any] = {"options": engine, "force": force, "push_to": push_to, "public": public}
+        return save_shrunk(self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, **more)
+
+
+def _record(measured: Any) -> dict[str, Any] | None:
+    return None if measured is None else measured.record()

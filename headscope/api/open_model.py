@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headscope.api.options import in_python, python_errors
+from headscope.api.options import in_python
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
 from headscope.api.texts import Text, texts_of
 from headscope.config import Companions
 from headscope.data.encoded import Batch, pad_side
-from headscope.errors import HeadscopeError
+from headscope.errors import HeadscopeError, python_errors
 from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from headscope.api.options import PathName, configured, in_python
-from headscope.config.option import check_options
+from headscope.api.options import PathName, in_python
+from headscope.config.option import configured
 from headscope.errors import ConfigError
 from headscope.results.study import Study
 from headscope.results.study_tables import files_of
@@ -73,11 +72,7 @@ def plot(
     from headscope.report.registry import find_figure
 
     figure = find_figure(name)
-    needed = [entry.name for entry in fields(figure.Options) if entry.default is MISSING]
-    if lacking := [option for option in needed if option not in options]:
-        raise ConfigError(f"the figure {name!r} needs {lacking[0]}=")
-    settings = configured(figure.Options, options, function=f"plot {name}")
-    check_options(settings)
+    settings = configured(figure.Options, options, what=f"plot {name}")
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
     shown: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
     if strange := [run for run in shown if not isinstance(run, (Study, str, PathLike))]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.api.options import PathName, Report, checked_value, configured, in_python, progress_of, wrong_type
-from headscope.api.selection import Heads, heads_option
+from headscope.api.options import PathName, Report, in_python, progress_of
+from headscope.api.selection import heads_option
 from headscope.api.texts import Texts
+from headscope.config.option import configured
 from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError
@@ -23,11 +24,19 @@ from headscope.pruning.ranking.criterion import Criterion, criterion_named
 from headscope.pruning.ranking.rank_run import context_of, scores_between, scoring_of
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.selection import OpenedSelection, gates_for
+from headscope.registry import unknown
 from headscope.results.study import Study
 from headscope.signature import Signature, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+SCORING = (
+    *("by", "column", "sites", "protect", "keep_lowest", "keep_highest", "steps", "allocate", "objective", "damping"),
+    *("max_sentences", "max_length", "batch_tokens", "seed"),
+)
+"""The options of a ranking that writes nothing."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +91,9 @@ class Ranking:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
         return self._gating.closed(ranked.kept)
 
+    @in_python
     def highest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to keep, including all protected ones; options and ConfigError as of `lowest`."""
-        checked_value("count", int, count)
         return self._gating.without(self.lowest(self._gating.heads - count, per_layer=per_layer, uniform=uniform))
 
     def __len__(self) -> int:
@@ -103,7 +112,6 @@ def ranking_of(
     texts: Texts,
     options: Mapping[str, Any],
     *,
-    protect: Heads | None,
     parse: PathName | None,
     study: Study | None,
     gates: Callable[[], str],
@@ -113,13 +121,20 @@ def ranking_of(
 
     `gates` says which are active, for the signature.
     """
+    if strange := sorted(set(options) - set(SCORING)):
+        raise ConfigError(unknown("option of rank", strange[0], sorted(SCORING)))
+    if study is not None and not isinstance(study, Study):
+        raise ConfigError(f"study is of type {type(study).__name__}; give what analyze returns")
+    protect = options["protect"]
     named = {
         "source": None if texts.empty and parse is None else Path("text"),  # checked for being there only
         "run": None if study is None else Path("study"),
         "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
+        "score_sentences": options.get("max_sentences", RankConfig.score_sentences),
+        "max_sentences": None,
     }
     fixed = {"checkpoint": checkpoint.path, "out": Path("ranking"), "keep": 1}
-    config = configured(RankConfig, {**options, **named, **fixed}, function="rank")
+    config = configured(RankConfig, {**options, **named, **fixed}, what="rank")
     fixed_scores = study is not None or config.is_file
     criterion = None if fixed_scores else criterion_named(config.by, parsed=parse is not None)
     if config.objective and config.allocate != "measured" and not (criterion and criterion.explains):
@@ -129,8 +144,6 @@ def ranking_of(
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
     table = None
     if study is not None:
-        if not isinstance(study, Study):
-            raise wrong_type("study", study, "what analyze returns")
         table = study.heads
         for head in heads_of_rows(table):
             if head.head >= checkpoint.layout.get((head.site, head.layer), 0):

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from headscope.api.options import PathName, Report, checked_value, configured, progress_of, wrong_type
-from headscope.api.selection import Heads, head_ids_of, heads_option
+from headscope.api.options import PathName, Report, progress_of
+from headscope.api.selection import head_ids_of, heads_option
 from headscope.api.texts import Texts, texts_of
 from headscope.config import Companions
-from headscope.config.inputs import BleuTokenizer
+from headscope.config.option import configured, converted
 from headscope.data.batching import sentence_limit
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError
@@ -34,7 +34,7 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.refit import Refit, anchor_files
-from headscope.pruning.options.remove import MergeAllocation, check_allocation, check_merge
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
@@ -44,53 +44,82 @@ from headscope.pruning.removal.savings import Timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink import PAGE, SIZES, opened_with, run_shrink, small_model
+from headscope.registry import unknown
 from headscope.results.removal import Removal
+
+WHICH = ("heads", "keep_only", "merge_kv", "merge_by", "allocate")
+REMOVING = (*WHICH, "export", "pad", "max_sentences", "metric", "margin", "bleu_tokenize")
+"""The options of a removal in memory."""
+HeadScores: TypeAlias = "PathName | Mapping[str, float] | Mapping[HeadId, float]"
+"""Numbers by head, or a file or run that has them."""
 
 
 def shrunk_copy(
-    checkpoint: Checkpoint,
-    heads: Sequence[HeadId],
-    *,
-    export: str | Iterable[str] | None,
-    text: Texts,
-    max_sentences: int,
-    calibration: Refit,
-    held_out: Texts,
-    metric: str = "",
-    margin: str | None = None,
-    bleu_tokenize: BleuTokenizer | None = None,
-    pad: bool = False,
-    merge: Merge | None = None,
+    checkpoint: Checkpoint, options: Mapping[str, Any], *, text: Texts, held_out: Texts, refit: Refit | None
 ) -> Shrunk:
-    """A copy without `heads`, compared with the whole model with them masked, refitted as `calibration` says.
-
-    Or with all of them, and key/value heads merged.
-    """
-    if merge is not None:
-        check_merge(pad=pad, compensate=calibration.method)
+    """A copy without heads, compared with the whole model with them masked, or with key/value heads merged."""
+    if refit is not None and not isinstance(refit, Refit):
+        raise ConfigError(f"refit is of type {type(refit).__name__}; give hs.Refit(method='least-squares')")
+    if strange := sorted(set(options) - set(REMOVING)):
+        raise ConfigError(unknown("option of remove", strange[0], sorted(REMOVING)))
+    calibration, scores = refit or Refit(method="none"), options.get("merge_by")
+    named = {
+        name: None if options[name] is None else heads_option(options[name], checkpoint.layout, name=name) or ""
+        for name in ("heads", "keep_only")
+    }
+    fixed = {
+        **{"checkpoint": checkpoint.path, "out": Path("removal"), "compensate": calibration.method},
+        **{"merge_by": None if scores is None else Path("scores"), "objective": calibration.objective},
+        "source": None if text.empty else Path("text"),  # checked for being there only
+        "valid_source": None if held_out.empty else Path("valid"),
+    }
+    config = configured(RemoveConfig, {**options, **named, **fixed}, what="remove")
+    merge = None
+    if config.merge_kv:
         calibration = replace(calibration, sequential=calibration.method == "least-squares")
-    if own := anchor_files(calibration.anchor, name="anchor"):
+        by_head = None if scores is None else _scores(scores, checkpoint)
+        merge = Merge(config.merge_kv, by_head, config.allocate == "measured")
+    if own := anchor_files(calibration.anchor):
         calibration = replace(calibration, anchor=_pair(own))
     if calibration.check:
         calibration = replace(calibration, check=_pair(calibration.check))
-    if calibration.method == "none" and held_out.empty and calibration.objective and not (merge and merge.measured):
-        raise ConfigError("objective is what a refit is measured by; give a method, or valid")
     corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))
     with eval_mode(checkpoint.model):
         return remove_heads(
             checkpoint,
-            heads,
+            _heads(config, checkpoint),
             merge=merge,
-            export=_names(export),
-            pad=pad,
-            data=texts(checkpoint, text.source, text.target, sentences=max_sentences),
+            export=config.export,
+            pad=config.pad,
+            data=texts(checkpoint, text.source, text.target, sentences=config.max_sentences),
             corpus=corpus,
             valid=valid,
             calibration=calibration,
-            metric=metric,
-            margin=margin,
-            bleu_tokenize=bleu_tokenize,
+            metric=config.metric,
+            margin=config.margin,
+            bleu_tokenize=config.bleu_tokenize,
         )
+
+
+def _heads(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
+    """The heads to remove: those that are named, or all but those that stay."""
+    if config.keep_only is not None:
+        return keeping(checkpoint.layout, head_ids_of(config.keep_only, checkpoint.layout))
+    return [] if config.heads is None else head_ids_of(config.heads, checkpoint.layout)
+
+
+def _scores(scores: HeadScores, checkpoint: Checkpoint) -> dict[HeadId, float]:
+    if isinstance(scores, (str, PathLike)):
+        return read_scores(Path(scores), checkpoint.layout)[1]
+    if not isinstance(scores, Mapping) or not all(isinstance(number, Real) for number in scores.values()):
+        raise ConfigError("merge_by: give a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
+    return {HeadId.parse(str(head), checkpoint.layout): float(score) for head, score in scores.items()}
+
+
+def _pair(text: Any) -> tuple[Lines, ...]:
+    """Source and target of a text that a refit names, as files or lists."""
+    found = texts_of(text[0] if isinstance(text, tuple) and len(text) == 1 else text)
+    return tuple(side for side in (found.source, found.target) if side is not None)
 
 
 def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
@@ -103,7 +132,6 @@ def _page_of_sizes(folder: Path, name: str) -> None:
     from headscope.report.page.report import Report, pruning_blocks
     from headscope.report.page.write import save_page
     from headscope.report.readers.pruning_runs import load_pruned
-    from headscope.results.removal import Removal
 
     tried = load_pruned([folder / SIZES]) if (folder / SIZES).is_dir() else []
     sizes = [replace(run, name="Sizes that were tried") for run in tried]
@@ -112,15 +140,10 @@ def _page_of_sizes(folder: Path, name: str) -> None:
 
 
 def shrunk_model(
-    checkpoint: Checkpoint,
-    text: Texts,
-    held_out: Texts,
-    options: Mapping[str, Any],
-    *,
-    protect: Heads | None,
-    progress: Report,
+    checkpoint: Checkpoint, text: Texts, held_out: Texts, options: Mapping[str, Any], *, progress: Report
 ) -> Shrunk:
     """The same in memory, of an open checkpoint and texts in memory; what is measured lies in a temporary folder."""
+    protect = options["protect"]
     settings = {
         **options,
         "checkpoint": checkpoint.path,
@@ -128,7 +151,7 @@ def shrunk_model(
         "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
     }
     with TemporaryDirectory() as folder, eval_mode(checkpoint.model):
-        config = configured(ShrinkConfig, {**settings, "out": folder}, function="shrink")
+        config = configured(ShrinkConfig, {**settings, "out": folder}, what="shrink")
         corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
         valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
         gating = gates_for(checkpoint, config, whole_groups=config.allocation != "per-group")
@@ -136,54 +159,6 @@ def shrunk_model(
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))
         return small_model(opened, progress=progress_of(progress))
-
-
-def _pair(text: Any) -> tuple[Lines, ...]:
-    """Source and target of a text that a refit names, as files or lists."""
-    found = texts_of(text[0] if isinstance(text, tuple) and len(text) == 1 else text)
-    return tuple(side for side in (found.source, found.target) if side is not None)
-
-
-HeadScores: TypeAlias = "PathName | Mapping[str, float] | Mapping[HeadId, float]"
-"""Numbers by head, or a file or run that has them."""
-
-
-def going(checkpoint: Checkpoint, heads: Heads | None, *, keep_only: Heads | None) -> Sequence[HeadId]:
-    """The heads that go: those, or all but those that stay."""
-    if keep_only is not None:
-        return keeping(checkpoint.layout, head_ids_of(keep_only, checkpoint.layout, name="keep_only"))
-    return [] if heads is None else head_ids_of(heads, checkpoint.layout)
-
-
-def merge_of(
-    checkpoint: Checkpoint,
-    count: int | Iterable[int] | None,
-    scores: HeadScores | None,
-    *,
-    allocate: MergeAllocation,
-    has_text: bool,
-) -> Merge | None:
-    """How key/value heads are merged; None where heads are removed."""
-    counts = () if count is None else (count,) if isinstance(count, int) else tuple(count)
-    check_allocation(allocate, counts, has_text=has_text)
-    if count is None:
-        if scores is not None:
-            raise ConfigError("merge_by says which key/value heads merge_kv merges; give that too")
-        return None
-    measured = allocate == "measured"
-    if isinstance(scores, (str, PathLike)):
-        return Merge(counts, read_scores(Path(scores), checkpoint.layout)[1], measured)
-    numbers = {} if scores is None else scores
-    if not isinstance(numbers, Mapping) or not all(isinstance(number, Real) for number in numbers.values()):
-        raise wrong_type("merge_by", scores, "a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
-    by_head = {HeadId.parse(str(head), checkpoint.layout): float(score) for head, score in numbers.items()}
-    return Merge(counts, None if scores is None else by_head, measured)
-
-
-def _names(export: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The names of an `export`: in a list, or with commas between them."""
-    names: tuple[str, ...] = () if export is None else checked_value("export", tuple[str, ...], export)
-    return names
 
 
 def times_of(done: Shrunk, whole: Checkpoint | None, *, rounds: int, batch: int) -> list[Timing]:
@@ -205,13 +180,13 @@ def save_shrunk(
     onnx: bool,
     options: EngineOptions,
     force: bool,
-    push_to: str | None = None,
-    public: bool = False,
+    push_to: str | None,
+    public: bool,
 ) -> Removal:
     """Write a shrunk checkpoint, open it again, and compare its outputs with those of the model in memory."""
     began, target = time.monotonic(), hub_target(push_to, public=public)
-    kind, names = split_export(_names(export))
-    engines = engines_named(dict.fromkeys((*names, *(["onnx"] if onnx else []))), options)
+    kind, names = split_export([*converted("export", tuple[str, ...], export or ()), *(["onnx"] if onnx else [])])
+    engines = engines_named(names, options)
     to = Destination(out=Path(folder), companions=companions, engines=engines, options=options)
     inputs = inputs_of({"checkpoint": done.source["path"]}, companions)
     with Build(to.out, REMOVAL, inputs=inputs, force=force) as build:

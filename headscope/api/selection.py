@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from headscope.api.options import shown
+from headscope.config.option import shown
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, all_heads, select_heads
 from headscope.model.taps import Gates, closed

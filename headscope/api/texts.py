@@ -122,12 +122,23 @@ def texts_of(
     return text
 
 
-def prompt_texts(clean: Text | None, corrupt: Text | None, answer: AnswerList | None, *, target: Text | None) -> Texts:
-    """Prompts, their corrupt versions and answers; ConfigError where one of them is missing."""
-    prompts = {"clean": clean, "corrupt": corrupt, "answer": answer}
-    if missing := [name for name, text in prompts.items() if text is None]:
+def texts_in(options: dict[str, Any], text: Text | None) -> Texts:
+    """A text with `target`, `second` and `labels` among the keywords of a method, which are taken out of these."""
+    target, second, labels = (options.pop(name, None) for name in ("target", "second", "labels"))
+    return texts_of(text, target, second=second, labels=labels)
+
+
+def prompts_or_texts(options: dict[str, Any], text: Text | None) -> Texts:
+    """The same; or prompts: `clean`, `corrupt`, `answer` and perhaps `target`. ConfigError where one is missing."""
+    prompts = {name: options.pop(name, None) for name in ("clean", "corrupt", "answer")}
+    missing = [name for name, lines in prompts.items() if lines is None]
+    if len(missing) == 3:
+        return texts_in(options, text)
+    if missing:
         raise ConfigError(f"clean, corrupt and answer belong together; give {' and '.join(missing)} too")
-    return Texts(*cast(Any, (clean, target)), **cast(Any, {"corrupt": corrupt, "answer": answer}))
+    if any(other is not None for other in (text, options.pop("second", None), options.pop("labels", None))):
+        raise ConfigError("clean has the text and answer what is right; leave out text, second and labels")
+    return Texts(prompts["clean"], options.pop("target", None), corrupt=prompts["corrupt"], answer=prompts["answer"])
 
 
 def _source_and_target(text: Any, target: Any) -> tuple[Lines | None, Lines | None]:

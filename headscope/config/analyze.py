@@ -38,9 +38,9 @@ class AnalyzeOptions(TextOptions):
     )
     importance: Literal["none", "cheap", "all"] = option(
         "none",
-        "Add how much the model needs a head, and the heads of a role together: by ablation within a budget "
-        "(--ablation-passes) and what takes a few passes; or by all that measures it, on all sentences, with Shapley "
-        "values and integrated gradients.",
+        "Add how much the model needs a head, and the heads of a role together: by ablation within a budget and what "
+        "takes a few passes; or by all that measures it, on all sentences, with Shapley values and integrated "
+        "gradients.",
         metavar="[cheap|all]",
         panel=ANALYSES,
         common=True,
@@ -52,14 +52,33 @@ class AnalyzeOptions(TextOptions):
         common=True,
     )
     faithfulness_steps: int = option(
-        10, "Steps of these removals.", metavar="N", panel=ANALYSES, minimum=2, maximum=10_000, of="faithfulness"
+        10,
+        "Steps of these removals.",
+        metavar="N",
+        panel=ANALYSES,
+        minimum=2,
+        maximum=10_000,
+        of="faithfulness",
+        flagless=True,
     )
     faithfulness_seeds: int = option(
-        5, "Random orders beside them.", metavar="N", panel=ANALYSES, minimum=1, maximum=1000, of="faithfulness"
+        5,
+        "Random orders beside them.",
+        metavar="N",
+        panel=ANALYSES,
+        minimum=1,
+        maximum=1000,
+        of="faithfulness",
+        flagless=True,
     )
-    faithfulness_bleu: bool = option(False, "Also translate at every step.", panel=ANALYSES, of="faithfulness")
+    faithfulness_bleu: bool = option(
+        False, "Also translate at every step.", panel=ANALYSES, of="faithfulness", flagless=True
+    )
     objective: str = option(
-        "", "What importances explain: {prompt_objectives}; default: what fits.", metavar="NAME", panel=ANALYSES
+        "",
+        "What importances explain (`headscope list objectives`); default: what fits.",
+        metavar="NAME",
+        panel=ANALYSES,
     )
     parse: str | None = option(
         None,
@@ -73,20 +92,27 @@ class AnalyzeOptions(TextOptions):
         None, "Dependency parses of the translations: a CoNLL-U file.", metavar="FILE", panel=DATA
     )
     stanza_dir: Path | None = option(
-        None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA, of="parse=stanza"
+        None,
+        "Where stanza's models lie; default: stanza's own place.",
+        metavar="DIR",
+        panel=DATA,
+        of="parse=stanza",
+        flagless=True,
     )
-    lang: str = option("en", "Language of the source, for stanza.", panel=DATA, of="parse=stanza")
+    lang: str = option("en", "Language of the source, for stanza.", panel=DATA, of="parse=stanza", flagless=True)
     download: bool = option(False, "Let stanza fetch its models.", panel=DATA, of="parse=stanza")
     frequencies: Path | None = option(
-        None, "How frequent tokens are: token and count a line.", metavar="FILE", panel=ANALYSES
+        None, "How frequent tokens are: token and count a line.", metavar="FILE", panel=ANALYSES, flagless=True
     )
     frequency_corpus: Path | None = option(
-        None, "Text to count tokens over; default: the source itself.", metavar="FILE", panel=ANALYSES
+        None, "Text to count tokens over; default: the source itself.", metavar="FILE", panel=ANALYSES, flagless=True
+    )
+    keep_special: bool = option(
+        False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES, flagless=True
     )
     queries: Literal["all", "first", "last"] = option(
         "all", "Queries that count: all, or the first ([CLS]) or last position of each text.", panel=ANALYSES
     )
-    keep_special: bool = option(False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES)
     exclude_sinks: bool = option(
         False,
         "Leave out the first token of every text as special tokens are: what heads do beyond attention sinks.",
@@ -103,6 +129,7 @@ class AnalyzeOptions(TextOptions):
         panel=OUTPUT,
         minimum=0,
         maximum=1000,
+        flagless=True,
     )
     mhr_pickles: bool = option(
         False, "Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them.", panel=MHR
@@ -112,6 +139,7 @@ class AnalyzeOptions(TextOptions):
         "What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
         panel=MHR,
         of="mhr_pickles",
+        flagless=True,
     )
     mhr_batch_size: int | None = option(
         None,
@@ -120,6 +148,7 @@ class AnalyzeOptions(TextOptions):
         panel=MHR,
         minimum=1,
         of="mhr_rows=batch|generate",
+        flagless=True,
     )
     mhr_max_tokens: int | None = option(
         None,
@@ -128,16 +157,17 @@ class AnalyzeOptions(TextOptions):
         panel=MHR,
         minimum=1,
         of="mhr_rows=batch|generate",
+        flagless=True,
     )
     attention: Literal["auto", "dense", "streamed"] = option(
         "auto",
         "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens.",
         panel=MODEL,
+        flagless=True,
     )
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
         if self.keep_special and self.exclude_sinks:
@@ -197,6 +227,7 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         minimum=1,
         identity=False,
         of="write_alignment",
+        flagless=True,
     )
     force: bool = option(
         False,

@@ -16,12 +16,11 @@ from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from headscope.config import NoOptions, check_options, flag
+from headscope.config import NoOptions, flag
 from headscope.config.declared_source import LIGHT as LIGHT
 from headscope.config.declared_source import names_of_module as names_of_module
-from headscope.config.option import restored
+from headscope.config.option import restored, types_of
 from headscope.errors import ConfigError
-from headscope.files.serialize import types_of
 from headscope.registry import Registry, unknown
 
 if TYPE_CHECKING:
@@ -270,9 +269,7 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(unknown("option of analyses", name, sorted(options)))
     checked: dict[str, Any] = {}
     for analysis in declarations("Options"):
-        own = restored(analysis.Options, values)
-        check_options(own)
-        checked |= vars(own)
+        checked |= vars(restored(analysis.Options, values))
     return checked
 
 
@@ -294,30 +291,6 @@ def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: 
         raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {why[analysis]}")
 
 
-def registered_names(kind: str, *, package: str, group: str, unless: str = "\0") -> list[str]:
-    """Names of what the files of a package, and entry points of a group, register by the decorator `@kind`; sorted.
-
-    Files with the text `unless` are left out.
-    """
-    registration = re.compile(rf'^@{kind}\nclass .*?^    name = "([^"]+)"', re.MULTILINE | re.DOTALL)
-    sources: Registry[Any] = Registry(kind, package=package, group=group)
-    texts = (path.read_text("utf-8") for _, path in sources.unread())
-    return sorted(name for text in texts if unless not in text for name in registration.findall(text))
-
-
-def objective_names(*, prompts: bool = False) -> list[str]:
-    """What importances can explain; with `prompts` also what is about their answers."""
-    folder = "headscope.attribution.objectives"
-    unless = "\0" if prompts else "\n    needs_prompts = True\n"
-    return registered_names("objective", package=folder, group=folder, unless=unless)
-
-
-def metric_names() -> list[str]:
-    """What models are compared by."""
-    folder = "headscope.evaluation.metrics"
-    return registered_names("metric", package=folder, group=folder)
-
-
 def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
     """The columns of heads.csv that `prune rank` can measure; `parsed` with those that need parses."""
     lacking = {"contrast", "exclude_sinks"} | (set() if parsed else {"parse"})
@@ -328,6 +301,8 @@ def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
 
 
 def criterion_names() -> list[str]:
-    """What heads can be ranked by, beside columns of heads.csv."""
+    """What heads can be ranked by, beside columns of heads.csv, read from the files that register it."""
+    registration = re.compile(r'^@criterion\nclass .*?^    name = "([^"]+)"', re.MULTILINE | re.DOTALL)
     folder = "headscope.pruning.ranking.criteria"
-    return registered_names("criterion", package=folder, group="headscope.criteria")
+    sources: Registry[Any] = Registry("criterion", package=folder, group="headscope.criteria")
+    return sorted(name for _, path in sources.unread() for name in registration.findall(path.read_text("utf-8")))

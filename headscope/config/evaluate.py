@@ -31,8 +31,8 @@ class EvaluateOptions(ExpertOption, BleuOption, SearchOptions, TextOptions):
 
     metrics: tuple[str, ...] = option(
         (),
-        "{metrics}. Default: all that fit; those that compare states with the intact model's for encoders without a "
-        "head and with --against.",
+        "`headscope list metrics` has them. Default: all that fit; those that compare states with the intact model's "
+        "for encoders without a head and with --against.",
         metavar="NAMES",
         panel=SCORES,
         common=True,
@@ -83,7 +83,6 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
     force: bool = option(False, "Replace an earlier result.", panel=OUTPUT, identity=False, common=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.source is None and self.labels is None:
             raise ConfigError("no text: give --source FILE (one sentence a line)")
         if self.each_head and self.per_sentence:

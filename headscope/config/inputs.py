@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE
-from headscope.config.option import check_options, flag, option
+from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, flag, option
 from headscope.errors import ConfigError
 
 DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
@@ -117,6 +116,7 @@ class TextFiles:
         metavar="FILE",
         panel=DATA,
         of="source|parse",
+        flagless=True,
     )
     pairs: bool = option(
         False,
@@ -167,8 +167,12 @@ class ValidatedTextFiles(TextFiles):
         None, "Text to measure the result on; default: the start of --source.", metavar="FILE", panel=DATA, common=True
     )
     valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
-    valid_source2: Path | None = option(None, "The other text of its pairs, as --source2.", metavar="FILE", panel=DATA)
-    valid_labels: Path | None = option(None, "Its classes or tags, as --labels.", metavar="FILE", panel=DATA)
+    valid_source2: Path | None = option(
+        None, "The other text of its pairs, as --source2.", metavar="FILE", panel=DATA, flagless=True
+    )
+    valid_labels: Path | None = option(
+        None, "Its classes or tags, as --labels.", metavar="FILE", panel=DATA, flagless=True
+    )
 
     @property
     def has_text(self) -> bool:
@@ -247,15 +251,14 @@ class TextOptions(MaskedHeads, BatchTokens):
     max_length: int | None = option(
         None, "Subwords a sentence may have; default 512 or the model's limit.", panel=DATA, minimum=2
     )
-    long: Literal["truncate", "refuse"] = option("truncate", "What happens to longer sentences.", panel=DATA)
+    long: Literal["truncate", "refuse"] = option(
+        "truncate", "What happens to longer sentences.", panel=DATA, flagless=True
+    )
     max_sentences: int | None = option(
         None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, common=True
     )
     bootstrap: int = option(1000, "Resamples for the 95 % intervals.", panel=OUTPUT, minimum=2, maximum=RESAMPLES)
     seed: int = option(1, "Seed of the bootstrap and of all that is drawn.", panel=MODEL, minimum=0, maximum=SEED)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 BleuTokenizer = Literal[
@@ -272,6 +275,7 @@ class BleuOption:
         "BLEU's tokenizer, as sacreBLEU calls it; default: that of the language which the model writes, where its "
         "files or --tgt-lang name one, else 13a.",
         panel=SEARCH,
+        flagless=True,
     )
 
 

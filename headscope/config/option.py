@@ -1,22 +1,45 @@
-"""An option: a field of a config class, with all that there is to know about it. Imports no torch.
+"""An option: a field of a frozen dataclass, declared once; and configs of values of any origin. Imports no torch.
 
-Commands, keys of TOML files, keywords of the API, `examples/config`, the reference pages and the protection of inputs
-are made of these fields; so is what a run that goes on compares with the options that it was begun with.
+Commands, TOML files, keywords of Python, records of runs, `examples/config`, the reference pages and the protection of
+inputs are made of these fields. pydantic checks values when there are some: `--help` imports none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
+from numbers import Integral, Real
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
-from headscope.files.serialize import types_of
+from headscope.registry import unknown
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 C = TypeVar("C")
+WHOLE, REAL = 2**31 - 1, 1e38
+"""Largest whole number and largest number of an option that declares no `maximum`."""
+SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
+BEAM = 1000
+RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
+POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translation's length
+MOST_LAYERS, MOST_HEADS, MOST_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
+BOUNDS = {"minimum": "ge", "maximum": "le", "above": "gt", "below": "lt"}
+WORDS = {
+    **{"Value error, ": "", "Input should": "it must", "greater than or equal to": "at least", "greater": "more"},
+    **{"less than or equal to": "at most", "a valid integer": "a whole number", "a valid number": "a number"},
+    **{"Unable to parse input string as an integer, exceeded maximum size": "it must be a smaller number"},
+    **{"a valid boolean": "True or False", "a valid string": "text"},
+}
+"""What pydantic says in its messages, and what headscope does."""
+SHOWN = 60  # characters of a wrong value in a message
 
 
 def option(
@@ -29,6 +52,7 @@ def option(
     argument: bool = False,
     common: bool = False,
     repeat: bool = False,
+    flagless: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
@@ -38,30 +62,189 @@ def option(
     identity: bool = True,
     unset: str = "",
 ) -> Any:
-    """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of the API.
+    """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of Python.
 
-    Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
-    `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. Without a default it
-    must be given. `panel` is the heading in --help (default: that of what has the option), `name` the option's name
-    where it is not the field's (`from` of `run`); an `argument` has none. Where a command has many options, --help has
-    those that are `common` or must be given, --help-all the others too. Values of a tuple that may `repeat` are given
-    by one, not with commas. `minimum` and `maximum` bound numbers, `above` and `below` leave the bound itself out. An
-    option that is `of` another one ("faithfulness"), of one or the other ("source|labels", as far as there are such),
-    or of some of its values ("parse=stanza"), is refused, not ignored, where that is not given. A path that is
-    `written` is an output; every other path is an input, which no output replaces. `identity` False: it does not change
-    what is computed, only where, how fast, or what is kept. `unset` is a word that says the default None of a number.
+    Types: bool, int, float, str, Path, Literal, any of them `| None`, and `tuple[…, ...]`, written with commas.
+
+    panel: the heading in --help. name: the option's name where it is not the field's (`from` of `run`).
+    argument: it has no name. repeat: entries of a tuple are given one by one, not with commas.
+    common: --help has it, not --help-all alone. flagless: it is set by `--set NAME=VALUE`, in TOML and in Python.
+    minimum, maximum, above, below: bounds of numbers, the last two exclusive.
+    of: another option ("faithfulness"), several ("source|labels") or a value of one ("parse=stanza") without which it
+        is refused.
+    written: a path that is an output; every other path is an input, which no output replaces.
+    identity: False if it does not change what is computed. unset: a word for the default None of a number.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
     about["common"] = common or argument or default is MISSING
     about |= {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
-    about |= {"repeat": repeat, "of": of, "unset": unset}
+    about |= {"repeat": repeat, "flagless": flagless, "of": of, "unset": unset}
     return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
+
+
+@cache
+def types_of(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields. Not to be changed."""
+    return get_type_hints(cls, include_extras=True)
 
 
 def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
     """The options of a config class with their types: fields that have a help text; the others are set by code."""
     hints = types_of(cls)
     return ((entry, hints[entry.name]) for entry in fields(cls) if entry.metadata.get("help"))
+
+
+def configured(cls: type[C], values: Mapping[str, Any], *, what: str = "", others: Iterable[str] = ()) -> C:
+    """A config of values from the command line, a TOML file, Python or a record of a run.
+
+    ConfigError for an unknown or missing name (of `what`, which also has `others`), a value of a wrong type or out of
+    bounds, and an option that is about another one which is not given.
+    """
+    hints, entries = types_of(cls), {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]
+    if strange := sorted(set(values) - set(entries)):
+        raise ConfigError(unknown(f"option of {what}" if what else "option", strange[0], sorted({*entries, *others})))
+    checked = {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
+    for entry in entries.values():
+        if entry.default is MISSING and entry.default_factory is MISSING and entry.name not in values:
+            about = first_sentence(entry.metadata.get("help", ""))
+            raise ConfigError(f"{flag_of(entry)} is missing" + (f" ({about.rstrip('.')})" if about else ""))
+    config = cls(**checked)
+    for entry in entries.values():
+        _check_companion(config, entry, entries)
+    return config
+
+
+def restored(cls: type[C], values: Mapping[str, Any]) -> C:
+    """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
+    return configured(cls, {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})  # type: ignore[arg-type]
+
+
+def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
+    """A value as the type of its field; ConfigError in one line."""
+    about = entry.metadata
+    if isinstance(value, str):
+        value = None if value == (about.get("unset") or None) else value
+        if value is not None and not value.strip(" ,") and value != entry.default:
+            raise ConfigError(f"{flag_of(entry)} is empty; give it a value, or leave it out")
+    if value is None and get_origin(hint) is tuple:
+        return ()
+    bounds = tuple((BOUNDS[name], about[name]) for name in BOUNDS if about.get(name) is not None)
+    return converted(flag_of(entry), hint, value, bounds=bounds, word=about.get("unset", ""))
+
+
+def converted(name: str, hint: Any, value: Any, *, bounds: tuple[tuple[str, float], ...] = (), word: str = "") -> Any:
+    """A value as a type has it; ConfigError that calls it `name`, and says that `word` may stand for it."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(hint, bounds).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{name} is {shown(value)}; {_demand(error)}{f' or {word}' if word else ''}") from None
+
+
+def _demand(error: ValidationError) -> str:
+    """What pydantic wants, as a demand, with the nearest of a few words."""
+    first = error.errors()[0]
+    text = re.sub(r", (unable|got) .*", "", first["msg"])
+    for theirs, ours in WORDS.items():
+        text = text.replace(theirs, ours)
+    words = re.findall(r"'([^']+)'", text)
+    near = get_close_matches(first["input"], words, n=1) if words and isinstance(first["input"], str) else []
+    return text + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+@cache
+def _adapter(hint: Any, bounds: tuple[tuple[str, float], ...]) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_for_pydantic(hint, dict(bounds)))
+
+
+def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
+    """A type that also takes what is as good: lists as text with commas, paths as text, numbers of numpy."""
+    from pydantic import BeforeValidator, Field, Strict
+
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        (inner,) = (part for part in parts if part is not type(None))
+        return _for_pydantic(inner, bounds) | None
+    if origin is Annotated:
+        return Annotated[(_for_pydantic(parts[0], bounds), *parts[1:])]
+    if origin is tuple:
+        return Annotated[tuple[_for_pydantic(parts[0], bounds), ...], BeforeValidator(_entries)]
+    if hint is bool:
+        return Annotated[bool, Strict()]
+    if hint is int:
+        return Annotated[int, BeforeValidator(_number), Field(**{"ge": -WHOLE, "le": WHOLE, **bounds})]
+    if hint is float:
+        limits = {"ge": -REAL, "le": REAL, **bounds}
+        return Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, **limits)]
+    if hint is str:
+        return Annotated[str, BeforeValidator(lambda value: fspath(value) if isinstance(value, PathLike) else value)]
+    if hint is Path:
+        return Annotated[Path, BeforeValidator(_path)]
+    if is_dataclass(hint):
+        return Annotated[Any, BeforeValidator(lambda value: _nested(hint, value))]
+    return hint
+
+
+def _entries(value: Any) -> Any:
+    """Text with commas, or whatever can be gone through, as a tuple; one number is a tuple of it."""
+    if isinstance(value, (int, float, PathLike)):
+        return (value,)
+    if isinstance(value, (Mapping, bytes)) or not isinstance(value, Iterable):
+        raise ValueError("give a list")
+    entries = value.split(",") if isinstance(value, str) else value
+    stripped = (entry.strip() if isinstance(entry, str) else entry for entry in entries)
+    return tuple(entry for entry in stripped if entry != "")
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("give a number")
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, (str, PathLike)):
+        raise ValueError("give a path")
+    return Path(value)
+
+
+def _nested(cls: Any, value: Any) -> Any:
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("give a table")
+    return configured(cls, value)
+
+
+def shown(value: object) -> str:
+    """A value in a message, short and in one line."""
+    if isinstance(value, int) and abs(value) >= 10**24:
+        return f"a number of {value.bit_length()} bits"
+    text = " ".join((str(value) if isinstance(value, (int, float)) else repr(value)).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _check_companion(config: Any, entry: Field[Any], entries: Mapping[str, Field[Any]]) -> None:
+    """ConfigError for an option that is about another one (`of`), which is not given."""
+    other, _, words = entry.metadata.get("of", "").partition("=")
+    if not other or getattr(config, entry.name) == entry.default:
+        return
+    names = other.split("|")
+    values = [getattr(config, name, None) for name in names]
+    if not (str(values[0]) in words.split("|") if words else any(values)):
+        needed = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
+        word = f" {words.split('|')[0]}" if words else ""
+        raise ConfigError(f"{flag_of(entry)} is about {needed}{word}; give that too")
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of an explanation."""
+    return re.split(r"(?<=\.) (?=[A-Z-])", text, maxsplit=1)[0]
 
 
 def identity(config: Any) -> dict[str, Any]:
@@ -83,81 +266,14 @@ def names_file(hint: Any) -> bool:
     return hint is Path or Path in get_args(hint)
 
 
-@dataclass(frozen=True)
-class NoOptions:
-    """For what takes no options. Options classes check themselves in `__post_init__` (ConfigError)."""
-
-
-@dataclass(frozen=True)
-class LabelOptions:
-    """Options of analyses that label heads (`headscope.engine.evidence.labels`); their own may inherit them."""
-
-    min_instances: int = option(
-        20,
-        "Instances that a label of a head needs; with --relations all rarer relations are left out.",
-        metavar="N",
-        minimum=1,
-    )
-
-
-@dataclass(frozen=True)
-class PublishedLabelOptions(LabelOptions):
-    """Options of analyses whose labels are those of a paper, with the rule that it gives them by."""
-
-    label_rule: Literal["tested", "published"] = option(
-        "tested",
-        "How positional, syntactic and rare heads are labelled: on tested evidence, or by the estimate alone, as Voita "
-        "et al. (2019) do.",
-    )
-
-
-def check_options(options: Any) -> None:
-    """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal.
-
-    Also for an option that is about another one (`of`), which is not given.
-    """
-    flags = {entry.name: flag_of(entry) for entry in fields(options)}
-    check_numbers(options, flags=flags)
-    for entry in fields(options):
-        other, _, words = entry.metadata.get("of", "").partition("=")
-        names = other.split("|") if other and getattr(options, entry.name) != entry.default else []
-        values = [getattr(options, name, None) for name in names]
-        if names and not (str(values[0]) in words.split("|") if words else any(values)):
-            needed = " ".join([flags.get(names[0]) or flag(names[0]), *words.split("|")[:1]]).strip()
-            raise ConfigError(f"{flags[entry.name]} is about {needed}; give that too")
-    for name, allowed, strange in _strange_choices(options):
-        *others, last = words = [str(word) for word in allowed if word]
-        choices = f"{', '.join(others)} or {last}" if others else last
-        near = get_close_matches(str(strange), words, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"{flags[name]} {strange!r} is not known; {hint}choose {choices}")
-
-
 def flag_of(entry: Field[Any]) -> str:
     """An option as the command line has it."""
-    return flag(entry.metadata.get("name") or entry.name)
-
-
-def values_left_out(metavar: str | None) -> list[str]:
-    """Values of an option that may be given without one, the one that is meant then first: `[cheap|all]`."""
-    return metavar.strip("[]").split("|") if metavar and metavar.startswith("[") else []
+    return flag(entry.metadata.get("name") or entry.name) if entry.metadata else entry.name
 
 
 def flag(name: str) -> str:
     """A field's name as the command line has it."""
     return f"--{name.replace('_', '-')}"
-
-
-def _strange_choices(options: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """Name, allowed words and value of every Literal field that has another value."""
-    for name, hint in types_of(type(options)).items():
-        value = getattr(options, name, None)
-        inner = [part for part in get_args(hint) if get_origin(part) is Literal] or [hint]
-        allowed = get_args(inner[0]) if get_origin(inner[0]) is Literal else ()
-        values = value if isinstance(value, tuple) else (value,)
-        strange = [part for part in values if part not in allowed and not (part is None and inner != [hint])]
-        if allowed and strange:
-            yield name, allowed, strange[0]
 
 
 def plain_options(config: Any) -> dict[str, Any]:
@@ -172,13 +288,40 @@ def plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def restored(cls: type[C], values: Mapping[str, Any]) -> C:
-    """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
-    hints = types_of(cls)
-    own = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
-    for name, value in own.items():
-        if isinstance(value, list):
-            own[name] = tuple(value)
-        elif isinstance(value, str) and names_file(hints[name]):
-            own[name] = Path(value)
-    return cls(**own)
+def plain_config(config: Any) -> dict[str, Any]:
+    """A config, and those within it, as tables of plain values, without fields that are None or empty tables."""
+    plain: dict[str, Any] = {}
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if is_dataclass(value):
+            value = plain_config(value)
+        plain[entry.name] = dict(value) if isinstance(value, Mapping) else plain_value(value)
+    return {name: value for name, value in plain.items() if value is not None and value != {}}
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For what takes no options. Options classes check in `__post_init__` what several options say together."""
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """Options of analyses that label heads (`headscope.engine.evidence.labels`); their own may inherit them."""
+
+    min_instances: int = option(
+        20,
+        "Instances that a label of a head needs; with relations=all rarer relations are left out.",
+        metavar="N",
+        minimum=1,
+    )
+
+
+@dataclass(frozen=True)
+class PublishedLabelOptions(LabelOptions):
+    """Options of analyses whose labels are those of a paper, with the rule that it gives them by."""
+
+    label_rule: Literal["tested", "published"] = option(
+        "tested",
+        "How positional, syntactic and rare heads are labelled: on tested evidence, or by the estimate alone, as Voita "
+        "et al. (2019) do.",
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.bounds import SEED, WHOLE
 from headscope.config.inputs import (
     DATA,
     MODEL,
@@ -17,7 +16,7 @@ from headscope.config.inputs import (
     MaskedHeads,
     SearchOptions,
 )
-from headscope.config.option import check_options, option
+from headscope.config.option import BEAM, SEED, WHOLE, option
 from headscope.errors import ConfigError
 
 
@@ -41,7 +40,10 @@ class ListConfig:
         argument=True,
     )
     checkpoint: str | None = option(
-        None, "A checkpoint: which analyses, objectives or metrics fit it.", metavar="CKPT", argument=True
+        None,
+        "One by its name: its options; or a checkpoint: which analyses, objectives or metrics fit it.",
+        metavar="NAME|CKPT",
+        argument=True,
     )
 
 
@@ -55,6 +57,7 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
         "Translations of each line; each is then written behind the line's number and a tab, from 0.",
         panel=OUTPUT,
         minimum=1,
+        maximum=BEAM,
         common=True,
     )
     scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT, common=True)
@@ -69,7 +72,6 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
     window: int = option(512, "Lines that are read before they are translated.", panel=MODEL, minimum=1, maximum=WHOLE)
 
     def __post_init__(self) -> None:
-        check_options(self)
         if self.greedy and (self.beam or 1) > 1:
             raise ConfigError(f"--greedy is a beam of 1; leave out --beam {self.beam}")
 
@@ -80,7 +82,7 @@ class EngineFileOptions:
 
     quantize: str = option(
         "none",
-        "How a file for an engine stores matrices: {quantizations}; default: as the checkpoint does.",
+        "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does.",
         metavar="NAME",
         panel=OUTPUT,
     )
@@ -108,7 +110,9 @@ class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
 
     out: Path = option(help="Directory to write.", metavar="OUT", argument=True, written=True)
     to: str = option(
-        help="{goals}; or for an engine, which runs it before it is kept: {engines}.", metavar="NAME", panel=OUTPUT
+        help="native, huggingface or fairseq; or for an engine, which runs it first (`headscope list engines`).",
+        metavar="NAME",
+        panel=OUTPUT,
     )
     device: str = "cpu"
     device_map: str | None = None

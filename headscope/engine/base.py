@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
-from headscope.config import NoOptions, check_options
+from headscope.config import NoOptions
 from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
+from headscope.config.option import restored
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens
@@ -144,10 +145,7 @@ class RunOptions:
 
     def of(self, cls: type[Analysis]) -> Any:
         """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""
-        names = [option.name for option in fields(cls.Options)]
-        options = cls.Options(**{name: self.analysis_options[name] for name in names if name in self.analysis_options})
-        check_options(options)
-        return options
+        return restored(cls.Options, self.analysis_options)
 
 
 class Analysis:

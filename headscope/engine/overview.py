@@ -144,13 +144,16 @@ class Kind:
     cost: Callable[[Any], str] | None = None
     overview: str = ""
 
+    def variants(self) -> dict[str, Any]:
+        """Its variants by name."""
+        registered: Any = imported(self.registry)
+        return registered() if inspect.isfunction(registered) else dict(registered)
+
     def items(self, overview: Mapping[str, Any] | None) -> list[Item]:
         """Its variants in the order of their names; with a checkpoint's overview, which of them fit."""
-        registered: Any = imported(self.registry)
-        variants: Iterable[tuple[str, Any]] = registered().items() if inspect.isfunction(registered) else registered
         rows = {row["name"]: row for row in (overview or {}).get(self.overview, ())}
         items = []
-        for name, variant in variants:
+        for name, variant in self.variants().items():
             refusal = rows[name].get("why", "") if name in rows else "no" if rows else ""
             needs = self.needs(variant) if self.needs else rows.get(name, {}).get("needs", "")
             cost = self.cost(variant) if self.cost else ""

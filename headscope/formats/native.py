@@ -19,11 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headscope.config import Companions
+from headscope.config.option import configured, plain_config
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import file_digest, read_bytes, read_json
-from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
+from headscope.files.toml import read_toml, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
@@ -117,14 +118,14 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         sides = {name: side for name in SIDES if (side := getattr(checkpoint, name)) is not None}
-        tables = {name: to_plain(_write_side(folder, name, side)) for name, side in sides.items()}
+        tables = {name: plain_config(_write_side(folder, name, side)) for name, side in sides.items()}
         save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
         content = {
             "format": FORMAT,
             "version": VERSION,
             "origin": checkpoint.model_type,
             "model": checkpoint.model.config.plain(),
-            "search": to_plain(checkpoint.search),
+            "search": plain_config(checkpoint.search),
             **tables,
             "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
         }
@@ -178,7 +179,7 @@ def _read_config(folder: Path) -> File:
                 f"{folder} is written in version {version} of the native format, this headscope reads version "
                 f"{VERSION}; convert it with the headscope that wrote it"
             )
-        written = from_plain(File, content)
+        written = configured(File, content)
     except ConfigError as error:
         text = str(error)
         raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None

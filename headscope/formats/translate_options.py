@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headscope.bounds import check_numbers
+from headscope.config.small import TranslateConfig
 from headscope.errors import ConfigError
-
-_FLAGS = {
-    "power": "--lenpen",
-    "max_ratio": "--max-len-a",
-    "max_extra": "--max-len-b",
-    "best": "--nbest",
-    "longest": "--max-length",
-    "exact": "exact",
-}
 
 
 class Translation(NamedTuple):
@@ -45,8 +36,21 @@ class TranslateOptions:
     scores: bool = False
     exact: int | None = None
 
+    @classmethod
+    def of(cls, config: TranslateConfig) -> TranslateOptions:
+        """As the options of `headscope translate` say."""
+        return cls(
+            beam=1 if config.greedy else config.beam,
+            power=config.lenpen,
+            max_ratio=config.max_len_a,
+            max_extra=config.max_len_b,
+            best=config.nbest,
+            longest=config.max_length,
+            keep_pieces=config.keep_bpe,
+            scores=config.scores,
+        )
+
     def __post_init__(self) -> None:
-        check_numbers(self, flags=_FLAGS)
         if self.beam is not None and not 1 <= self.best <= self.beam:
             raise ConfigError(
                 f"--nbest {self.best} with --beam {self.beam}: a beam gives 1 to {self.beam} translations"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import BEAM, SEED
-from headscope.config import check_options, flag, option, plain_options
+from headscope.config import flag, option, plain_options
 from headscope.config.inputs import BleuOption
+from headscope.config.option import BEAM, SEED
 from headscope.errors import ConfigError
 
 DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
@@ -46,6 +46,7 @@ class TrainConfig(BleuOption):
         panel=DATA,
         minimum=1,
         of="kind=lm",
+        flagless=True,
     )
     max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA, minimum=1)
     fraction: float = option(
@@ -65,7 +66,9 @@ class TrainConfig(BleuOption):
     tokenizer: Path | None = option(
         None, "A SentencePiece model to use instead of learning one.", metavar="FILE", panel=TEXT
     )
-    tokenizer_kind: Literal["bpe", "unigram"] = option("bpe", "bpe or unigram (SentencePiece).", panel=TEXT)
+    tokenizer_kind: Literal["bpe", "unigram"] = option(
+        "bpe", "bpe or unigram (SentencePiece).", panel=TEXT, flagless=True
+    )
     vocab_size: int = option(
         8000, "Subwords to learn, the four special ones included.", panel=TEXT, minimum=5, maximum=2**22
     )
@@ -78,10 +81,10 @@ class TrainConfig(BleuOption):
         panel=TEXT,
     )
     source_lang: str = option(
-        "en", "Language of the source, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase"
+        "en", "Language of the source, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase", flagless=True
     )
     target_lang: str = option(
-        "de", "Language of the target, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase"
+        "de", "Language of the target, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase", flagless=True
     )
 
     init: str | None = option(
@@ -117,12 +120,15 @@ class TrainConfig(BleuOption):
         "fairseq",
         "How new weights are drawn: fairseq (as fairseq does since 0.10), or glorot (docs/training.md).",
         panel=MODEL,
+        flagless=True,
     )
     tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)
     dropout: float = option(0.1, "On embeddings and the output of every sublayer.", panel=MODEL, minimum=0, below=1)
-    attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL, minimum=0, below=1)
+    attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL, minimum=0, below=1, flagless=True)
     activation_dropout: float = option(0.0, "Inside feed-forward layers.", panel=MODEL, minimum=0, below=1)
-    context_dropout: float = option(0.0, "On contexts, before the output projection.", panel=MODEL, minimum=0, below=1)
+    context_dropout: float = option(
+        0.0, "On contexts, before the output projection.", panel=MODEL, minimum=0, below=1, flagless=True
+    )
 
     lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION, above=0, common=True)
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = option(
@@ -132,9 +138,14 @@ class TrainConfig(BleuOption):
         1000, "Updates during which the learning rate rises from --warmup-lr.", panel=OPTIMISATION, minimum=0
     )
     warmup_lr: float = option(
-        1e-7, "Where the warm-up begins; the first update is one step of it above.", panel=OPTIMISATION, minimum=0
+        1e-7,
+        "Where the warm-up begins; the first update is one step of it above.",
+        panel=OPTIMISATION,
+        minimum=0,
     )
-    min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION, minimum=0, of="schedule=cosine")
+    min_lr: float = option(
+        0.0, "Where a cosine schedule ends.", panel=OPTIMISATION, minimum=0, of="schedule=cosine", flagless=True
+    )
     betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION, minimum=0, below=1)
     epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION, above=0)
     weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION, minimum=0)
@@ -161,7 +172,7 @@ class TrainConfig(BleuOption):
     )
     bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN, minimum=0)
     bleu_sentences: int | None = option(
-        None, "Translate only the first N validation sentences.", panel=RUN, minimum=1, of="valid_source"
+        None, "Translate only the first N validation sentences.", panel=RUN, minimum=1, of="valid_source", flagless=True
     )
     beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, minimum=1, maximum=BEAM)
     best_by: Literal["loss", "bleu"] = option(
@@ -173,9 +184,14 @@ class TrainConfig(BleuOption):
     average: int = option(
         0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN, minimum=0, maximum=1000
     )
-    average_of: Literal["last", "best"] = option("last", "last or best: which checkpoints.", panel=RUN, of="average")
+    average_of: Literal["last", "best"] = option(
+        "last", "last or best: which checkpoints.", panel=RUN, of="average", flagless=True
+    )
     save_every: int | None = option(
-        None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN, minimum=1
+        None,
+        "Save the state that --resume needs every N updates too, not after epochs alone.",
+        panel=RUN,
+        minimum=1,
     )
     log_every: int = option(50, "Updates between lines of metrics.csv.", panel=RUN, minimum=1)
     save_confidence: Literal["none", "base", "advanced", "pairwise"] = option(
@@ -193,11 +209,12 @@ class TrainConfig(BleuOption):
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
     )
-    threads: int | None = option(None, "CPU threads; default: torch's.", panel=MACHINE, minimum=1, maximum=1024)
-    compile: bool = option(False, "torch.compile the model.", panel=MACHINE)
+    threads: int | None = option(
+        None, "CPU threads; default: torch's.", panel=MACHINE, minimum=1, maximum=1024, flagless=True
+    )
+    compile: bool = option(False, "torch.compile the model.", panel=MACHINE, flagless=True)
 
     def __post_init__(self) -> None:
-        check_options(self)
         _check_kind(self)
         if self.d_model % self.heads:
             good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
@@ -285,10 +302,8 @@ SMALL: Mapping[str, Any] = {
 PRESETS: Mapping[str, Mapping[str, Any]] = {"tiny": TINY, "small": SMALL}
 
 
-def preset(name: str | None) -> Mapping[str, Any]:
+def preset(name: Any) -> Mapping[str, Any]:
     """The values of a preset, by the names of fields; ConfigError for one that does not exist."""
-    if name is None:
-        return {}
-    if name not in PRESETS:
+    if name is not None and str(name) not in PRESETS:
         raise ConfigError(f"--preset {name!r} is not known; available: {', '.join(PRESETS)}")
-    return PRESETS[name]
+    return {} if name is None else PRESETS[str(name)]

@@ -28,10 +28,10 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from headscope.bounds import WHOLE
+from headscope.config.option import WHOLE
 from headscope.errors import ConfigError
 from headscope.files.reading import read_json
-from headscope.files.serialize import read_toml
+from headscope.files.toml import read_toml
 from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer

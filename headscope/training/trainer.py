@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from headscope.config import check_options, plain_options
+from headscope.config import plain_options
 from headscope.config.option import identity
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError
@@ -94,7 +94,6 @@ def train(
     directory holds something and neither `resume` nor `force` is given; TrainingError where the loss is no number;
     the other errors are about options, text and checkpoints.
     """
-    check_options(variant.options)
     with process_group() as processes, ExitStack() as stack:
         workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)

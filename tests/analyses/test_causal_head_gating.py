@@ -155,8 +155,8 @@ def test_the_seed_decides_and_a_table_has_every_head() -> None:
     [
         ({"chg_lr": (0.1,)}, "--chg-lr"),
         ({"chg_penalised_lr": (0.0, 0.1)}, "--chg-penalised-lr"),
-        ({"chg_fits": 0}, "--chg-fits 0.*1"),
-        ({"chg_penalty": -0.1}, "--chg-penalty -0.1.*0"),
+        ({"chg_fits": 0}, "--chg-fits is 0.*1"),
+        ({"chg_penalty": -0.1}, "--chg-penalty is -0.1.*0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:

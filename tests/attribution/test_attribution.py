@@ -313,9 +313,9 @@ def test_shifts_of_sentences() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"ablate_with": "noise"}, "--ablate-with 'noise'.*zero.*mean.*resample"),
-        ({"shapley_samples": 0}, "--shapley-samples 0.*1"),
-        ({"ig_steps": 0}, "--ig-steps 0.*1"),
+        ({"ablate_with": "noise"}, "--ablate-with is 'noise'.*zero.*mean.*resample"),
+        ({"shapley_samples": 0}, "--shapley-samples is 0.*1"),
+        ({"ig_steps": 0}, "--ig-steps is 0.*1"),
     ],
 )
 def test_settings_that_cannot_be(setting: dict[str, Any], message: str) -> None:

@@ -60,7 +60,18 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
 
 def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    given = ("--out", out, "--only", "sink,positional", "--bootstrap", 50, "--min-instances", 500, "--device", "cpu")
+    given = (
+        "--out",
+        out,
+        "--only",
+        "sink,positional",
+        "--bootstrap",
+        50,
+        "--set",
+        "positional.min-instances=500",
+        "--device",
+        "cpu",
+    )
     status, shown, _ = command("analyze", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
     assert status == 0 and "instances, 500 are needed" not in shown
     line = shown.splitlines()[-1]

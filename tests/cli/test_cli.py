@@ -98,9 +98,9 @@ def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_pa
     assert headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "a", "--seed", 7)[0] == 0
     assert headscope("analyze", MODEL, *options, "--out", tmp_path / "b", "--seed", 7)[0] == 0
     assert (tmp_path / "a" / "heads.csv").read_bytes() == (tmp_path / "b" / "heads.csv").read_bytes()
-    config.write_text("sauce = 1\nseeed = 2\n")
+    config.write_text("sauce = 1\n")
     status, _, err = headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "c")
-    assert status == 2 and "sauce (did you mean source?), seeed (did you mean seed?)" in err
+    assert status == 2 and "unknown option 'sauce'; did you mean 'source'" in err
 
 
 def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
@@ -179,7 +179,7 @@ def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_
     ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)
     assert ran[0] == 0 and "Cut off: 1 sentence at the length limit" in ran[1]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["truncated"] == 1
-    ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--long", "refuse")
+    ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--set", "long=refuse")
     refused(ran, r"long\.en:1: 20002 subwords, the limit is 256; shorten the line")
 
 
@@ -234,7 +234,16 @@ def test_broken_parses_and_missing_stanza_models(headscope: Command, text: Path,
     path = tmp_path / "broken.conllu"
     path.write_text("# text = a\n1\ta\t_\tX\n\n", encoding="utf-8")
     refused(headscope("analyze", MODEL, "--parse", path, "--out", tmp_path / "run"), r"broken\.conllu:2: ")
-    arguments = ("--source", text, "--parse", "stanza", "--stanza-dir", tmp_path / "nothing", "--out", tmp_path / "run")
+    arguments = (
+        "--source",
+        text,
+        "--parse",
+        "stanza",
+        "--set",
+        f"stanza-dir={tmp_path / 'nothing'}",
+        "--out",
+        tmp_path / "run",
+    )
     refused(
         headscope("analyze", MODEL, *arguments), r"no stanza models: .*--stanza-dir DIR, or fetch it with --download"
     )
@@ -395,14 +404,14 @@ def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("prune sweep CKPT --seeds 1,2", "--seeds '1,2' is not a whole number"),
-        ("prune rank CKPT --keep 2.5", "--keep '2.5' is not a whole number"),
-        ("train baseline --lr fast", "--lr 'fast' is not a number"),
+        ("prune sweep CKPT --seeds 1,2", "--seeds is '1,2'; it must be a whole number"),
+        ("prune rank CKPT --keep 2.5", "--keep is '2.5'; it must be a whole number"),
+        ("train baseline --lr fast", "--lr is 'fast'; it must be a number"),
     ],
 )
 def test_what_is_no_number_is_named(command: Command, typed: str, said: str) -> None:
     status, shown, error = command(*typed.split())
-    assert (status, shown) == (2, "") and error.startswith(f"error: {said}; see ") and error.endswith(" --help\n")
+    assert (status, shown) == (2, "") and error == f"error: {said}\n"
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_messages_say_nothing_that_is_not_so() -> None:
         ("plot heads model --text x", "No such option: --text"),
         ("analyze model text.txt --out o", "text.txt is one argument too many; a text is given as --source text.txt"),
         ("translate model text.txt", "translate reads the text from stdin: python translate CKPT < text.txt"),
-        ("plot attention model --out a.png", "Missing option '--heads' (Heads of one site"),
+        ("plot attention model --out a.png", "--heads is missing (Heads of one site"),
         ("prune model", "model stands where a command is expected: python prune COMMAND model …; choose from l0"),
         ("train model", "model stands where a variant is expected: python train VARIANT model …; choose from base"),
         ("plot model", "model stands where a figure is expected: python plot FIGURE model …; choose from heads"),

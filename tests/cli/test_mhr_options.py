@@ -12,8 +12,10 @@ import typer
 
 from headscope.cli import main
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
-from headscope.cli.options import InFile, read_config
+from headscope.cli.options import read_config
+from headscope.config.option import declared_options
 from headscope.errors import ConfigError
+from headscope.training.config import TrainConfig
 from headscope.training.variant import VARIANTS
 
 # mhr.md §6: every flag that the fork registers
@@ -73,7 +75,7 @@ def test_answers_can_be_typed_in_every_variant() -> None:
         ("train mixing --gamma-conf 40", "of the MHR fork; here it is `headscope train mixing --gamma G` (with"),
         ("evaluate x --mask-layer-type enc-enc", "here it is `headscope evaluate --mask SITE.LAYER.HEAD` (enc-enc is"),
         ("train --gamma-conf=40", "here it is `headscope train mixing --gamma G`"),
-        ("--save-heads-cos_sim yes", "here it is `headscope analyze --mhr-pickles --mhr-rows generate`"),
+        ("--save-heads-cos_sim yes", "here it is `headscope analyze --mhr-pickles --set mhr-rows=generate`"),
         ("train swap --adam-betas 0.9,0.98", "of fairseq; here it is `headscope train swap --betas A,B`"),
         ("train --adam-betas=0.9,0.98", "of fairseq; here it is `headscope train baseline --betas A,B`"),
         ("train mixing --eval-bleu-print-samples", "here it is `headscope translate RUN/last < TEXT` (translations"),
@@ -105,5 +107,5 @@ def test_other_unknown_options_are_left_to_typer(
 
 def test_a_config_file_is_answered_too(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("gamma_conf = 40\n")
-    with pytest.raises(ConfigError, match=r"x\.toml.*--gamma-conf.*headscope tr"):
-        read_config(tmp_path / "x.toml", {"gamma": InFile(float)})
+    with pytest.raises(ConfigError, match=r"x\.toml.*gamma-conf is an option.*headscope tr"):
+        read_config(tmp_path / "x.toml", list(declared_options(TrainConfig)), {})

@@ -134,9 +134,9 @@ def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     options |= {"max_length": 9, "long": "truncate", "keep_special": True, "exclude_sinks": False}
     study = Study({}, {"options": options, "layout": {}}, folder=Path("run"))
     ((_, line),) = after_analysis(study)
-    assert "--parse stanza --lang de --stanza-dir st" in line
-    assert "--max-length 9 --keep-special" in line and "--long" not in line
-    assert "--alignments links --alignments-first 1" in line and "--aligner" not in line and "--ig-steps" not in line
+    assert "--parse stanza --set lang=de --set stanza-dir=st" in line
+    assert "--max-length 9 --set keep-special=true" in line and "long" not in line
+    assert "--set alignment.alignments=links --set alignment.alignments-first=1" in line and "aligner" not in line
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def flags(files: dict[str, Path]) -> list[object]:
 def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command) -> None:
     out = tmp_path / "run"
     arguments = ("analyze", checkpoint, *flags(files), "--out", out, "--dtype", "float64", *FAST)
-    status, shown, said = command(*arguments, "--only", "prompts", "--eap-steps", 2)
+    status, shown, said = command(*arguments, "--only", "prompts", "--set", "eap_ig.eap-steps=2")
     assert status == 0, said
     tables = {name: pd.read_csv(out / f"{name}.csv") for name in ("heads", "patching", "patching_agreement")}
     its = speakers.checkpoint("gpt2")
@@ -139,7 +139,7 @@ def test_importances_of_prompts_explain_the_answer(
             ],
             "--clean has the text and --answer what is right; leave out --source and --labels",
         ),
-        (["--source", "=clean", "--direction", "denoising"], "--direction is about the analysis"),
+        (["--source", "=clean", "--set", "patching.direction=denoising"], "--direction is about the analysis"),
         (["--source", "=clean", "--only", "patching"], "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"),
         (["--source", "=clean", "--objective", "answer", "--importance"], "--objective answer: needs prompts"),
         (

@@ -244,7 +244,7 @@ def test_size_and_looks(run_dir: Path) -> None:
         assert "ckpt:" not in content and "Attention heads" not in content and "confidence · cross" in content
     plot("functions", run_dir, "--out", out, "--force")
     assert "ckpt:" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"--style 'poster'.*paper, screen"):
+    with pytest.raises(ConfigError, match=r"--style is 'poster'.*'screen' or 'paper'"):
         plot("heads", run_dir, "--style", "poster", "--out", out, "--force")
     with pytest.raises(ConfigError, match=r"--width 2.*--style paper"):
         plot("positional", run_dir, "--width", 2, "--out", out, "--force")

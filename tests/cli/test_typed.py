@@ -20,7 +20,7 @@ from headscope.report.registry import find_figure
 from headscope.results.study import Study
 
 Command = Callable[..., tuple[int, str, str]]
-DASH = Path("-")
+DASH = "-"
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool = False) -> None:
@@ -32,10 +32,10 @@ def stdin(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool = False)
 
 def test_a_pipe_gives_lines_and_pairs_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(monkeypatch, "a b\nc\n")
-    assert typed_text({"source": DASH, "target": Path("x")}) == {"source": ["a b", "c"]}
+    assert typed_text({"source": DASH, "target": "x"}) == {"source": ["a b", "c"]}
     stdin(monkeypatch, "a b\tx\nc\ty z")
     assert typed_text({"source": DASH, "target": DASH}) == {"source": ["a b", "c"], "target": ["x", "y z"]}
-    assert typed_text({"source": Path("x"), "target": None}) == {}
+    assert typed_text({"source": "x", "target": None}) == {}
 
 
 def test_a_terminal_is_asked_until_an_empty_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -54,7 +54,7 @@ def test_a_terminal_is_asked_until_an_empty_line(monkeypatch: pytest.MonkeyPatch
         ("a\t\n", DASH, "stdin:1:"),
     ],
 )
-def test_what_a_pipe_must_hold(text: str, target: Path | None, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pipe_must_hold(text: str, target: str | None, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(monkeypatch, text)
     with pytest.raises(DataError, match=message):
         typed_text({"source": DASH, "target": target})
@@ -62,7 +62,7 @@ def test_what_a_pipe_must_hold(text: str, target: Path | None, message: str, mon
 
 def test_where_stdin_cannot_be_read(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     with pytest.raises(ConfigError, match=r"--target -.*--source -"):
-        typed_text({"source": Path("x"), "target": DASH})
+        typed_text({"source": "x", "target": DASH})
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError):
         typed_text({"source": DASH, "target": None})

@@ -34,7 +34,7 @@ SMALLER = {
     ("prune", "rank"): "--max-sentences 3 --valid-sentences 2",
     ("prune", "remove"): "--max-sentences 4 --rounds 0",
     ("prune", "shrink"): "--max-sentences 24 --rounds 0 --allocate global",
-    ("prune", "sweep"): f"{LEARNING} --score-sentences 2 --seeds 1 --metric perplexity --bootstrap 20",
+    ("prune", "sweep"): f"{LEARNING} --seeds 1 --metric perplexity --bootstrap 20",
     ("train",): TINY,
 }
 """Options that tests give a command: less work in the same way."""
@@ -108,7 +108,9 @@ def smaller(words: list[str]) -> list[str]:
     found = [options.split() for name, options in SMALLER.items() if tuple(words[: len(name)]) == name]
     if not found or "--resume" in words:
         return words
-    options = dict(zip(found[0][::2], found[0][1::2], strict=True))
+    options, sets = dict(zip(found[0][::2], found[0][1::2], strict=True)), list[str]()
+    if words[:2] == ["prune", "sweep"]:
+        sets += ["--set", "score-sentences=2"]
     if "--compensate" in words and words[1] == "remove":
         options["--calibration-sentences"] = "8"
     if words[1] == "rank" and "--steps" in words:
@@ -117,12 +119,17 @@ def smaller(words: list[str]) -> list[str]:
     if methods and not set(methods) & set(learners()):
         del options["--updates"]
     if "explained" in words:
-        options |= {"--explained-rows": "60", "--explained-steps": "2"}
+        sets += ["--set", "explained.explained-rows=60", "--set", "explained.explained-steps=2"]
     if "--faithfulness" in words:
-        options |= {"--faithfulness-seeds": "1", "--faithfulness-steps": "2"}
+        sets += ["--set", "faithfulness-seeds=1", "--set", "faithfulness-steps=2"]
     for flag in {"--keep", "--keep-fraction"} & set(words):
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])
     kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
     drawn = words[0] != "analyze" or words[-1] == "run"  # the figures of one run are enough
-    return [*kept, *([] if drawn else ["--no-figures"]), *(part for option in options.items() for part in option)]
+    return [
+        *kept,
+        *([] if drawn else ["--no-figures"]),
+        *(part for option in options.items() for part in option),
+        *sets,
+    ]

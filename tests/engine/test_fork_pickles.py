@@ -219,7 +219,7 @@ def test_batches_do_not_matter_to_the_one_row() -> None:
 
 def test_options_are_checked() -> None:
     text: dict[str, Any] = {"checkpoint": "x", "out": Path("y"), "source": Path("z")}
-    with pytest.raises(ConfigError, match=r"--mhr-rows 'all'.*corpus, batch or generate"):
+    with pytest.raises(ConfigError, match=r"--mhr-rows is 'all'.*corpus.*batch.*generate"):
         AnalyzeConfig(**text, mhr_pickles=True, mhr_rows="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--mhr-rows.*--mhr-pickles"):
         AnalyzeConfig(**text, mhr_rows="batch")

@@ -573,7 +573,7 @@ def test_the_command_tabulates_each_head(
         (["--hiding", "some"], "each or random"),
         (["--out", "t.csv"], "--each-head"),
         (["--bpe", "codes"], "means nothing for a native checkpoint"),
-        (["--max-length", "4", "--long", "refuse"], "limit is 4"),
+        (["--max-length", "4", "--set", "long=refuse"], "limit is 4"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(

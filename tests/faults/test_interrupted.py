@@ -26,14 +26,14 @@ STAGES = {
 }
 MEASURED = {"confidence", "ablation", "shapley", "explained"}
 OPTIONS = [
-    *("--only", "confidence,ablation,shapley,explained", "--faithfulness", "--faithfulness-steps", "2"),
+    *("--only", "confidence,ablation,shapley,explained", "--faithfulness", "--set", "faithfulness-steps=2"),
     *(
-        "--faithfulness-seeds",
-        "2",
-        "--explained-steps",
-        "2",
-        "--shapley-samples",
-        "2",
+        "--set",
+        "faithfulness-seeds=2",
+        "--set",
+        "explained.explained-steps=2",
+        "--set",
+        "shapley.shapley-samples=2",
         "--bootstrap",
         "20",
         "--batch-tokens",

@@ -109,7 +109,7 @@ def test_automatic_placement_and_commands(
         "--out",
         tmp_path / "run",
     ]
-    status, out, err = command(*learning, "--freeze", "model")
+    status, out, err = command(*learning, "--set", "freeze=model")
     assert status == 0 and len(json.loads(out)["record"]["removed"]) == 6, err
     status, _, err = command(*learning, "--force")
     assert status == 2 and "--freeze model" in err

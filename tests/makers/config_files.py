@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from headscope.cli import main
-from headscope.cli.options import InFile
+from headscope.cli.options import Entry, kind_of
+from headscope.config.option import declared_options
 from tests.makers.modules import ROOT
 
 FOLDER = ROOT / "examples" / "config"
@@ -40,32 +42,38 @@ def _names(command: Any) -> set[str]:
     return {parameter.name for parameter in command.params}
 
 
-def options(command: Any) -> dict[str, Any]:
-    """What may stand in a command's file: its options by their long names, without `--config` itself."""
-    found = {}
-    for parameter in command.params:
-        long = [name.removeprefix("--") for name in parameter.opts if name.startswith("--")]
-        if long and parameter.name not in ("config", "help"):
-            found[long[0]] = parameter
-    return found
+def options(command: Any) -> list[Entry]:
+    """What may stand in a command's file."""
+    return [(entry, hint) for entry, hint in command.callback.entries if not entry.metadata["argument"]]
 
 
-def in_file(command: Any, parameter: Any) -> InFile:
-    """What a file may say of an option; of --json, which is no config's, true or false."""
-    about: InFile = command.callback.in_file.get(parameter.name, InFile(bool))
-    return about
+def owners(command: Any) -> dict[str, list[Entry]]:
+    """What may stand in its tables: the options of analyses."""
+    own = command.callback.owners
+    return {name: list(declared_options(cls)) for name, cls in sorted(own().items())} if own else {}
 
 
-def example(parameter: Any, about: InFile) -> str:
+def example(entry: Any, hint: Any) -> str:
     """An option's default as TOML; where it has none, a value of its type that stands for one."""
-    default = parameter.default
+    default = entry.metadata["unset"] or entry.default
+    if isinstance(default, tuple) and default:
+        return json.dumps(list(default))
     if isinstance(default, bool | int | float | str):
         return json.dumps(default)
     if isinstance(default, Path):
         return json.dumps(str(default))
-    assert default is None, parameter.name
-    number = {int: "1", float: "0.5", tuple[int, ...]: "[1]", tuple[float, ...]: "[0.5]"}.get(about.kind)
-    return number or json.dumps(parameter.metavar or parameter.name.upper())
+    kind = kind_of(hint)
+    number = {int: "1", float: "0.5", tuple[int, ...]: "[1]", tuple[float, ...]: "[0.5]"}.get(kind)
+    return number or json.dumps(entry.metadata["metavar"] or entry.name.upper())
+
+
+def lines_of(entry: Any, hint: Any) -> list[str]:
+    """An option with what is said of it."""
+    default = entry.default
+    state = " (required)" if default is MISSING else " (unset)" if default in (None, ()) else ""
+    text = textwrap.wrap(f"{entry.metadata['help']}{state}", 118, initial_indent="# ", subsequent_indent="# ")
+    name = (entry.metadata["name"] or entry.name).replace("_", "-")
+    return ["", *text, f"#{name} = {example(entry, hint)}"]
 
 
 def page(words: str, command: Any) -> str:
@@ -74,10 +82,10 @@ def page(words: str, command: Any) -> str:
         f"# headscope {words} … --config {filename(words)}",
         "# Every option with its default, or with a placeholder where it is unset. Options on the command line win.",
     ]
-    for name, parameter in options(command).items():
-        state = " (required)" if parameter.required else " (unset)" if parameter.default is None else ""
-        lines += ["", *textwrap.wrap(f"{parameter.help}{state}", 118, initial_indent="# ", subsequent_indent="# ")]
-        lines.append(f"#{name} = {example(parameter, in_file(command, parameter))}")
+    for entry, hint in options(command):
+        lines += lines_of(entry, hint)
+    for name, own in ((name, own) for name, own in owners(command).items() if own):
+        lines += ["", f"#[{name}]", *(line for pair in own for line in lines_of(*pair))]
     return "\n".join(lines) + "\n"
 
 

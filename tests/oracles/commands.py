@@ -15,6 +15,8 @@ from typing import Any
 import typer
 
 from headscope.cli import main
+from headscope.cli.options import kind_of
+from headscope.config.option import declared_options
 from headscope.formats.native import NATIVE
 from tests.oracles import checkpoints, lessons
 
@@ -56,17 +58,20 @@ def _below(command: Any, words: tuple[str, ...]) -> Iterator[Command]:
 
 
 def _options(command: Any) -> Iterator[Option]:
-    for parameter in command.params:
-        long = [flag for flag in parameter.opts if flag.startswith("--")]
-        if long and long[0] != "--help":
-            yield Option(long[0], "" if parameter.is_flag else kind(parameter))
+    """Those of the command's declarations, and those of analyses; an option without a flag is `--set=NAME`."""
+    for entry, hint in command.callback.entries:
+        name = (entry.metadata["name"] or entry.name).replace("_", "-")
+        if not entry.metadata["argument"]:
+            yield Option(f"--set={name}" if entry.metadata["flagless"] else f"--{name}", kind(hint))
+    for owner, cls in (command.callback.owners or dict)().items():
+        for entry, hint in declared_options(cls):
+            yield Option(f"--set={owner}.{entry.name}", kind(hint))
 
 
-def kind(parameter: Any) -> str:
-    """integer, float or another word; newer releases of typer keep the annotation, older ones a type of click."""
-    described = getattr(parameter, "type_descriptor", None)
-    name: str = parameter.type.name if described is None else described.annotation.__name__
-    return {"int": "integer", "integer range": "integer", "float range": "float"}.get(name, name)
+def kind(hint: Any) -> str:
+    """integer, float, another word, or "" of a switch."""
+    words = {int: "integer", float: "float", bool: ""}
+    return words.get(kind_of(hint), "text")
 
 
 @dataclass(frozen=True)

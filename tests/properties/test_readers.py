@@ -13,7 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from headscope.cli.options import InFile, read_config
+from headscope.cli.options import read_config
+from headscope.config import AnalyzeConfig
+from headscope.config.option import declared_options
 from headscope.data.corpus import open_corpus
 from headscope.data.vocabulary import Merges
 from headscope.engine.frequencies import read_counts
@@ -80,8 +82,8 @@ PLAIN: list[Case] = [
     ("counts", holding("counts.txt", "a 5\nb 2\n"), lambda path: read_counts(checkpoints.small(), path)),
     (
         "options",
-        holding("options.toml", 'seed = 3\nlist = [1, 2]\ntext = "a"\n'),
-        lambda p: read_config(p, {"seed": InFile(int), "list": InFile(tuple[int, ...]), "text": InFile(str)}),
+        holding("options.toml", 'seed = 3\nonly = ["a", "b"]\nlang = "a"\n'),
+        lambda p: read_config(p, list(declared_options(AnalyzeConfig)), {}),
     ),
     ("dictionary", holding("dict.en.txt", "a 5\nb 2\n"), lambda p: read_dictionary(p, 6, None, owner="x")),
     ("codes", holding("codes", "#version: 0.2\na b\nab c</w>\n"), lambda path: Merges.read(path.read_bytes())),

@@ -349,7 +349,7 @@ def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str,
     rows = [row[0].removesuffix(" (taken)") for row in tried.rows] if tried else []
     masking, *others = [row["name"] for row in record["choice"]["candidates"]]
     assert masking == "none" and rows == ["intact", "heads removed", *others]
-    chosen = ("least-squares", "--anchor", "mixed", "--damping", "0.1", "--out", tmp_path / "own")
+    chosen = ("least-squares", "--anchor", "mixed", "--set", "damping=0.1", "--out", tmp_path / "own")
     status, out, _ = command(*remove, *given, *chosen)
     record = json.loads((tmp_path / "own" / "pruning.json").read_text(encoding="utf-8"))
     assert status == 0 and record["compensation"]["anchor"] == "mixed"

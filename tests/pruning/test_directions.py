@@ -174,9 +174,9 @@ def test_runs_and_files(folder: Path, tmp_path: Path) -> None:
     code, output = rank(folder, tmp_path / "own", "--by", str(tmp_path / "made" / "ranking.csv"), "--keep", "5")
     assert code == 0 and "by score of ranking.csv: removes the lowest first, as the higher a score" in output
     file = str(tmp_path / "run" / "heads.csv")
-    _, message = rank(folder, tmp_path / "x", "--by", file, "--column", "sink", "--keep", "5")
+    _, message = rank(folder, tmp_path / "x", "--by", file, "--set", "column=sink", "--keep", "5")
     assert "--by sink has no agreed direction" in message
-    code, output = rank(folder, tmp_path / "low", "--by", file, "--column", "sink", "--keep", "5", "--keep-lowest")
+    code, output = rank(folder, tmp_path / "low", "--by", file, "--set", "column=sink", "--keep", "5", "--keep-lowest")
     assert code == 0 and "by sink of heads.csv: removes the highest first, as asked" in output
 
 

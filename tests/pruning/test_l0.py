@@ -352,7 +352,7 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
         ([], "give --lambda L, or --keep N"),
         (["--keep", "99"], "--keep 99"),
         (["--lambda", "1", "--sites", "cros"], "--sites cros.*encoder-self, decoder-self, cross"),
-        (["--lambda", "1", "--freeze", "all"], "--freeze 'all'"),
+        (["--lambda", "1", "--set", "freeze=all"], "--freeze is 'all'"),
         (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as 'mean'.*paper.*code"),
         (["--lambda", "1", "--protect", "cross.9.*"], r"'cross\.9\."),
         (["--lambda", "1", "--updates", "0"], "--updates 0.*1"),

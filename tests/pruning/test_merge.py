@@ -170,8 +170,8 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    by = ("--merge-by", folder.parent, "--column", "full_attention")
-    options = (*by, "--rounds", 1, "--batch", 2, "--max-sentences", 4)
+    by = ("--merge-by", folder.parent, "--set", "column=full_attention")
+    options = (*by, "--rounds", 1, "--set", "batch=2", "--max-sentences", 4)
     status, out, err = command("prune", "remove", folder, "--merge-kv", 2, "--out", tmp_path / "small", *options)
     assert status == 0, err
     assert "key/value heads merged 4 into 2 in 3 layers" in out and "model with key/value heads averaged" in out

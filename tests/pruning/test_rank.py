@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
+from headscope.config.option import configured
 from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import open_checkpoint
@@ -123,7 +124,7 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
     given: dict[str, Any] = {"device": "cpu", **texts, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remove, "timings", lambda *_, **__: [])
-        return run_ranking(RankConfig(checkpoint=str(folder / "whole"), out=out, **given))
+        return run_ranking(configured(RankConfig, {"checkpoint": folder / "whole", "out": out, **given}))
 
 
 @pytest.mark.slow
@@ -212,22 +213,22 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "gradient", "keep": 3, "keep_fraction": 0.5}, "--keep.*--keep-fraction"),
         ({"by": "gradient", "keep_fraction": 1.5}, r"--keep-fraction.*1\.5.*\b1\b"),
         ({"by": "gradient", "keep": 99}, "--keep 99"),
-        ({"by": "gradient", "keep": -1}, "--keep -1"),
+        ({"by": "gradient", "keep": -1}, "--keep is -1"),
         ({"by": "gradient", "keep": 1, "protect": "cross.*.*"}, "--keep 1.*--protect"),
         ({"by": "gradient", "keep": 3, "source": None, "target": None}, "--by gradient"),
         ({"by": "magnitude", "keep": 3, "steps": 2}, "--steps 2"),
         ({"by": "gradient", "keep": 3, "sites": ("self",)}, "--sites self.*encoder-self"),
         ({"by": "none.csv", "keep": 3}, "none.csv"),
-        ({"by": "random", "keep": 3, "allocate": "equal"}, "--allocate 'equal'.*global, per-layer"),
+        ({"by": "random", "keep": 3, "allocate": "equal"}, "--allocate is 'equal'.*'global', 'per-layer'"),
         ({"by": "random", "keep": 3, "allocate": "measured", "source": None, "target": None}, "text"),
         ({"by": "gradient", "keep": 3, "allocate": "measured", "steps": 2}, "text"),
         ({"by": "random", "keep": 3, "compensate": "least"}, "'least'"),
-        ({"by": "obs", "keep": 3, "sequential": True}, "--sequential.*--compensate least-squares"),
+        ({"by": "obs", "keep": 3, "sequential": True}, "sequential.*compensate least-squares"),
         (
             {"by": "random", "keep": 3, "compensate": "mean", "source": None, "target": None},
             "text",
         ),
-        ({"by": "obs", "keep": 3, "damping": -1.0}, "--damping -1"),
+        ({"by": "obs", "keep": 3, "damping": -1.0}, "--damping is -1"),
         ({"by": "gradient", "keep": 3, "damping": 0.1}, "--damping"),
         ({"by": "random", "keep": 3, "column": "a"}, "--column.*--by"),
         ({"by": "random", "keep": 3, "run": Path("x")}, "--by random.*heads.csv"),

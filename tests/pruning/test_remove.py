@@ -443,7 +443,7 @@ def test_the_command_prints_proof_savings_and_times(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     path = bert(tmp_path / "bart", kind="bart")
-    arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--max-sentences", 8, "--batch", 4, "--rounds")
+    arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--max-sentences", 8, "--set", "batch=4", "--rounds")
     walks: list[set[str]] = []  # files from the command to the cut
     select = torch.Tensor.index_select
 

@@ -304,8 +304,8 @@ def test_rule_sets_count_once_whatever_the_blanks() -> None:
     [
         ({"rules": "attnlpr"}, "'attnlpr'.*'attnlrp'"),
         ({"rules": "voita", "steps": "sum"}, "--steps sum.*voita"),
-        ({"target_token": "best"}, "--target-token 'best'.*top1.*reference.*contrastive"),
-        ({"steps": "all"}, "--steps 'all'.*sum.*each"),
+        ({"target_token": "best"}, "--target-token is 'best'.*top1.*reference.*contrastive"),
+        ({"steps": "all"}, "--steps is 'all'.*sum.*each"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:

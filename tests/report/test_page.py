@@ -312,7 +312,9 @@ def test_analyze_writes_the_page_with_examples(
     source, target = caption_files
     out = tmp_path / "run"
     words = ("analyze", hs.assets.trained(), "--source", source, "--target", target, "--bootstrap", 10, "--out", out)
-    status, said, _ = command(*words, "--only", "confidence,positional", "--no-figures", "--report", "--examples", 2)
+    status, said, _ = command(
+        *words, "--only", "confidence,positional", "--no-figures", "--report", "--set", "examples=2"
+    )
     assert status == 0 and "report.html" in said
     data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["runs"][0]
     assert data["name"] == "run" and len(data["examples"]["sentences"]) == 2

@@ -23,8 +23,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
+from headscope.config.option import MOST_LAYERS
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.digests import refuse_changed_weights
 from headscope.files.hub import is_cached

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from headscope.config.option import configured
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.npz import Arrays
 from headscope.files.reading import read_object
-from headscope.files.serialize import from_plain, read_toml
+from headscope.files.toml import read_toml
 from headscope.formats.story_of_heads.arrays import SOURCE, TARGET
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
@@ -93,7 +94,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
         raise ConfigError(f"{path}: {shown} is not supported; set it to 0 to read the model without it")
     names = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
     try:
-        hp = from_plain(Hp, {name: value for name, value in values.items() if name in names and value is not None})
+        hp = configured(Hp, {name: value for name, value in values.items() if name in names and value is not None})
         return _with_gates(hp, values.get("concrete_heads"), values.get("alive_heads") or {}), values
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from headscope.bounds import check_numbers
+from headscope.config.option import BEAM, POWER, RATIO, STEPS
 from headscope.errors import ConfigError, NumericalError
 from headscope.model.attention import precise
 
@@ -34,12 +35,12 @@ class SearchConfig:
     - `best` hypotheses are returned; `unknown_penalty` is subtracted from the unknown token's log p.
     """
 
-    beam: int = 5
-    best: int = 1
+    beam: Annotated[int, Le(BEAM)] = 5
+    best: Annotated[int, Le(BEAM)] = 1
     rule: RuleName = "fairseq"
-    power: float = 1.0
-    max_ratio: float = 0.0
-    max_extra: int = 200
+    power: Annotated[float, Ge(-POWER), Le(POWER)] = 1.0
+    max_ratio: Annotated[float, Ge(-RATIO), Le(RATIO)] = 0.0
+    max_extra: Annotated[int, Ge(-STEPS), Le(STEPS)] = 200
     min_ratio: float = 0.0
     min_extra: int = 1
     limit: int | None = None
@@ -47,7 +48,6 @@ class SearchConfig:
     unknown_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        check_numbers(self, dashes="")
         if self.rule not in get_args(RuleName):
             raise ConfigError(f"unknown search rule {self.rule!r}; available: {', '.join(get_args(RuleName))}")
         if self.beam < 1:

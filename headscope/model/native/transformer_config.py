@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from headscope.bounds import MOST_LAYERS, MOST_WIDTH
+from headscope.config.option import MOST_LAYERS, MOST_WIDTH, configured, plain_config, types_of
 from headscope.errors import ConfigError
-from headscope.files.serialize import from_plain, to_plain, types_of
 
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "tanh", "linear")
 Option = str | int | float | bool
@@ -197,12 +196,12 @@ class TransformerConfig:
 
     def plain(self) -> dict[str, Any]:
         """As nested dictionaries of plain values, without the fields that are None (for TOML)."""
-        return to_plain(self)
+        return plain_config(self)
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> TransformerConfig:
         """Inverse of `plain`; ConfigError names every unknown, missing and ill-typed field at once."""
-        return from_plain(cls, values)
+        return configured(cls, values)
 
 
 def divisors(number: int) -> list[int]:

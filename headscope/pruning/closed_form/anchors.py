@@ -72,7 +72,7 @@ def anchor_texts(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, s
 
 def opened(text: OtherText, *, like: Corpus, name: str) -> Corpus:
     """A text of the user's; ConfigError where `like` has a target and it has none."""
-    source, *target = anchor_files(text, name=name) if name == "--anchor" else sides(text, name=name)
+    source, *target = anchor_files(text) if name == "--anchor" else sides(text, name=name)
     if like.has_target and not target:
         raise ConfigError(f"{name}: the calibration text has a target, so this one needs one too: FILE,TARGET")
     return open_corpus(source, target=target[0] if target and like.has_target else None)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headscope.bounds import WHOLE
 from headscope.config.declarations import Declared, declared
 from headscope.config.inputs import MODEL, OUTPUT
-from headscope.config.option import option
+from headscope.config.option import WHOLE, option
 from headscope.errors import ConfigError
 from headscope.pruning.options.shared import GATE_LR, LEARNING, SelectionConfig
 from headscope.registry import Registry
@@ -65,7 +64,6 @@ class LearnConfig(SelectionConfig):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.has_text:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from headscope.config.inputs import DATA, batch_tokens_option
 from headscope.config.option import flag, option
 from headscope.errors import ConfigError, check_one_given
-from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
+from headscope.pruning.options.refit import DAMPING, Refit, RefitOptions, as_text
 from headscope.pruning.options.shared import (
     ANCHOR,
     COMPENSATION,
@@ -52,18 +52,17 @@ class RankConfig(SelectionConfig):
     run: Path | None = option(
         None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS, common=True
     )
-    column: str | None = option(None, "Column of --by FILE.csv.", metavar="NAME", panel=HEADS)
+    column: str | None = option(None, "Column of --by FILE.csv.", metavar="NAME", panel=HEADS, flagless=True)
     keep_lowest: bool = option(
         False, "Heads with low values stay; default: as is agreed for --by, which is printed.", panel=HEADS
     )
     keep_highest: bool = option(False, "Heads with high values stay.", panel=HEADS)
     steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS, minimum=1)
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS, common=True)
-    compensate: str = option(
+    compensate: Literal["none", "mean", "least-squares"] = option(
         "none",
         "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
         "in closed form.",
-        metavar="none|mean|least-squares",
         panel=COMPENSATION,
         common=True,
     )
@@ -72,6 +71,7 @@ class RankConfig(SelectionConfig):
         f"{ANCHOR} Heads that are chosen by measuring (obs-measured, --allocate measured) are measured so too.",
         metavar="NAME|FILE[,TARGET]",
         panel=COMPENSATION,
+        flagless=True,
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     damping: float = option(
@@ -79,16 +79,17 @@ class RankConfig(SelectionConfig):
         "Ridge of criteria and allocations that refit, a share of the mean second moment.",
         panel=HEADS,
         minimum=0,
+        flagless=True,
     )
     score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1, of=TEXT)
     batch_tokens: int | None = batch_tokens_option(of=MEASURED_TEXT)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         given = [name for name in LEARNT_WITH if getattr(self, name) != getattr(type(self), name)]
         if given and not self.tune_updates:
             raise ConfigError(f"{flag(given[0])} is about learning, and nothing learns; give --tune-updates N too")
-        given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
+        if self.keep_lowest and self.keep_highest:
+            raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
         check_one_given(
             {"--keep N, the heads that stay": self.keep, "--keep-fraction F, the share that stays": self.keep_fraction}
         )
@@ -109,12 +110,9 @@ class RankConfig(SelectionConfig):
     @property
     def refit(self) -> RefitOptions:
         """How output projections are refitted."""
-        return RefitOptions(
-            method=self.compensate,
-            damping=self.damping,
-            sequential=self.sequential,
-            anchor="" if self.compensate != "least-squares" and self.measures else as_text(self.anchor),
-        )
+        anchor = "" if self.compensate != "least-squares" and self.measures else as_text(self.anchor)
+        refit = Refit(method=self.compensate, sequential=self.sequential, anchor=anchor)
+        return replace(refit.options(), damping=self.damping)
 
     @property
     def measures(self) -> bool:
@@ -124,16 +122,9 @@ class RankConfig(SelectionConfig):
     @property
     def end(self) -> End | None:
         """Which end the user wants to stay."""
-        return given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
+        return "lowest" if self.keep_lowest else "highest" if self.keep_highest else None
 
     @property
     def is_file(self) -> bool:
         """Whether `by` is a file."""
         return self.by.endswith(".csv") or os.path.isfile(self.by)
-
-
-def given_end(*, keep_lowest: bool, keep_highest: bool) -> End | None:
-    """Which end the user wants to stay, None where they do not say; ConfigError for both."""
-    if keep_lowest and keep_highest:
-        raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
-    return "lowest" if keep_lowest else "highest" if keep_highest else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import ConfigError
+from headscope.config.option import checked_value, option, types_of
+from headscope.errors import ConfigError, python_errors
 from headscope.registry import unknown
 
 COMPENSATIONS = ("none", "mean", "least-squares")
@@ -31,8 +31,7 @@ class RefitOptions:
     `sequential`: module after module (see `sequential`), for least squares only; `feed_forward`: then the outputs of
     feed-forward blocks too. `anchor` says whose moments are added
     to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. `strength` is how far a
-    projection goes from what it was, without the removed columns (0), to its refit (1). ConfigError for a method that
-    there is not.
+    projection goes from what it was, without the removed columns (0), to its refit (1).
     """
 
     method: str = "least-squares"
@@ -42,19 +41,6 @@ class RefitOptions:
     feed_forward: bool = False
     anchor: OtherText = ""
     strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_damping(self.damping)
-        check_strength(self)
-        if self.method == AUTO:
-            raise ConfigError(f"--compensate {AUTO} is for prune remove; choose {', '.join(COMPENSATIONS)} here")
-        if self.method not in COMPENSATIONS:
-            raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
-        anchor_files(self.anchor)
-        check_feed_forward(self)
-        for name, is_given in (("--sequential", self.sequential), ("--anchor", bool(self.anchor))):
-            if is_given and self.method != "least-squares":
-                raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
 
     @property
     def name(self) -> str:
@@ -83,32 +69,37 @@ class Refit:
     """
 
     method: str = "least-squares"
-    damping: float | None = None
-    sentences: int = 1000
+    damping: float | None = option(None, minimum=0)
+    sentences: int = option(1000, name="calibration_sentences", minimum=1)
     sequential: bool = False
     feed_forward: bool = False
     objective: str = ""
     anchor: OtherText = ""
     check: OtherText = ()
-    strength: float = 1.0
+    strength: float = option(1.0, above=0, maximum=1)
 
     def __post_init__(self) -> None:
-        for name, (kind, words) in _KINDS.items():
-            value = getattr(self, name)
-            if name == "damping" and value is None:
-                continue
-            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-                raise ConfigError(f"{name}={value!r:.60} is of the wrong type; give {words}")
-        check_feed_forward(self)
-        check_strength(self)
-        check_refit(
-            self.method,
-            damping=self.damping,
-            sentences=self.sentences,
-            sequential=self.sequential,
-            anchor=self.anchor,
-            check=self.check,
-        )
+        with python_errors():
+            self._check()
+
+    def _check(self) -> None:
+        for entry in fields(self):
+            if entry.type != "OtherText":
+                checked_value(entry, types_of(Refit)[entry.name], getattr(self, entry.name))
+        if self.method not in (*COMPENSATIONS, AUTO):
+            raise ConfigError(unknown("compensation", self.method, [*COMPENSATIONS, AUTO]))
+        refits = {"--damping": self.damping is not None, "--sequential": self.sequential, "--anchor": bool(self.anchor)}
+        for name, is_set in refits.items():
+            if is_set and self.method not in ("least-squares", AUTO):
+                raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
+        if self.feed_forward and not self.sequential:
+            raise ConfigError("--feed-forward refits module after module; give --sequential too")
+        if self.strength < 1 and (self.sequential or self.method == "none"):
+            other = "--sequential makes up for all that went before" if self.sequential else "nothing is refitted"
+            raise ConfigError(f"--strength {self.strength:g} is for refits of all modules at once; {other}")
+        if self.check and self.method == "none":
+            raise ConfigError(f"--check is what a refit is compared on; give --compensate {AUTO}")
+        anchor_files(self.anchor)
 
     def options(self, *, add_bias: bool = False) -> RefitOptions:
         """How modules are refitted; "auto" compares least squares."""
@@ -124,72 +115,19 @@ class Refit:
         )
 
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "method": (str, "a string"),
-    "damping": (Real, "a number"),
-    "sentences": (Integral, "a whole number"),
-    "sequential": (bool, "True or False"),
-    "feed_forward": (bool, "True or False"),
-    "objective": (str, "a string"),
-    "strength": (Real, "a number"),
-}
-
-
-def check_refit(
-    method: str,
-    *,
-    damping: float | None,
-    sentences: int,
-    sequential: bool,
-    anchor: OtherText = "",
-    check: OtherText = (),
-    names: tuple[str, ...] = ("method", "damping", "sentences", "sequential", "anchor", "check"),
-) -> None:
-    """ConfigError for options of a removal's refit that are out of bounds or do not fit `method`.
-
-    `names` are what the caller has for method, damping, sentences, sequential, anchor and check.
-    """
-    if method != AUTO and method not in COMPENSATIONS:
-        raise ConfigError(unknown("compensation", method, [*COMPENSATIONS, AUTO]))
-    if damping is not None:
-        check_damping(damping, name=names[1])
-    if sentences < 1:
-        raise ConfigError(f"{names[2]} {sentences}: at least 1 is needed")
-    refits = method in ("least-squares", AUTO)
-    for name, is_set in ((names[1], damping is not None), (names[3], sequential), (names[4], bool(anchor))):
-        if is_set and not refits:
-            raise ConfigError(f"{name} is for {names[0]} least-squares, not {method}")
-    if check and method == "none":
-        raise ConfigError(f"{names[5]} is what a refit is compared on; give {names[0]} {AUTO}")
-    anchor_files(anchor, name=names[4])
+NEEDS_TEXT = "measures contexts on text: give --source FILE, and --target for translation"
 
 
 def check_texts(options: Refit, *, has_text: bool) -> None:
     """ConfigError where the text is missing that a calibration needs."""
     if not has_text and options.method != "none":
-        what = f"--compensate {options.method}"
-        raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
+        raise ConfigError(f"--compensate {options.method} {NEEDS_TEXT}")
 
 
-def check_damping(share: float, *, name: str = "--damping") -> None:
+def check_damping(share: float) -> None:
     """ConfigError for a damping that is negative or not finite."""
     if not 0 <= share < math.inf:
-        raise ConfigError(f"{name} {share:g}: a share of the mean second moment, at least 0 and finite")
-
-
-def check_feed_forward(options: RefitOptions | Refit) -> None:
-    """ConfigError where feed-forward blocks are to be refitted and modules are not refitted one after the other."""
-    if options.feed_forward and not options.sequential:
-        raise ConfigError("feed_forward refits module after module; give sequential=True too")
-
-
-def check_strength(options: RefitOptions | Refit) -> None:
-    """ConfigError for a strength that is none, and where one in part does not apply."""
-    if not 0 < options.strength <= 1:
-        raise ConfigError(f"--strength {options.strength:g}: more than 0 and at most 1, which is the whole refit")
-    if options.strength < 1 and (options.sequential or options.method == "none"):
-        other = "--sequential makes up for all that went before" if options.sequential else "nothing is refitted"
-        raise ConfigError(f"--strength {options.strength:g} is for refits of all modules at once; {other}")
+        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
 
 
 def partly(options: RefitOptions | Refit, mark: str = "=") -> list[str]:
@@ -214,13 +152,15 @@ def anchor_name(anchor: OtherText) -> str:
     return "text" if anchor else ""
 
 
-def anchor_files(anchor: OtherText, *, name: str = "--anchor") -> tuple[Any, ...]:
+def anchor_files(anchor: OtherText) -> tuple[Any, ...]:
     """Source and target of a text, both as files or lists; () for what is named. ConfigError for an unknown name."""
     if isinstance(anchor, str) and anchor in ("", *ANCHORS):
         return ()
-    files = sides(anchor, name=name)
+    files = sides(anchor, name="--anchor")
     if isinstance(anchor, str) and not Path(anchor).exists():
-        raise ConfigError(f"{name}: there is no file {anchor!r}, nor an anchor; choose {', '.join(ANCHORS)} or a file")
+        raise ConfigError(
+            f"--anchor: there is no file {anchor!r}, nor an anchor; choose {', '.join(ANCHORS)} or a file"
+        )
     return files
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import check_options, option
+from headscope.config.option import option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
-from headscope.pruning.options.refit import AUTO, AUTO_DAMPING, DAMPING, Refit, as_text, check_refit, check_texts
+from headscope.pruning.options.refit import AUTO, AUTO_DAMPING, DAMPING, NEEDS_TEXT, Refit, as_text
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, EXPORT, HEADS
-from headscope.registry import unknown
-
-MergeAllocation = Literal["uniform", "measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +50,15 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         panel=HEADS,
         of="merge_kv",
     )
-    allocate: MergeAllocation = option(
+    allocate: Literal["uniform", "measured"] = option(
         "uniform",
         "How many key/value heads each layer keeps: N, or N on average, where merging costs least on --source by "
         "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
         panel=HEADS,
     )
-    column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS, of="merge_by")
+    column: str | None = option(
+        None, "Column of --merge-by.", metavar="NAME", panel=HEADS, of="merge_by", flagless=True
+    )
     export: tuple[str, ...] = option(
         (),
         f"{EXPORT} What most programs can serve is native: choose heads with prune rank --allocate uniform, or fill up "
@@ -83,17 +82,22 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
     )
     max_sentences: int = option(32, "Lines to compare on.", panel=DATA, minimum=1)
     batch: int = option(
-        64, "Sentences in the large batch that is timed.", panel=MODEL, minimum=1, maximum=4096, identity=False
+        64,
+        "Sentences in the large batch that is timed.",
+        panel=MODEL,
+        minimum=1,
+        maximum=4096,
+        identity=False,
+        flagless=True,
     )
     rounds: int = option(
         5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
     )
-    compensate: str = option(
+    compensate: Literal["none", "mean", "least-squares", "auto"] = option(
         "none",
         "Refit what is left of the output projections on --source, in closed form. Least-squares refits weights and "
         "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
         "--check.",
-        metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
         common=True,
     )
@@ -107,6 +111,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, with auto {AUTO_DAMPING:g}.",
         panel=COMPENSATION,
         minimum=0,
+        flagless=True,
     )
     strength: float = option(
         1.0,
@@ -114,19 +119,20 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         panel=COMPENSATION,
         above=0,
         maximum=1,
+        flagless=True,
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
-        "What a compensation, or --allocate, is measured by: {objectives}; default: what fits the model.",
+        "What a compensation, or --allocate, is measured by (`headscope list objectives`); default: what fits.",
         metavar="NAME",
         panel=DATA,
     )
     metric: str = option(
         "",
-        "Measured before and after, on held-out text: {metrics}; default: accuracy with --labels, perplexity of what "
-        "predicts words, else cosine.",
+        "Measured before and after, on held-out text (`headscope list metrics`); default: accuracy with --labels, "
+        "perplexity of what predicts words, else cosine.",
         metavar="NAME",
         panel=DATA,
         common=True,
@@ -150,18 +156,9 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
-        in_turn = "--sequential" if self.sequential else "--feed-forward"
-        check_refit(
-            self.compensate,
-            damping=self.damping,
-            sentences=self.calibration_sentences,
-            sequential=self.sequential or self.feed_forward,
-            anchor=as_text(self.anchor),
-            check=as_text(self.check),
-            names=("--compensate", "--damping", "--calibration-sentences", in_turn, "--anchor", "--check"),
-        )
-        check_texts(self.calibration, has_text=self.has_text)
+        _ = self.calibration
+        if self.compensate != "none" and not self.has_text:
+            raise ConfigError(f"--compensate {self.compensate} {NEEDS_TEXT}")
         if self.objective and not self.measured:
             raise ConfigError(
                 "--objective is what a refit is measured by; give --compensate or --valid-source, or --allocate "
@@ -176,13 +173,17 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
                 "--merge-kv N, the key/value heads that stay": self.merge_kv or None,
             }
         )
-        self._check_merge()
-
-    def _check_merge(self) -> None:
-        """ConfigError for options that do not go with a merge, or only with one."""
-        check_allocation(self.allocate, self.merge_kv, has_text=self.has_text)
-        if self.merge_kv:
-            check_merge(pad=self.pad, compensate=self.compensate)
+        if self.allocate == "measured" and (len(self.merge_kv) != 1 or not self.has_text):
+            raise ConfigError(
+                "--allocate measured chooses key/value heads by layer on text: give --merge-kv N, one number, their "
+                "mean, and --source FILE"
+            )
+        if self.merge_kv and self.pad:
+            raise ConfigError("--pad is for removed heads; --merge-kv leaves all query heads where they are")
+        if self.merge_kv and self.compensate in ("mean", AUTO):
+            raise ConfigError(
+                f"--compensate {self.compensate} is for removed heads; with --merge-kv choose least-squares or none"
+            )
 
     @property
     def measured(self) -> bool:
@@ -203,25 +204,4 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
             anchor=as_text(self.anchor),
             check=as_text(self.check),
             strength=self.strength,
-        )
-
-
-def check_allocation(allocate: MergeAllocation, counts: tuple[int, ...], *, has_text: bool) -> None:
-    """ConfigError where numbers of key/value heads are to be measured without one mean, or without text."""
-    if allocate not in (ways := get_args(MergeAllocation)):
-        raise ConfigError(unknown("allocate", allocate, list(ways)))
-    if allocate == "measured" and (len(counts) != 1 or not has_text):
-        raise ConfigError(
-            "--allocate measured chooses key/value heads by layer on text: give --merge-kv N, one number, their mean, "
-            "and --source FILE"
-        )
-
-
-def check_merge(*, pad: bool, compensate: str) -> None:
-    """ConfigError for options of a removal that do not go with a merge."""
-    if pad:
-        raise ConfigError("--pad is for removed heads; --merge-kv leaves all query heads where they are")
-    if compensate in ("mean", AUTO):
-        raise ConfigError(
-            f"--compensate {compensate} is for removed heads; with --merge-kv choose least-squares or none"
         )

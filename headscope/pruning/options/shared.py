@@ -6,14 +6,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import SEED, WHOLE
 from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import check_options, option, plain_options
+from headscope.config.option import SEED, WHOLE, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 STAY = "Heads that stay, of those where heads may go (--sites)."
-EXPORT = "{exports}; default: the first. Files for engines besides, as in native,onnx: {engines}."
-GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
+EXPORT = (
+    "self-contained (default), native or masked of Hugging Face models; same (default) or masked of others. Files for "
+    "engines besides, as in native,onnx (`headscope list engines`)."
+)
+GATE_LR = "Adam's rate for the gates; default: the learner's own (l0 0.1, subset 0.2)."
 ANCHOR = (
     "least-squares and auto: calibrate on other text too, so that the refit holds there: mixed (random subwords, and "
     "the words of the text in random order), or a text of your own; default: none, which auto compares with mixed."
@@ -34,7 +36,7 @@ class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     objective: str = option(
         "",
-        "What heads are judged by: {objectives}; default: what fits the model.",
+        "What heads are judged by: `headscope list objectives`; default: what fits the model.",
         metavar="NAME",
         panel=DATA,
         of=TEXT,
@@ -72,16 +74,26 @@ class PruningOptions(HeadChoice):
         "What does not learn; default: the decoder where only encoder-self is gated (Voita et al. 2019), else nothing. "
         "model: the gates alone learn.",
         panel=LEARNING,
+        flagless=True,
     )
     lr: float | None = option(
         None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING, minimum=0
     )
-    schedule: Literal["constant", "linear"] = option("constant", "linear: to 0 at the end.", panel=LEARNING)
-    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING, minimum=0)
-    label_smoothing: float | None = option(
-        None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING, minimum=0, below=1
+    schedule: Literal["constant", "linear"] = option(
+        "constant", "linear: to 0 at the end.", panel=LEARNING, flagless=True
     )
-    clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING, minimum=0)
+    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING, minimum=0, flagless=True)
+    label_smoothing: float | None = option(
+        None,
+        "Label smoothing; default: 0.1 for translation, else 0.",
+        panel=LEARNING,
+        minimum=0,
+        below=1,
+        flagless=True,
+    )
+    clip: float = option(
+        1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING, minimum=0, flagless=True
+    )
     seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
 
     def settings(self) -> dict[str, Any]:
@@ -107,6 +119,3 @@ class SelectionConfig(PruningOptions):
     export: tuple[str, ...] = option(
         (), f"What --remove writes: {EXPORT}", metavar="KIND", panel=OUTPUT, identity=False, of="remove"
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from headscope.bounds import SEED
 from headscope.config.engines import declared_engines
 from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption
-from headscope.config.option import check_options, flag, option
+from headscope.config.option import SEED, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
@@ -52,11 +51,10 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
         "ctranslate2 uniform, with laguna per-group.",
         panel=HEADS,
     )
-    compensate: str = option(
+    compensate: Literal["none", "mean", "least-squares", "auto"] = option(
         AUTO,
         "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
         "and on the second text.",
-        metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
     )
     feed_forward: bool = option(
@@ -85,8 +83,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     )
     metric: str = option(
         "",
-        "Measured before and after: {metrics}; default: accuracy with --labels, perplexity of what predicts words, "
-        "else cosine.",
+        "Measured before and after (`headscope list metrics`); default: accuracy with --labels, perplexity of what "
+        "predicts words, else cosine.",
         metavar="NAME",
         panel=DATA,
         common=True,
@@ -98,7 +96,6 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     export: tuple[str, ...] = option((), EXPORT, metavar="KIND", panel=OUTPUT, common=True)
 
     def __post_init__(self) -> None:
-        check_options(self)
         both = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
         if len(both) > 1:
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")

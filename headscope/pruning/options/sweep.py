@@ -6,14 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import BEAM, RESAMPLES, SEED
 from headscope.config.inputs import DATA, OUTPUT, SEARCH, BleuOption
-from headscope.config.option import check_options, flag, option
+from headscope.config.option import BEAM, RESAMPLES, SEED, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.learn import check_prices, learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.refit import Refit, RefitOptions
 from headscope.pruning.options.shared import (
     COMPENSATION,
     GATE_LR,
@@ -36,8 +35,8 @@ class SweepConfig(BleuOption, PruningOptions):
     device_map: str | None = None
     methods: tuple[str, ...] = option(
         ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
-        "{learners}, and what prune rank --by has, where it must be said with :lowest or :highest for the heads that "
-        "stay.",
+        "l0, subset or another learner, and what prune rank --by has, where it must be said with :lowest or :highest "
+        "for the heads that stay.",
         metavar="LIST",
         panel=HEADS,
         common=True,
@@ -50,7 +49,7 @@ class SweepConfig(BleuOption, PruningOptions):
     )
     lambdas: tuple[float, ...] = option(
         (),
-        "{priced}: these prices of an open head, instead of searching for --keep.",
+        "l0: these prices of an open head, instead of searching for --keep.",
         name="lambda",
         metavar="L,L,…",
         panel=HEADS,
@@ -62,20 +61,23 @@ class SweepConfig(BleuOption, PruningOptions):
         name="lambda-as",
         panel=HEADS,
         of="lambdas",
+        flagless=True,
     )
     start: Literal["glorot", "open"] | None = option(
-        None, "l0: gates at the start, random or open; default: open with --keep, else glorot.", panel=HEADS
+        None,
+        "l0: gates at the start, random or open; default: open with --keep, else glorot.",
+        panel=HEADS,
+        flagless=True,
     )
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
-    compensate: str = option(
+    compensate: Literal["none", "mean", "least-squares"] = option(
         "none",
         "Where a ranking took heads out, refit what is left of the output projections on the text that heads were "
         "scored on, before any tuning, in closed form.",
-        metavar="none|mean|least-squares",
         panel=COMPENSATION,
         common=True,
     )
-    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION, flagless=True)
     seeds: int = option(
         3,
         "Seeds of what is learnt or drawn; other rankings run once.",
@@ -85,18 +87,23 @@ class SweepConfig(BleuOption, PruningOptions):
         common=True,
     )
     seed: int = option(1, "The first of them, and that of the bootstrap.", panel=HEADS, minimum=0, maximum=SEED)
-    score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1)
+    score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1, flagless=True)
     updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
-    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING, minimum=0)
-    from_scratch: bool = option(False, "Also train what learnt gates leave from scratch, as a control.", panel=LEARNING)
+    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING, minimum=0, flagless=True)
+    from_scratch: bool = option(
+        False, "Also train what learnt gates leave from scratch, as a control.", panel=LEARNING, flagless=True
+    )
     recipe: Path | None = option(
         None,
         "How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
         metavar="RUN|FILE.toml",
         panel=LEARNING,
         of="from_scratch",
+        flagless=True,
     )
-    metric: str = option("", "{metrics}; default: what fits the model.", metavar="NAME", panel=MEASURING, common=True)
+    metric: str = option(
+        "", "`headscope list metrics`; default: what fits the model.", metavar="NAME", panel=MEASURING, common=True
+    )
     functions: Path | None = option(
         None,
         "A run of `analyze` of CKPT: count the functions of survivors.",
@@ -109,10 +116,17 @@ class SweepConfig(BleuOption, PruningOptions):
         "Also label the heads of every pruned model anew, on the text and with the options of that run.",
         panel=MEASURING,
         of="functions",
+        flagless=True,
     )
-    text: Literal["raw", "tokenised-lowercase"] = option("raw", "What BLEU compares, as in evaluate.", panel=MEASURING)
-    beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
-    hiding: Literal["each", "random"] = option("each", "Encoders alone: as in evaluate.", panel=MEASURING)
+    text: Literal["raw", "tokenised-lowercase"] = option(
+        "raw", "What BLEU compares, as in evaluate.", panel=MEASURING, flagless=True
+    )
+    beam: int | None = option(
+        None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM, flagless=True
+    )
+    hiding: Literal["each", "random"] = option(
+        "each", "Encoders alone: as in evaluate.", panel=MEASURING, flagless=True
+    )
     bootstrap: int = option(
         1000, "Resamples of intervals and paired tests.", panel=MEASURING, minimum=2, maximum=RESAMPLES, identity=False
     )
@@ -135,7 +149,6 @@ class SweepConfig(BleuOption, PruningOptions):
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
         if not self.methods:
             raise ConfigError(
                 f"--methods is empty; name some of {', '.join(learners())} and the criteria of `prune rank`"
@@ -166,7 +179,7 @@ class SweepConfig(BleuOption, PruningOptions):
     @property
     def refit(self) -> RefitOptions:
         """How output projections are refitted where a ranking took heads out."""
-        return RefitOptions(method=self.compensate, sequential=self.sequential)
+        return Refit(method=self.compensate, sequential=self.sequential).options()
 
     @property
     def allocation(self) -> Allocation:

@@ -15,8 +15,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from headscope.bounds import WHOLE
 from headscope.config import option
+from headscope.config.option import WHOLE
 from headscope.data.token_text import visible
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.heads import HeadId, refuse_absent, select_heads

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.config.option import MOST_HEADS, MOST_LAYERS
 from headscope.errors import DataError
 from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.heads import Site

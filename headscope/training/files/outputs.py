@@ -15,7 +15,7 @@ from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.reading import read_object, read_text
 from headscope.files.writing import write_atomically, write_errors
 from headscope.formats.native import FILES
-from headscope.training.config import TrainConfig
+from headscope.training.config import TrainConfig, preset
 from headscope.training.data.prepare import FOLDER as DATA
 from headscope.training.files import checkpoints
 from headscope.training.files.checkpoints import FILE as STATE
@@ -126,7 +126,13 @@ def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
         raise
 
 
-def resumed_options(folder: Path, variant: str) -> dict[str, Any]:
+def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> dict[str, Any]:
+    """Options that were given, over those of the run that is resumed, over those of a preset."""
+    earlier = _resumed_options(Path(values.get("out", TrainConfig.out)), variant) if resume else {}
+    return {**preset(values.get("preset", earlier.get("preset"))), **earlier, **values}
+
+
+def _resumed_options(folder: Path, variant: str) -> dict[str, Any]:
     """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
     path = to_resume(folder, TRAINING) / "run.json"
     if not path.exists():

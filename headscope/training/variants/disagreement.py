@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headscope.config import NoOptions, check_options, option
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.variant import Gradients, Variant, variant
@@ -40,7 +40,6 @@ class DisagreementOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
         known = [site.value for site in SITES]
         if unknown := [name for name in self.sites if name not in known]:
             raise ConfigError(f"--sites {unknown[0]!r} is not known; choose from {', '.join(known)}")

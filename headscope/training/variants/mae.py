@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from headscope.config import NoOptions, check_options, option
+from headscope.config import NoOptions, option
 from headscope.config.option import flag_of
 from headscope.errors import ConfigError
 from headscope.training.variant import Gradients, Variant, variant
@@ -64,7 +64,6 @@ class MaeOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
         if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
             raise ConfigError("--no-bcd, --uniform and --tune are three ways to train; give one of them")
         of_gates = (entry for entry in fields(self) if entry.name.startswith("gate_"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from headscope.config import NoOptions, check_options, option
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.training.position import TrainingPosition
@@ -60,7 +60,6 @@ class MixingOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
         if min(per_site("--ratios", self.ratios).values()) < 0:
             raise ConfigError("--ratios must not be negative")
         if self.compat == "fork" and self.gamma is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from headscope.config import NoOptions, check_options, option
+from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.position import TrainingPosition
@@ -58,7 +58,6 @@ class SwapOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
         clean = self.compat == "none"
         for name, least in (("dynamic", None), ("dynamic_end", 0), ("dynamic_start", 2), *((n, 1) for n in COUNTS)):
             values, flag = getattr(self, name), f"--{name.replace('_', '-')}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from headscope.config import NoOptions, check_options, option
+from headscope.config import NoOptions, option
 from headscope.training.variant import Variant, variant
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ class WideOptions(NoOptions):
         False, "With slice: one small matrix each for queries, keys and values of all heads.", of="head_input=slice"
     )
     qkv_bias: bool = option(True, "Biases of queries, keys and values.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @variant

@@ -10,7 +10,6 @@ from html import escape
 from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.config import flag
 from headscope.config.declarations import Measure
 from headscope.engine.base import ANALYSES
 from headscope.pruning.engines.base import ENGINES
@@ -47,7 +46,7 @@ def _analysis(cls: Any) -> Iterator[str]:
         "Needs": ", ".join(NEEDS[need] for need in sorted(cls.needs)),
         "Runs": "by default" if cls.default else f"{group} or `--also`" if group else "with `--also`",
         "Labels": ", ".join(f"`{function.name}`" for function in cls.functions),
-        "Options": ", ".join(f"`{flag(option.name)}`" for option in fields(cls.Options)),
+        "Options": ", ".join(f"`{cls.name}.{option.name}`".replace("_", "-") for option in fields(cls.Options)),
         "Version": str(cls.version),
     }
     yield from (" · ".join(f"{name}: {value}" for name, value in facts.items() if value), "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.config import check_options, option
+from headscope.config import option
 from headscope.pruning.gate_layout import top_k
 from headscope.pruning.learning.learner import GateLearner, learner
 
@@ -18,9 +18,6 @@ class SigmoidOptions:
 
     keep: int = option(help="Heads that stay, of those sites.", metavar="K")
     steepness: float = option(1.0, "Of the sigmoid.", minimum=0.01)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @learner

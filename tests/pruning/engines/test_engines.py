@@ -14,7 +14,6 @@ import headscope as hs
 from headscope.config import engines
 from headscope.config.engines import declared_engines
 from headscope.errors import ConfigError
-from headscope.formats.convert import goals
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.native import NATIVE
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
@@ -45,7 +44,6 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
         assert vars(read[name]) == {attribute: getattr(engine, attribute) for attribute in vars(read[name])}
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
-    assert engines.goal_list() == goals()
 
 
 def test_an_engine_that_is_named_twice_writes_once() -> None:

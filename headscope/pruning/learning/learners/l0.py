@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headscope.config import check_options, option
+from headscope.config import option
 from headscope.errors import check_one_given
 from headscope.model.mixing.linear import HIGH, LOW, TEMPERATURE, hard_concrete
 from headscope.pruning.gate_layout import GateLayout, top_k
@@ -53,7 +53,6 @@ class L0Options:
     temperature: float = option(0.33, "Of the gates' noise.", above=0)
 
     def __post_init__(self) -> None:
-        check_options(self)
         check_one_given({"--lambda L": self.strength, "--keep N to have it searched": self.keep})
 
 

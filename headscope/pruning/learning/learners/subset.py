@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.config import check_options, option
+from headscope.config import option
 from headscope.errors import ConfigError
 from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.learner import GateLearner, learner
@@ -45,7 +45,6 @@ class SubsetOptions:
     straight_through: bool = option(False, "Exact top-K forward, identity backward; no temperature.")
 
     def __post_init__(self) -> None:
-        check_options(self)
         if not 0 < self.last <= self.first:
             raise ConfigError(
                 f"--temperature {self.first:g} --end-temperature {self.last:g}: both must be more than 0, "
