@@ -43,10 +43,10 @@ class Ablation(Analysis):
 
     Positive: the model needs the head. `loss`: rise of -log p in nats per predicted token; `top1`: fall of the intact
     model's largest logits, per position; `log-probability`: fall of log p, per sentence; `representation`: 1 − cos to
-    the intact vector. The head's context becomes zero, its mean over the sentence (`--set ablation.ablate-with=mean`) or its context
+    the intact vector. The head's context becomes zero, its mean over the sentence (`ablate-with=mean`) or its context
     at another position (`resample`), after mixing.
 
-    `--importance` measures it within 30 forward passes of the text (`ablation.ablation-passes`), on a part of the sentences
+    `--importance` measures it within 30 forward passes of the text (`ablation-passes`), on a part of the sentences
     where these are too few; by name, or with `--importance all`, on all of them.
     """
 

@@ -58,7 +58,7 @@ class Alignment(Analysis):
 
     Position t is fed token y[t] and predicts y[t+1]: `aligned_predicted` is about the word of y[t+1], `aligned_fed` of
     y[t], `aligned_next` of y[t+2]. Positions count whose word has a link. Words lie between spaces and tabs. Links come
-    from `alignment.alignments` (Pharaoh format) or from fast_align's model (Dyer et al. 2013) trained on `alignment.align-corpus`, or
+    from `alignments` (Pharaoh format) or from fast_align's model (Dyer et al. 2013) trained on `align-corpus`, or
     on the text if it has 1,000 lines.
 
     `aer_…` = 1 − (|A∩S| + |A∩P|) / (|A| + |S|) over words (Och & Ney 2003): A pairs a word with the argmax of each of

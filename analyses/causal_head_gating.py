@@ -63,11 +63,11 @@ class CausalHeadGating(Analysis):
     With the model frozen, a gate in (0, 1) on each head minimises -log p of the text (of prompts: of the answer), less
     λ times the mean of the gates' logits, clipped at ±4. After a fit with λ = 0 from random gates, G⁺ (λ = 0.1) opens
     every gate that the text does not hold shut, G⁻ (λ = −0.1) shuts every gate that it does not hold open.
-    `facilitation` = G⁻, `interference` = 1 − G⁺, `irrelevance` = G⁺ (1 − G⁻); means of ten fits (`causal_head_gating.chg-fits`),
+    `facilitation` = G⁻, `interference` = 1 − G⁺, `irrelevance` = G⁺ (1 − G⁻); means of ten fits (`chg-fits`),
     intervals over fits.
 
     Labels `facilitating`, `interfering`: a score of at least 0.5, with evidence over fits (sign test), not over text.
-    Hyper-parameters are the paper's; the authors' program uses `--set causal_head_gating.chg-lr=1,1 --set causal_head_gating.chg-penalised-lr=1,1 --set causal_head_gating.chg-batch=32`.
+    Hyper-parameters are the paper's; the authors' program uses `chg-lr=1,1 chg-penalised-lr=1,1 chg-batch=32`.
     Gradients are clipped per fit. Needs a language-model head or a target.
     """
 

@@ -35,7 +35,7 @@ class CopySuppression(Analysis):
     """Share of tokens whose own logit is among the ten lowest that the head writes (McDougall et al. 2023).
 
     Logits are E' W_V W_O W_U, gains of norms folded in, biases left out; E' are embeddings after the first layer's
-    feed-forward network, its heads off. Measured on `copy_suppression.copy-suppression-tokens` drawn tokens; `copy_suppression_chance`
+    feed-forward network, its heads off. Measured on `copy-suppression-tokens` drawn tokens; `copy_suppression_chance`
     is ten over the vocabulary. Pre-norm decoders only. Whether the head looks at what is about to be predicted is not
     measured.
 

@@ -35,7 +35,7 @@ class EapIg(PromptAnalysis):
     """(z_clean − z_corrupt) · mean of ∂m/∂z along the path of input embeddings (EAP-IG, Hanna et al. 2024).
 
     z is a head's context, m the objective of `patching`. Gradients are taken at e_corrupt + (n / N)(e_clean −
-    e_corrupt), n = 0 … N − 1 (`eap_ig.eap-steps`), as in the authors' program. The unit is a head, where the authors score
+    e_corrupt), n = 0 … N − 1 (`eap-steps`), as in the authors' program. The unit is a head, where the authors score
     edges. Positive: the head speaks for the answer. N forward and backward passes, and two forward ones.
     """
 

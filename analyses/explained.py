@@ -58,7 +58,7 @@ class ExplainedShares(Analysis):
     the weights, CE their cross-entropy under p: 1 where nothing is left, 0 where p is no better than even weights,
     clipped to [0, 1]. `explained_…` is what each group adds, `explained` the sum; heads near even weights have none.
 
-    `explained.explained-rows` queries are sampled. Sentences of even and odd number are fitted and held out in turn; L-BFGS
+    `explained-rows` queries are sampled. Sentences of even and odd number are fitted and held out in turn; L-BFGS
     with early stopping, so that shares depend slightly on batch sizes (lexical: 0.003 at 240 captions).
     `explained_unmet` is the share among keys never met with the query's token in fitting. With `--exclude-sinks` rows
     are renormalised beyond first and special tokens; `beyond_sinks` is the weight there.

@@ -31,7 +31,7 @@ class Gradient(Analysis):
     """Mean of |∂L/∂ξ| for the gate ξ = 1 on a head's context (Michel et al. 2019, §3.3).
 
     `gradient` is divided by the l2 norm of its layer: a share within the layer. `gradient_raw` is not, and orders heads
-    of all layers. ∂L/∂ξ = Σ context · ∂L/∂context, summed before the absolute value over a sentence (`gradient.granularity
+    of all layers. ∂L/∂ξ = Σ context · ∂L/∂context, summed before the absolute value over a sentence (`granularity
     example`, the formula), a position (`token`, the authors' programs) or a batch (`batch`). Sums over all sentences
     are divided by the number of predictions. Special tokens take part. The table has the signed mean too.
     """

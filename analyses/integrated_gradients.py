@@ -29,7 +29,7 @@ class IntegratedGradientsOptions:
 class IntegratedGradients(Analysis):
     """Integrated gradients over the gates of all heads, from 0 to 1 (Sundararajan et al. 2017; captum).
 
-    ∫ ∂f/∂gate while all gates open together, by `integrated_gradients.ig-steps` Gauss–Legendre points; f is the objective, positive where
+    ∫ ∂f/∂gate while all gates open together, by `ig-steps` Gauss–Legendre points; f is the objective, positive where
     the head helps. Values add up to f(all) − f(none) but for a reported gap, which is large where a norm follows the
     sum of heads (Gemma 3, OLMo 2): take `shapley` there.
     """

@@ -46,7 +46,7 @@ class Massive(Analysis):
     """Mean over queries of the weight on tokens with a massive activation (Sun et al. 2024, §2).
 
     A token is massive at a layer if the largest absolute entry of its residual stream is above 100
-    (`massive.massive-magnitude`) and 1,000 times the sentence's median (`massive.massive-ratio`). Queries count that see such a
+    (`massive-magnitude`) and 1,000 times the sentence's median (`massive-ratio`). Queries count that see such a
     token other than themselves. `massive_chance` is that of even weights. massive.csv lists the tokens.
 
     Label `massive`: at least 0.5 and twice chance.

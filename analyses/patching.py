@@ -80,7 +80,7 @@ class Patching(PromptAnalysis):
     """What the answer to a prompt loses when one head gives what it gives on the corrupt prompt.
 
     m = logit(answer) − logit(wrong answer), or log p(answer). The head's context is replaced at all positions and all
-    above it is computed anew: `patching` = m(clean) − m(patched), mean over prompts; with `--set patching.direction=denoising` clean
+    above it is computed anew: `patching` = m(clean) − m(patched), mean over prompts; with `direction=denoising` clean
     heads go into the corrupt run, m(patched) − m(corrupt) (Heimersheim & Nanda 2024; Wang et al. 2022). Positive: the
     head carries the answer. `patching_share` = Σ effects / Σ (m(clean) − m(corrupt)). Both prompts have as many
     subwords.

@@ -30,7 +30,7 @@ class Positional(Analysis):
     where Voita et al. (2019, §5.1) leave out the end only. `offset` is the mode among offsets that more than half of
     the queries have; offsets beyond ±512 are counted together and never it.
 
-    Label `positional:N`: a share of at least 90 %; `--set positional.label-rule=published` skips the test, as the paper does.
+    Label `positional:N`: a share of at least 90 %; `label-rule=published` skips the test, as the paper does.
     """
 
     name = "positional"

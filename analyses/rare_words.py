@@ -28,7 +28,7 @@ class RareWords(Analysis):
     without special ones, ranked by (count, subword); all occurrences of a rarest one are hits. `…_chance` is the share
     of visible keys that are hits.
 
-    Label `rare`: one of the two rarest for half of the queries, and twice chance; `--set positional.label-rule=published`: half is
+    Label `rare`: one of the two rarest for half of the queries, and twice chance; `label-rule=published`: half is
     enough.
     """
 

@@ -31,7 +31,7 @@ class ShapleyOptions:
 class Shapley(Analysis):
     """Shapley values of heads from random orders (Castro et al. 2009; captum's ShapleyValueSampling).
 
-    Heads are opened one by one from none, and each is worth what the objective gains; mean over `shapley.shapley-samples`
+    Heads are opened one by one from none, and each is worth what the objective gains; mean over `shapley-samples`
     orders, the same for all sentences. Values add up to the damage of all heads off, in the units of `ablation`. The
     interval covers sentences, not orders.
     """

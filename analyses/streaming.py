@@ -71,7 +71,7 @@ class Streaming(Analysis):
     """How much of its full attention a head needs: a gate α learnt on passkeys (DuoAttention, Xiao et al. 2024).
 
     `full_attention` is α in α · full + (1 − α) · streaming, where streaming sees the first 128 and last 256 keys
-    (`streaming.streaming-sink`, `streaming.streaming-recent`). α minimises (H_full − H_mixed)² on final states of question and answer
+    (`streaming-sink`, `streaming-recent`). α minimises (H_full − H_mixed)² on final states of question and answer
     plus 0.05 · mean α: AdamW, 2,000 texts of ten passkeys. Heads of a group share α. No interval, no label.
 
     streaming/ has `full_attention_heads.tsv` and `config.json` as DuoAttention's loader reads them. Both terms come

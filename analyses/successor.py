@@ -54,7 +54,7 @@ class Successor(Analysis):
     """Share of ordered words for which a head that looks at one raises the next most (Gould et al. 2023).
 
     Logits are E' W_V W_O W_U as for `copy_suppression`. Orders: numbers, number words, ordinals, days, months, short
-    forms, letters, or those of `successor.sequences`. Words count that are one token, as is their next; logits compete among
+    forms, letters, or those of `sequences`. Words count that are one token, as is their next; logits compete among
     the words of all orders. Pre-norm decoders only.
 
     Label `successor`: at least 0.5, with words as units.

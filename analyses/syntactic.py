@@ -57,10 +57,10 @@ class Syntactic(Analysis):
 
     Word-level weights: summed over the key word's subwords, averaged over the query word's (Clark et al. 2019, §4.1).
     Accuracy: share of instances in which one word's largest weight lies on the other. Baseline: always the relation's
-    most frequent word offset. `syntactic_relation` has the largest margin among relations with `positional.min-instances`.
+    most frequent word offset. `syntactic_relation` has the largest margin among relations with `min-instances`.
     `nsubj>` is read from head to dependent; UD 2's `obj` is Voita's dobj.
 
-    Label `syntactic:RELATION`: 10 points above the baseline (Voita et al. 2019, §5.2); `--set positional.label-rule=published` skips
+    Label `syntactic:RELATION`: 10 points above the baseline (Voita et al. 2019, §5.2); `label-rule=published` skips
     the test.
     """
 

@@ -15,7 +15,7 @@ class Taylor(Analysis):
     """Mean of (∂l/∂ξ)² for the gate ξ = 1 on a head's context (Molchanov et al. 2019, §3.2).
 
     First-order squared change of the objective when the context becomes zero. l is a mean over a sentence's
-    predictions, or a batch's (`--set gradient.granularity=batch`); `token`: per position. Not normalised per layer.
+    predictions, or a batch's (`granularity=batch`); `token`: per position. Not normalised per layer.
     """
 
     name = "taylor"

@@ -55,7 +55,7 @@ class HeadVocabulary(Analysis):
     those of the same end. Scores are less their mean over the vocabulary. Gains of norms are folded in; biases and
     rotary positions are left out. Directions of equal singular values are one group (end ±). Pre-norm decoders only.
 
-    `ov_rank`, `qk_rank`: exp H(σ/Σσ) (Roy & Vetterli 2007). `vocabulary.vocabulary-tokens` adds for named tokens what looks at
+    `ov_rank`, `qk_rank`: exp H(σ/Σσ) (Roy & Vetterli 2007). `vocabulary-tokens` adds for named tokens what looks at
     them, what they look at, and what they raise. No text is read, so there is no interval.
     """
 

@@ -77,7 +77,7 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
 
 def option_owners() -> dict[str, type[Any]]:
     """The options that analyses declare, each in its own file."""
-    return {analysis.name: analysis.Options for analysis in declarations("Options")}
+    return {analysis.name: analysis.Options for analysis in declarations()}
 
 
 @made_of(AnalyzeConfig, verbose=True, typed=("source", "target"), owners=option_owners)

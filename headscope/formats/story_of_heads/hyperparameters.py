@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from headscope.config.option import configured
+from annotated_types import Ge, Le
+
+from headscope.config.option import BEAM, POWER, configured
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.npz import Arrays
 from headscope.files.reading import read_object
@@ -57,9 +59,9 @@ class Hp:
     attn_dropout: float = 0.0
     relu_dropout: float = 0.0
     attn_value_dropout: float = 0.0
-    beam_size: int = 12
+    beam_size: Annotated[int, Ge(1), Le(BEAM)] = 12
     beam_spread: float = 3.0
-    len_alpha: float = 1.0
+    len_alpha: Annotated[float, Ge(-POWER), Le(POWER)] = 1.0
     gated: tuple[str, ...] | None = field(default=None)
     alive: Mapping[str, Any] = field(default_factory=dict)
 
