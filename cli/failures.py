@@ -171,7 +171,7 @@ class ListsOnce(PlainCommand):
     def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
         """The arguments, where an option whose value may be left out has one."""
         words = {
-            flag: each.metavar.strip("[]").split("|")
+            flag: str(each.metavar).strip("[]").split("|")
             for each in self.get_params(ctx)
             if (each.metavar or "").startswith("[")
             for flag in each.opts

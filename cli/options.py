@@ -163,7 +163,9 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owned: Mappi
         name = name.replace("-", "_")
         if owner and owner not in owned:
             raise ConfigError(unknown("analysis" if owned else "option", owner if owned else key, sorted(owned)))
-        of = {each.name: (each, hint) for each, hint in owned[owner].items()} if owner else known
+        of: dict[str, Entry | None] = (
+            {each.name: (each, hint) for each, hint in owned[owner].items()} if owner else known
+        )
         if name not in of:
             from headscope.cli.mhr_options import answer
 
@@ -174,7 +176,7 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owned: Mappi
         field = name if pair is None else pair[0].name
         if field in values:
             raise ConfigError(f"{key} is there twice; keep one")
-        values[field] = value if pair is None else checked_value(*pair, value)
+        values[field] = value if pair is None else checked_value(pair[0], pair[1], value)
     return values
 
 
@@ -214,8 +216,8 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
     else:
         name, default = flag_of(entry), None
         names = f"{name}/--no-{name[2:]}" if kind is bool and entry.default is True else name
-        shown = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
-        made = typer.Option(names, **({} if kind is bool else {"metavar": metavar}), **shown)
+        shown: dict[str, Any] = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
+        made = typer.Option(names, metavar=None if kind is bool else metavar, **shown)
     if default is None:
         takes = takes | None
     annotation = Annotated[takes, made] if about["common"] else Annotated[takes, RARE, made]

@@ -130,7 +130,7 @@ def unknown(kind: str, name: str, available: list[str]) -> str:
     """The message for a name that is not in `available`: the nearest ones, and all of them where they are few."""
     near = get_close_matches(str(name), available, n=1 if len(available) <= FEW else 3)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    if len(available) > FEW and (near or kind in LISTED):
+    if len(available) > FEW and (near or kind in LISTED or kind.startswith("option")):
         others = f"`headscope list {LISTED[kind]}` has all" if kind in LISTED else f"there are {len(available)}"
         return f"unknown {kind} {name!r}; {hint}{others}"
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"

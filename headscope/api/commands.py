@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from torch import nn
 
@@ -28,8 +27,11 @@ from headscope.registry import unknown
 if TYPE_CHECKING:
     from torch import nn
 
+    from headscope.api.texts import Text
+    from headscope.evaluation.quality import Evaluation
     from headscope.pruning.sweep.sweep import Sweep
     from headscope.results.removal import Removal
+    from headscope.results.study import Study
     from headscope.training.trainer import TrainingResult
 
 
@@ -120,27 +122,18 @@ def _in_memory(source: nn.Module, tokenizer: Any) -> Model:
     return Model(checkpoint)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Source: TypeAlias = "PathName | nn.Module | Model"
 """What `load` opens."""
 
 
-def of_loaded(method: Callable[Concatenate[Model, P], R]) -> Callable[Concatenate[Source, P], R]:
-    """A method of `Model` as a function: its first parameter is what `load` takes, the others are the method's."""
-
-    def function(model: Source, *args: P.args, **kwargs: P.kwargs) -> R:
-        return method(load(model), *args, **kwargs)
-
-    function.__name__, function.__doc__, signature = method.__name__, method.__doc__, inspect.signature(method)
-    self_parameter, *others = signature.parameters.values()
-    first = self_parameter.replace(name="model", annotation="PathName | nn.Module | Model")
-    function.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
-    return function  # type: ignore[return-value]  # `model` may also be named
+def analyze(model: Source, text: Text | None = None, **options: Any) -> Study:
+    """Measure every head of what `load` opens: `Model.analyze`."""
+    return load(model).analyze(text, **options)
 
 
-analyze = of_loaded(Model.analyze)
-evaluate = of_loaded(Model.evaluate)
+def evaluate(model: Source, text: Text | None = None, **options: Any) -> Evaluation:
+    """Score what `load` opens on a text: `Model.evaluate`."""
+    return load(model).evaluate(text, **options)
 
 
 @overload

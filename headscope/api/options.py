@@ -39,7 +39,7 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
             values: Any = [checked(name, value) for name, value in zip(names, args, strict=False)]
             keywords: Any = {name: checked(name, value) for name, value in kwargs.items()}
             with library_defaults():
-                return function(*values, *args[len(values) :], **keywords)
+                return function(*values, **keywords)
 
     return wrapped
 

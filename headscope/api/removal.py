@@ -108,7 +108,7 @@ def _heads(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
     return [] if config.heads is None else head_ids_of(config.heads, checkpoint.layout)
 
 
-def _scores(scores: HeadScores, checkpoint: Checkpoint) -> dict[HeadId, float]:
+def _scores(scores: HeadScores, checkpoint: Checkpoint) -> Mapping[HeadId, float]:
     if isinstance(scores, (str, PathLike)):
         return read_scores(Path(scores), checkpoint.layout)[1]
     if not isinstance(scores, Mapping) or not all(isinstance(number, Real) for number in scores.values()):

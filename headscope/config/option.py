@@ -82,10 +82,14 @@ def option(
     return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
 
 
-@cache
-def types_of(cls: type[Any]) -> dict[str, Any]:
+_TYPES: dict[Any, dict[str, Any]] = {}
+
+
+def types_of(cls: Any) -> dict[str, Any]:
     """The types of a class's fields. Not to be changed."""
-    return get_type_hints(cls, include_extras=True)
+    if cls not in _TYPES:
+        _TYPES[cls] = get_type_hints(cls, include_extras=True)
+    return _TYPES[cls]
 
 
 def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
@@ -169,16 +173,17 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
         (inner,) = (part for part in parts if part is not type(None))
         return _for_pydantic(inner, bounds) | None
     if origin is Annotated:
-        return Annotated[(_for_pydantic(parts[0], bounds), *parts[1:])]
+        return Annotated[(_for_pydantic(parts[0], bounds), *parts[1:])]  # type: ignore[misc]
     if origin is tuple:
         return Annotated[tuple[_for_pydantic(parts[0], bounds), ...], BeforeValidator(_entries)]
     if hint is bool:
         return Annotated[bool, Strict()]
     if hint is int:
-        return Annotated[int, BeforeValidator(_number), Field(**{"ge": -WHOLE, "le": WHOLE, **bounds})]
+        limits: dict[str, Any] = {"ge": -WHOLE, "le": WHOLE, **bounds}
+        return Annotated[int, BeforeValidator(_number), Field(**limits)]
     if hint is float:
-        limits = {"ge": -REAL, "le": REAL, **bounds}
-        return Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, **limits)]
+        limits = {"ge": -REAL, "le": REAL, "allow_inf_nan": False, **bounds}
+        return Annotated[float, BeforeValidator(_number), Field(**limits)]
     if hint is str:
         return Annotated[str, BeforeValidator(lambda value: fspath(value) if isinstance(value, PathLike) else value)]
     if hint is Path:

@@ -107,7 +107,7 @@ def test_what_the_user_can_fix_ends_with_one_line_and_status_2(
         (["train", "baseline", *data, "--preset", "huge"], "--preset 'huge' is not known; available: tiny, small"),
         (["train", "baseline", *data, "--betas", "0.9;0.98"], "--betas is '0.9;0.98'; it must be a number"),
         (["train", "baseline", *data, "--norm", "middle"], "--norm is 'middle'; it must be 'pre' or 'post'"),
-        (["train", "baseline", *data, "--config", strange], "unknown option learning-rate"),
+        (["train", "baseline", *data, "--config", strange], "unknown option 'learning-rate'; there are"),
         (["train", "baseline", *data, "--init", tmp_path / "none"], "there is no file or directory"),
         (["train", "baseline", *data, "--precision", "fp16", "--device", "cpu"], "--precision fp16 needs a GPU"),
     ):
