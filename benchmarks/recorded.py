@@ -37,7 +37,7 @@ LEARN = f"{PAIRS} --updates 4 --tune-updates 2 --batch-tokens 400"
 COMMANDS = {
     "show": "show {bert} --json",
     "bert": f"analyze {{bert}} --source {ASSETS}/sample.en --parse {ASSETS}/sample.conllu --max-sentences 24 "
-    f"--also {EVERY} --set syntactic.relations=all --set syntactic.min-instances=3 --detail --out out",
+    f"--also {EVERY} --set syntactic.relations=all --set syntactic.min-instances=3 --set detail=true --out out",
     "pair": f"analyze {{pair}} {PAIRS} --also {EVERY} --mhr-pickles --out out",
     "importance": f"analyze {{pair}} {PAIRS} --max-sentences 6 --importance --set shapley.shapley-samples=2 "
     "--set lrp.rules=voita,attnlrp,cp --out out",

@@ -118,7 +118,7 @@ class AnalyzeOptions(TextOptions):
         "Leave out the first token of every text as special tokens are: what heads do beyond attention sinks.",
         panel=ANALYSES,
     )
-    detail: bool = option(False, "Also write every sentence's values.", panel=OUTPUT)
+    detail: bool = option(False, "Also write every sentence's values.", panel=OUTPUT, flagless=True)
     report: bool = option(
         False, "Also write report.html: everything in one page, for a browser.", panel=OUTPUT, common=True
     )
@@ -163,7 +163,6 @@ class AnalyzeOptions(TextOptions):
         "auto",
         "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens.",
         panel=MODEL,
-        flagless=True,
     )
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -54,7 +54,9 @@ def test_an_unknown_command_is_answered_with_the_nearest_one(headscope: Command)
 @pytest.mark.slow
 def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    status, shown, _ = headscope("analyze", MODEL, "--source", text, "--out", out, "--detail", "--bootstrap", 100)
+    status, shown, _ = headscope(
+        "analyze", MODEL, "--source", text, "--out", out, "--set", "detail=true", "--bootstrap", 100
+    )
     assert status == 0
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert {"run.json", "heads.csv", "positional.csv", "distinctness.csv", "similarity.npz"} <= names

@@ -66,7 +66,16 @@ CASES = {
         Case(
             "analyze",
             lambda inputs: [
-                *("analyze", inputs / "model", *_texts(inputs), "--only", "confidence", "--detail", "--mhr-pickles"),
+                *(
+                    "analyze",
+                    inputs / "model",
+                    *_texts(inputs),
+                    "--only",
+                    "confidence",
+                    "--set",
+                    "detail=true",
+                    "--mhr-pickles",
+                ),
                 *("--bootstrap", 10, "--batch-tokens", 40),
             ],
         ),
