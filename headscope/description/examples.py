@@ -165,8 +165,8 @@ def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPa
     for parts in ([block.weights for block in laid.blocks], position, counted):
         values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
         sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
-    made = unique.numpy()
-    return TokenPairs(made // stride, made % stride, sums[0], sums[1], count, sums[2])
+    pairs = unique.numpy()
+    return TokenPairs(pairs // stride, pairs % stride, sums[0], sums[1], count, sums[2])
 
 
 def leading_pairs(

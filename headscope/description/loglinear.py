@@ -153,10 +153,9 @@ class Description:
         """E U and E V [v h r] of all tokens, from the embeddings of queries and of keys; None without pairs."""
         if self.pairs is None:
             return None
-        made = (
+        first, second = (
             (table @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, self.pairs, strict=True)
         )
-        first, second = made
         return first, second
 
     def log_probabilities(self, block: Block, features: Sequence[int], projected: Tables | None) -> Tensor:
@@ -211,9 +210,9 @@ def loss_and_gradient(
     )
     for block, chosen in pieces:
         logs = description.log_probabilities(block, features, projected)
-        each = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
-        loss += (each * chosen[:, None]).sum(dim=0)
-        watched += (each * ~chosen[:, None]).sum(dim=0)
+        losses = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
+        loss += (losses * chosen[:, None]).sum(dim=0)
+        watched += (losses * ~chosen[:, None]).sum(dim=0)
         error = logs.exp_().mul_(block.counted[:, :, None]).sub_(block.weights)  # [b n s h]
         error *= chosen[:, None, None, None]
         flat = error.flatten(0, 2)
@@ -227,10 +226,9 @@ def loss_and_gradient(
                 sums.index_add_(0, tokens.flatten(), change.transpose(1, 2).flatten(0, 1))
     if of_tokens is None:
         return loss, of_theta, watched
-    made = (
+    first, second = (
         (table.T @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, of_tokens, strict=True)
     )
-    first, second = made
     return loss, Description(of_theta, (first, second)).flat(), watched
 
 
@@ -269,8 +267,8 @@ def fitted(
 
 def _number(blocks: Sequence[Block], rows: Sequence[Tensor]) -> Tensor:
     """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
-    each = (block.counted[chosen].sum(dim=(0, 1)) for block, chosen in zip(blocks, rows, strict=True))
-    return torch.stack(list(each)).sum(dim=0).clamp(min=1.0)
+    counts = [block.counted[chosen].sum(dim=(0, 1)) for block, chosen in zip(blocks, rows, strict=True)]
+    return torch.stack(counts).sum(dim=0).clamp(min=1.0)
 
 
 def _even_mass(theta: Tensor, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor]) -> Tensor:

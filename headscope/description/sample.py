@@ -218,8 +218,8 @@ def _block(
         queries[line, :q] = np.searchsorted(ids[0], pairs.query.ids[pairs.at])
         keys[line, :k] = np.searchsorted(ids[1], pairs.key.ids)
     weights = weights / weights.sum(dim=2, keepdim=True).clamp(min=1e-12)  # those of sinks without a token apart
-    made, asking, seen = (torch.from_numpy(part) for part in (features, queries, keys))
-    return Block(weights, visible, made, asking, seen, counted, torch.tensor(numbers))
+    categories, query_rows, key_rows = (torch.from_numpy(part) for part in (features, queries, keys))
+    return Block(weights, visible, categories, query_rows, key_rows, counted, torch.tensor(numbers))
 
 
 def _without_sinks(block: Block, sentences: Sequence[Pairs]) -> Block:

@@ -63,17 +63,17 @@ def explained(laid: Laid, *, steps: int = STEPS, step: Callable[[int], None] = l
     gained = {group: sum((found.gained[group] for found in halves), torch.zeros(())) for group in groups}
     position = [sum(parts, torch.zeros(())) for parts in zip(*(found.position for found in halves), strict=True)]
     unmet = sum((found.unmet for found in halves), torch.zeros(()))
-    made = [found.pairs for found in halves if found.pairs is not None]
+    pairs = [found.pairs for found in halves if found.pairs is not None]
     sentences = torch.cat([block.sentences for block in laid.blocks])
     room = torch.cat([block.room for block in laid.blocks])
     even = torch.cat([block.even for block in laid.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
     gained = {group: torch.where(informative, gain, 0.0) for group, gain in gained.items()}
     of_unmet, there, even_there = unmet
-    told = even_there.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
-    told = informative & (there.sum(dim=0) >= LEAST_ROOM * told)  # [h]
-    of_unmet, there = (torch.where(told, part, 0.0) for part in (of_unmet, there))
-    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, made, (of_unmet, there))
+    needed = even_there.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
+    present = informative & (there.sum(dim=0) >= LEAST_ROOM * needed)  # [h]
+    of_unmet, there = (torch.where(present, part, 0.0) for part in (of_unmet, there))
+    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, pairs, (of_unmet, there))
 
 
 @dataclass(frozen=True)

@@ -151,29 +151,29 @@ def question(
     return Question(chosen, corpus, Margin.parse(MARGIN if margin is None else margin), bleu_tokenize)
 
 
-def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> QualityChange:
+def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> QualityChange:
     """Measure both models; KeyboardInterrupt where that is interrupted. Of encoders one pass hides 15 % of a text."""
-    metric, corpus = METRICS.get(asked.metric), asked.corpus
-    limits = [sentence_limit(each) for each in (before, after)]
+    metric, corpus = METRICS.get(task.metric), task.corpus
+    limits = [sentence_limit(checkpoint) for checkpoint in (before, after)]
     reading = LikelihoodOptions(default_positions(before), min(limits), "truncate", "random", SEED)
     numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
-    text, said = RAW, list[str]()
+    text, remarks = RAW, list[str]()
     if metric.reads == "translations":
-        text, said = text_mode(before, "raw", asked.bleu_tokenize)
-        said += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
+        text, remarks = text_mode(before, "raw", task.bleu_tokenize)
+        remarks += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
     data = ValidationText(numbered, reading, TranslateOptions(), text, intact=before)
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
-    first, second = (each.sums for each in scores)
-    why = no_baseline(metric, first, bootstrap, margin=asked.margin, floor=metric.floor(before, data))
+    first, second = (score.sums for score in scores)
+    why = no_baseline(metric, first, bootstrap, margin=task.margin, floor=metric.floor(before, data))
     verdict = None
     if not why:
         baseline = float(metric.of(first.sum(axis=0)[None])[0])
         worse = losses_left_out(metric, second, first)
-        margin, most = asked.margin.of(baseline), metric.most_lost(baseline)
+        margin, most = task.margin.of(baseline), metric.most_lost(baseline)
         verdict = judge(worse, margin=margin, largest=metric.largest_loss(first), most=most)
     unread = None if before.reads_sound else count_unknown(before, numbered, limit=min(limits), sentences=corpus.count)
-    old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
+    old_loss, new_loss = (float(total / count) for total, count in (score.loss.sum(axis=0) for score in scores))
     return QualityChange(
         metric=metric.name,
         title=metric.title_of(before),
@@ -182,10 +182,10 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
         before=compare_scores(metric, first, first, bootstrap),
         after=compare_scores(metric, second, first, bootstrap),
         loss=None if metric.says_loss else (old_loss, new_loss),
-        margin=str(asked.margin),
+        margin=str(task.margin),
         verdict=verdict,
         why=why or "",
-        unread=(*said, *([] if unread is None else unread.warnings(before))),
+        unread=(*remarks, *([] if unread is None else unread.warnings(before))),
         signature=metric.signature(text),
     )
 

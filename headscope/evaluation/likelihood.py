@@ -219,7 +219,7 @@ def _under_masks(
             memory = checkpoint.memory(batch) if of_encoder else shared_memory
             columns.append(scored(checkpoint.logits(batch, memory)))
     sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
-    nll, right, count, classes = (each.double() for each in sums)
+    nll, right, count, classes = (part.double() for part in sums)
     return nll, right, count[:, 0], classes
 
 
@@ -248,7 +248,7 @@ def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scores = precise(logits[row, position])  # [n V]
         nll = scores.logsumexp(dim=-1) - scores.gather(1, target[:, None])[:, 0]
         right = scores.argmax(dim=-1) == target
-        sums.index_add_(1, row, torch.stack([each.to(sums.dtype) for each in (nll, right, torch.ones_like(right))]))
+        sums.index_add_(1, row, torch.stack([part.to(sums.dtype) for part in (nll, right, torch.ones_like(right))]))
     return sums[0], sums[1], sums[2]
 
 

@@ -117,8 +117,9 @@ def established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:
 def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority]:
     """All verdicts of a fixed sequence, largest size first: what `established` leaves out is "not tested", or worse."""
     passed = len(list(established(verdicts)))
-    rest = [replace(each, verdict=UNTESTED) if each.verdict != WORSE else each for each in verdicts[passed + 1 :]]
-    return [*verdicts[: passed + 1], *rest]
+    later = verdicts[passed + 1 :]
+    untested = [found if found.verdict == WORSE else replace(found, verdict=UNTESTED) for found in later]
+    return [*verdicts[: passed + 1], *untested]
 
 
 def bounded(worse: float, limit: float, *, level: float = 0.95) -> str:
@@ -155,7 +156,7 @@ def groups_needed(found: NonInferiority, groups: int) -> int | None:
         return FEWEST if found.verdict == OPEN and groups < FEWEST else None
     above = found.worse_limit - found.worse
     error = max(found.detectable - above, 0.0) / float(ndtri(POWER))
-    usual, wide = (float(each) * error for each in (ndtri(found.level), ndtri(found.level) + ndtri(POWER)))
+    usual, wide = (float(z) * error for z in (ndtri(found.level), ndtri(found.level) + ndtri(POWER)))
     rest = max(above - usual, 0.0)
     if found.detectable <= found.margin or wide + rest == 0:
         return FEWEST if groups < FEWEST else None

@@ -93,7 +93,7 @@ class OpenedEvaluation:
         """Batches as large as memory allows, unless the config says how large."""
         if self.config.batch_tokens is None:
             reading = self.likelihood_options
-            tokens, said = automatic_tokens(
+            tokens, remark = automatic_tokens(
                 self.checkpoint.device,
                 partial(trial, self.checkpoint, self.corpus, reading),
                 limit=reading.limit,
@@ -101,7 +101,7 @@ class OpenedEvaluation:
                 processes=self.processes,
             )
             self.likelihood_options = replace(reading, tokens=tokens)
-            self.remarks += [said] if said and said not in self.remarks else []
+            self.remarks += [remark] if remark and remark not in self.remarks else []
 
     def requested_metrics(self, reads: Pass | None = None) -> list[Metric]:
         """The metrics that are measured, of all passes or one, in their order."""
@@ -152,13 +152,13 @@ def matched(
     )
     check_search_options(config, metrics)
     check_hiding(config, checkpoint, metrics)
-    text, said = RAW, list[str]()
+    text, remarks = RAW, list[str]()
     if metrics_in_order(metrics, reads="translations"):
         checkpoint.search_facts(translate_options)
-        text, said = text_mode(checkpoint, config.text, config.bleu_tokenize)
+        text, remarks = text_mode(checkpoint, config.text, config.bleu_tokenize)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
-    opened.text, opened.remarks = text, [*seen_before(checkpoint.path, corpus), *said]
+    opened.text, opened.remarks = text, [*seen_before(checkpoint.path, corpus), *remarks]
     if opened.requested_metrics("states"):
         _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
     return opened
@@ -282,8 +282,8 @@ def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus,
         texts["target"] = [line.target or "" for line in lines]
     for side, sentences in texts.items():
         split, other = (
-            [line.ids for line in each.encode(sentences, side=side, limit=limit)]  # type: ignore[arg-type]
-            for each in (checkpoint, intact)
+            [line.ids for line in model.encode(sentences, side=side, limit=limit)]  # type: ignore[arg-type]
+            for model in (checkpoint, intact)
         )
         if split != other:
             raise ConfigError(f"{pair} cannot be compared: they split text into other subwords; give --against CKPT")

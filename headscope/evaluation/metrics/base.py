@@ -278,18 +278,25 @@ def check_hiding(options: Any, checkpoint: Checkpoint, metrics: Collection[str])
 
 def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:
     """All metrics, or those of `names`, of all passes or one, in their order."""
-    found = [each for name, each in METRICS if (names is None or name in names) and reads in (None, each.reads)]
-    return sorted(found, key=lambda each: (each.order, each.name))
+    found = [
+        candidate
+        for name, candidate in METRICS
+        if (names is None or name in names) and reads in (None, candidate.reads)
+    ]
+    return sorted(found, key=lambda candidate: (candidate.order, candidate.name))
 
 
 def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
     """The metrics that can be measured of a checkpoint, in their order, and the option of a text that each needs."""
     texts = {"": (False, False), "--target": (True, False), "--labels": (False, True)}
     needs: dict[str, str] = {}
-    for each in metrics_in_order():
+    for candidate in metrics_in_order():
         for option, (target, labels) in texts.items():
-            if each.name not in needs and each.applies(checkpoint, has_target=target, has_labels=labels) is None:
-                needs[each.name] = option
+            if (
+                candidate.name not in needs
+                and candidate.applies(checkpoint, has_target=target, has_labels=labels) is None
+            ):
+                needs[candidate.name] = option
     return needs
 
 
