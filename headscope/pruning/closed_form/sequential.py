@@ -8,13 +8,12 @@ those after it that lose none are refitted too, and where that is asked for the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
@@ -22,18 +21,16 @@ from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.discovery import eval_mode
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
-from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
+from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.closed_form.output_projections import (
-    AllRead,
     FeedForwardOutput,
     OutputProjection,
-    StreamTap,
     feed_forward_outputs,
 )
 from headscope.pruning.closed_form.refit import SolvedRefit, refit_to_targets
+from headscope.pruning.closed_form.streams import CallReader
 from headscope.pruning.options.refit import RefitOptions
 
 LinearPart = OutputProjection | FeedForwardOutput
@@ -183,57 +180,6 @@ def _error(refit: SolvedRefit, pair: PairMoments) -> float:
     return (squares - 2 * both) / n + float(shift @ shift - 2 * shift @ lost)
 
 
-class _Reader(ContextTap):
-    """Keeps the inputs [n m] of a linear layer in one batch, and the residual streams [n d] that outputs are added to.
-
-    A pass ends where the outputs of all calls have been read.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, part: LinearPart, *, residual: bool) -> None:
-        is_block = isinstance(part, FeedForwardOutput)
-        super().__init__(checkpoint, () if is_block else part.places)
-        self.inputs: list[tuple[Place, Tensor]] = []
-        self.module = checkpoint.model.get_submodule(part.owner)
-        self.block = part.places[-1] if is_block else None
-        self.tap = StreamTap(calls=1 if is_block else len(part.places)) if residual else None
-
-    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Keep the contexts of this place."""
-        self.inputs.append((place, contexts))
-
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Also keeps the inputs of the output of a feed-forward block."""
-        with ExitStack() as stack:
-            if self.block is None:
-                stack.enter_context(super().observing())
-            else:
-                stack.callback(self.module.register_forward_pre_hook(self._block_input).remove)
-            if self.tap is not None:
-                stack.enter_context(self.tap.observing([self.module]))
-            yield
-
-    def _block_input(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert self.block is not None
-        self.inputs.append((self.block, self.rows(self.block, inputs[0])))
-
-    def of(self, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
-        """Inputs and stream of every call in a batch; None where the stream cannot be told."""
-        self.inputs = []
-        with (
-            self.observing(),
-            eval_mode(self.checkpoint.model),
-            suppress(AllRead),
-        ):
-            self.read(batch)
-        self.counting = False
-        streams = self.tap.streams() if self.tap else [None] * len(self.inputs)
-        return [
-            (inputs, None if stream is None else self.rows(place, stream))
-            for (place, inputs), stream in zip(self.inputs, streams, strict=True)
-        ]
-
-
 def _pair_moments(
     checkpoint: Checkpoint,
     pruned: Checkpoint,
@@ -242,13 +188,14 @@ def _pair_moments(
     heads: Collection[HeadId],
     residual: bool,
 ) -> PairMoments:
-    readers = [_Reader(model, part, residual=residual) for model in (checkpoint, pruned)]
+    readers = [CallReader(model, part) for model in (checkpoint, pruned)]
     weight, removed = part.weight.to(readers[0].device), part.columns(heads)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
     for batch in texts:
         on_device = batch.to(checkpoint.device)
-        calls = zip(*(reader.of(on_device) for reader in readers), strict=True)
-        for (intact, stream), (altered, altered_stream) in calls:
-            missing = None if stream is None or altered_stream is None else stream - altered_stream
-            pair.add(altered, intact @ weight.T, intact[:, removed] @ weight[:, removed].T, missing)
+        for whole, smaller in zip(*(reader.of(on_device) for reader in readers), strict=True):
+            told = residual and whole.stream is not None and smaller.stream is not None
+            lost = whole.inputs[:, removed] @ weight[:, removed].T
+            missing = whole.stream - smaller.stream if told else None
+            pair.add(smaller.inputs, whole.inputs @ weight.T, lost, missing)
     return pair

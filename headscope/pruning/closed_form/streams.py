@@ -1,9 +1,9 @@
-"""The residual stream that every attention module reads from and adds its output to."""
+"""The residual stream that modules read from and add their output to, call after call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import torch
@@ -13,17 +13,22 @@ from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
 from headscope.pruning.closed_form.moments import ContextTap, Place
-from headscope.pruning.closed_form.output_projections import StreamTap
+from headscope.pruning.closed_form.output_projections import (
+    AllRead,
+    FeedForwardOutput,
+    OutputProjection,
+    StreamTap,
+)
 
 
 class ModuleCall(NamedTuple):
-    """One call of an attention module: contexts [n m], its output [n d], and the stream [n d] that this is added to.
+    """One call of a module: its inputs [n m], its output [n d], and the stream [n d] that this is added to.
 
     `stream` is None where that cannot be told (the output goes through a norm first).
     """
 
     place: Place
-    contexts: Tensor
+    inputs: Tensor
     output: Tensor
     stream: Tensor | None
 
@@ -31,15 +36,20 @@ class ModuleCall(NamedTuple):
 def module_calls(checkpoint: Checkpoint, texts: Iterable[Batch]) -> Iterator[ModuleCall]:
     """Every call of an attention module over some batches, at real tokens, in float64."""
     for batch in texts:
-        yield from _Reader(checkpoint).of(batch.to(checkpoint.device))
+        yield from CallReader(checkpoint).of(batch.to(checkpoint.device))
 
 
-class _Reader(ContextTap):
-    """Keeps the contexts and outputs of every call in one batch."""
+class CallReader(ContextTap):
+    """Keeps every call of the attention modules in one batch; or of one `part`, when the pass ends with its last."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self.tap = StreamTap()
+    def __init__(self, checkpoint: Checkpoint, part: OutputProjection | FeedForwardOutput | None = None) -> None:
+        is_block = isinstance(part, FeedForwardOutput)
+        super().__init__(checkpoint, None if part is None else () if is_block else part.places)
+        self.block = part.places[-1] if part is not None and is_block else None
+        self.modules = set(self.owners.values())
+        if part is not None:
+            self.modules = {checkpoint.model.get_submodule(part.owner)}
+        self.tap = StreamTap(calls=0 if part is None else 1 if is_block else len(part.places))
         self.called: list[tuple[Place, Tensor]] = []
         self.outputs: list[Tensor] = []
 
@@ -50,26 +60,34 @@ class _Reader(ContextTap):
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Also copies outputs, before the tap follows what they are added to: it would follow the copies."""
-        modules = set(self.owners.values())
-        with super().observing(), ExitStack() as stack:
-            for module in modules:
+        with ExitStack() as stack:
+            if self.block is None:
+                stack.enter_context(super().observing())
+            for module in self.modules:
+                if self.block is not None:
+                    stack.callback(module.register_forward_pre_hook(self._block_input).remove)
                 stack.callback(module.register_forward_hook(self._output).remove)
-            stack.enter_context(self.tap.observing(modules))
+            stack.enter_context(self.tap.observing(self.modules))
             yield
+
+    def _block_input(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert self.block is not None
+        self.called.append((self.block, self.rows(self.block, inputs[0])))
 
     def _output(self, _: nn.Module, __: object, output: Tensor) -> None:
         self.outputs.append(output.clone())
 
     def of(self, batch: Batch) -> list[ModuleCall]:
         """The calls of one batch, in their order."""
-        model = self.checkpoint.model
-        with self.observing(), eval_mode(model):
+        self.called, self.outputs = [], []
+        with self.observing(), eval_mode(self.checkpoint.model), suppress(AllRead):
             self.read(batch)
+        self.counting = False
         streams = self.tap.streams()
         if len(self.called) != len(streams):  # W_O at work outside attention, or in parts
             nothing = torch.empty(0, 0)
-            return [ModuleCall(place, contexts, nothing, None) for place, contexts in self.called]
+            return [ModuleCall(place, inputs, nothing, None) for place, inputs in self.called]
         return [
-            ModuleCall(place, contexts, self.rows(place, output), None if stream is None else self.rows(place, stream))
-            for (place, contexts), output, stream in zip(self.called, self.outputs, streams, strict=True)
+            ModuleCall(place, inputs, self.rows(place, output), None if stream is None else self.rows(place, stream))
+            for (place, inputs), output, stream in zip(self.called, self.outputs, streams, strict=True)
         ]
