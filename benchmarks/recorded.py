@@ -49,8 +49,9 @@ COMMANDS = {
     "remove": "prune remove {bert} --heads encoder-self.0.2,encoder-self.2.*,encoder-self.5.1 --rounds 1 --out out",
     "l0": f"prune l0 {{pair}} {LEARN} --keep 60 --out out",
     "subset": f"prune subset {{pair}} {LEARN} --keep 60 --out out --remove",
-    "sweep": f"prune sweep {{pair}} {LEARN} --valid-source {ASSETS}/captions.en --valid-target {ASSETS}/captions.de "
-    "--valid-sentences 8 --methods random,magnitude --keep 60 --seeds 1 --bootstrap 20 --out out",
+    "sweep": f"prune sweep {{pair}} {PAIRS} --valid-source {ASSETS}/captions.en --valid-target {ASSETS}/captions.de "
+    "--valid-sentences 8 --methods random,magnitude --keep 60 --seeds 1 --bootstrap 20 --tune-updates 2 "
+    "--batch-tokens 400 --out out",
     "baseline": f"train baseline {TRAIN} --out out",
     "wide": f"train wide {TRAIN} --d-head 16 --out out",
     "narrow": f"train narrow {TRAIN} --out out",
