@@ -100,7 +100,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
     with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
         probe = _ReadoutProbe()
         with probe.hooks(checkpoint, layer), without_saved_tensors():
-            logits = checkpoint.logits(_probe(checkpoint)).detach()
+            logits = checkpoint.logits(probe_batch(checkpoint)).detach()
     factor = proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
     if factor is None:
         return "its logits are bent or biased after the output layer"
@@ -172,11 +172,12 @@ def normalises(module: nn.Module) -> bool:
     return is_leaf and (weight.ndim == 1 if isinstance(weight, Tensor) else type(module).__name__.endswith("Norm"))
 
 
-def _probe(checkpoint: Checkpoint) -> Batch:
+def probe_batch(checkpoint: Checkpoint, rows: int = 1) -> Batch:
+    """Different short texts of common words, read on both sides of a model that has two."""
     common = checkpoint.common_ids()[: 3 * PROBE]
-    ids = [common[(3 * n) % len(common)] for n in range(PROBE)]
-    text = pad_side([Encoded(ids, [False] * PROBE)]).to(checkpoint.device)
-    return Batch(torch.zeros(1, dtype=torch.long), 0, text, text if checkpoint.two_sided else None)
+    texts = [[common[(3 * n + start) % len(common)] for n in range(PROBE)] for start in range(rows)]
+    side = pad_side([Encoded(ids, [False] * PROBE) for ids in texts]).to(checkpoint.device)
+    return Batch(torch.arange(rows), 0, side, side if checkpoint.two_sided else None)
 
 
 def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], StreamWriting] | str:

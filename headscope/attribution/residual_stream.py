@@ -20,7 +20,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.readout import PROBE, Norm, Readout, find_readout, observed_norms, proportion, read_norm
+from headscope.attribution.readout import (
+    Norm,
+    Readout,
+    find_readout,
+    observed_norms,
+    probe_batch,
+    proportion,
+    read_norm,
+)
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -330,10 +338,8 @@ class _Probe:
         self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
         owners = WeightOwners(model)
-        common = checkpoint.common_ids()[: 3 * PROBE]
-        rows = [[common[(3 * n + start) % len(common)] for n in range(PROBE)] for start in (0, 1)]
-        text = pad_side([Encoded(ids, [False] * PROBE) for ids in rows]).to(checkpoint.device)
-        self.ids = text.ids
+        batch = probe_batch(checkpoint, rows=2)
+        self.ids = batch.source.ids
         with ExitStack() as stack:
             self.norms = stack.enter_context(observed_norms(model))
             for module in model.modules():
@@ -345,7 +351,7 @@ class _Probe:
                     owner = owners.of(getattr(self.projections[site_layer], name))
                     if owner is not None:
                         stack.enter_context(owner[1].register_forward_hook(self._reader(site_layer, name)))
-            checkpoint.logits(Batch(torch.arange(2), 0, text, text if checkpoint.two_sided else None))
+            checkpoint.logits(batch)
 
     def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):

@@ -205,22 +205,6 @@ PAIRS = 2**12
 """Pairs of an explained position and a position, over all sentences of a group: states of so many stay in the cache."""
 
 
-def explain_batch(
-    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings, target: Target = "top1"
-) -> Explanation:
-    """Relevance of every head; counts and values [p b] are 1 where something is explained: the indicator, no logit."""
-    on_cpu = checkpoint.device.type == "cpu"
-    # the longer side of every sentence
-    sides = [side.real.sum(dim=1) for side in (batch.source, batch.target) if side is not None]
-    lengths: list[int] = torch.stack(sides).amax(dim=0).tolist()
-    groups = length_groups(lengths, pairs=PAIRS if on_cpu else None)
-    recorded = [
-        recorded_voita(checkpoint, batch.rows(rows.to(batch.source.ids.device)), settings=settings, target=target)
-        for rows in groups
-    ]
-    return _joined_groups([trace.explained(neurons=False) for trace in recorded], groups)
-
-
 def length_groups(lengths: Sequence[int], *, pairs: int | None) -> list[Tensor]:
     """Numbers of sentences of similar length, the longest first, with at most so many `pairs` a group."""
     groups: list[list[int]] = []
@@ -272,7 +256,15 @@ class Voita(RuleSet):
         """`values` are 1 where something is explained: the indicator, not a logit."""
         if steps != "each":
             raise ConfigError(f"{self.name} is not linear, it explains each position by itself; choose steps 'each'")
-        return explain_batch(checkpoint, batch, settings=self.settings, target=target)
+        sides = [side.real.sum(dim=1) for side in (batch.source, batch.target) if side is not None]
+        longer = torch.stack(sides).amax(dim=0)  # of the two sides of every sentence
+        groups = length_groups(longer.tolist(), pairs=PAIRS if checkpoint.device.type == "cpu" else None)
+        parts = []
+        for rows in groups:
+            part = batch.rows(rows.to(batch.source.ids.device))
+            trace = recorded_voita(checkpoint, part, settings=self.settings, target=target)
+            parts.append(trace.explained(neurons=False))
+        return _joined_groups(parts, groups)
 
 
 for name, summary, settings in (
