@@ -100,7 +100,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
     with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
         probe = _ReadoutProbe()
         with probe.hooks(checkpoint, layer), without_saved_tensors():
-            logits = checkpoint.logits(probe_batch(checkpoint)).detach()
+            logits = checkpoint.logits(probe_text(checkpoint)).detach()
     factor = proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
     if factor is None:
         return "its logits are bent or biased after the output layer"
@@ -172,7 +172,7 @@ def normalises(module: nn.Module) -> bool:
     return is_leaf and (weight.ndim == 1 if isinstance(weight, Tensor) else type(module).__name__.endswith("Norm"))
 
 
-def probe_batch(checkpoint: Checkpoint, rows: int = 1) -> Batch:
+def probe_text(checkpoint: Checkpoint, rows: int = 1) -> Batch:
     """Different short texts of common words, read on both sides of a model that has two."""
     common = checkpoint.common_ids()[: 3 * PROBE]
     texts = [[common[(3 * n + start) % len(common)] for n in range(PROBE)] for start in range(rows)]

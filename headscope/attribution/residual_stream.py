@@ -20,15 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.readout import (
-    Norm,
-    Readout,
-    find_readout,
-    observed_norms,
-    probe_batch,
-    proportion,
-    read_norm,
-)
+from headscope.attribution.readout import Norm, Readout, find_readout, observed_norms, probe_text, proportion, read_norm
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -338,7 +330,7 @@ class _Probe:
         self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
         owners = WeightOwners(model)
-        batch = probe_batch(checkpoint, rows=2)
+        batch = probe_text(checkpoint, rows=2)
         self.ids = batch.source.ids
         with ExitStack() as stack:
             self.norms = stack.enter_context(observed_norms(model))
