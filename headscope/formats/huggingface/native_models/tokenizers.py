@@ -96,7 +96,8 @@ def tokenizer_of(vocabulary: Vocabulary) -> Any:
     )
     if not expressible:
         return None
-    tokenizer = _assembled(model, vocabulary.splitter.codes)
+    if (tokenizer := _assembled(model, vocabulary.splitter.codes)) is None:
+        return None
     texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
     texts += UNUSUAL
     found = tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -105,56 +106,24 @@ def tokenizer_of(vocabulary: Vocabulary) -> Any:
 
 
 def _assembled(model: Any, codes: bytes) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    import sentencepiece
+    from tokenizers import Regex, normalizers, pre_tokenizers
+    from transformers.convert_slow_tokenizer import SpmConverter
 
     unigram = model.trainer_spec.model_type == UNIGRAM
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id) if unigram else _bpe(model))
-    tokenizer.normalizer = _normalizer(model, codes)
-    word_by_word = not any("▁" in piece.piece[1:] for piece in model.pieces if piece.type == NORMAL)
-    steps: list[Any] = [pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=word_by_word)]
+    vocabulary = pieces if unigram else {piece: number for number, (piece, _) in enumerate(pieces)}
+    if (build := getattr(SpmConverter, "build_tokenizer_from_spm_proto", None)) is None:  # an earlier transformers
+        return None
+    tokenizer: Any = build(model, vocabulary)
+    spec, processor = model.normalizer_spec, sentencepiece.SentencePieceProcessor(model_proto=codes)
+    composed = spec.precompiled_charsmap and processor.normalize(DECOMPOSED).strip("▁ ") == COMPOSED
+    before = [normalizers.NFC()] if composed else []
+    behind = [normalizers.Replace(Regex(r"▁+\z"), "")] if spec.remove_extra_whitespaces else []
+    tokenizer.normalizer = normalizers.Sequence([*before, tokenizer.normalizer, *behind])
     if unigram:  # a control piece that is written out is text, so its first character stands alone
-        pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in _controls(model))
-        steps.append(pre_tokenizers.Split(Regex(pattern), behavior="merged_with_previous"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+        controls = [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
+        pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in controls)
+        split = pre_tokenizers.Split(Regex(pattern), behavior="merged_with_previous")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, split])
     return tokenizer
-
-
-def _normalizer(model: Any, codes: bytes) -> Any:
-    """What is done to a text before it is split: the model's characters, single spaces, ▁ for them and in front."""
-    import sentencepiece
-    from tokenizers import Regex, normalizers
-
-    spec, steps = model.normalizer_spec, list[Any]()
-    if spec.precompiled_charsmap:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=codes)
-        steps += [normalizers.NFC()] if processor.normalize(DECOMPOSED).strip("▁ ") == COMPOSED else []
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        steps.append(normalizers.Replace(Regex(r"\A +|[ ▁]+\z"), ""))
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    steps.append(normalizers.Replace(" ", "▁"))
-    steps += [normalizers.Prepend("▁")] if spec.add_dummy_prefix else []
-    return normalizers.Sequence(steps)
-
-
-def _bpe(model: Any) -> Any:
-    """Merges by score: SentencePiece joins the two neighbours whose piece has the highest, from the left."""
-    from tokenizers import models
-
-    ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
-    normal = {piece.piece for piece in model.pieces if piece.type == NORMAL}
-    merges = [
-        (-piece.score, ids[left], ids[right], left, right)
-        for piece in model.pieces
-        if piece.type == NORMAL
-        for left, right in [(piece.piece[:end], piece.piece[end:]) for end in range(1, len(piece.piece))]
-        if left in normal and right in normal
-    ]
-    ordered = [(left, right) for *_, left, right in sorted(merges)]
-    return models.BPE(ids, ordered, unk_token=model.trainer_spec.unk_piece, fuse_unk=True)
-
-
-def _controls(model: Any) -> list[str]:
-    return [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
