@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Literal
 
 Span = tuple[int, int]
@@ -46,7 +47,8 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
             text, add_special_tokens=added, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
         )
         before = 0 if added else next((n for n, number in enumerate(ids) if number not in special), len(ids))
-        length = _common(ids[before:], coded["input_ids"])
+        pairs = zip(ids[before:], coded["input_ids"], strict=False)
+        length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if not special.issuperset(ids[before + length :]):
             continue
         spans: list[Span | None] = [None] * len(ids)
@@ -56,13 +58,6 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
                 spans[before + n] = (start, end)
         return spans
     return None
-
-
-def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    length = 0
-    while length < min(len(ids), len(others)) and ids[length] == others[length]:
-        length += 1
-    return length
 
 
 def _verified_spans(

@@ -104,19 +104,13 @@ class Card:
 
     def text(self) -> str:
         """The card in Markdown."""
-        parts = [
-            *self._head(),
-            f"# {_plain(self.title)}\n",
-            f"Written by headscope {VERSION}, `headscope {self.command}`.\n",
-            _items(self.facts),
-        ]
+        head = [f"{name}: {json.dumps(value)}" for name, value in self.metadata.items()]  # JSON is YAML too
+        written = f"Written by headscope {VERSION}, `headscope {self.command}`.\n"
+        parts = ["\n".join(["---", *head, "---", ""])] if head else []
+        parts += [f"# {_plain(self.title)}\n", written, _items(self.facts)]
         parts += [f"## What opens it\n\n{_items(self.opens)}"] if self.opens else []
         parts += [f"## What does not\n\n{_items(self.limits)}"] if self.limits else []
         return "\n".join(parts)
-
-    def _head(self) -> list[str]:
-        lines = [f"{name}: {json.dumps(value)}" for name, value in self.metadata.items()]
-        return ["\n".join(["---", *lines, "---", ""])] if lines else []
 
 
 def hub_metadata(source: str, *, library: str, tags: Iterable[str]) -> dict[str, str | list[str]]:

@@ -184,26 +184,16 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     name, config = plain_name(model), model.config
     counts = set(removal.layout.values())
     groups = {len(kept) for kept in removal.groups.values()}
-    if len(counts) != 1 or 0 in counts or len(groups) != 1:
+    refused = {
+        "has one number of heads for all layers, and they differ here": {0} >= counts or len(counts) + len(groups) > 2,
+        "shares one position bias, so every layer has to keep the same heads": config.narrowed["bias_heads"],
+        "has no biases in output projections, and the refit added some": config.narrowed["added_biases"],
+    }
+    if why := next((why for why, holds in refused.items() if holds), None):
         how = (
-            "remove as many everywhere (`headscope prune rank --allocate uniform`), fill up with heads of zeros (--pad)"
+            "--merge-kv with one number" if removal.merged else "heads chosen by `prune rank --allocate uniform`, --pad"
         )
-        if removal.merged:  # which --pad is not for
-            how = "give --merge-kv one number for all layers"
-        raise ConfigError(
-            f"--export native: class {name} has one number of heads for all layers, and they differ here; {how}, or "
-            "take self-contained"
-        )
-    if config.narrowed["bias_heads"]:
-        raise ConfigError(
-            "--export native: the layers share one position bias, so the plain class needs the same heads removed "
-            "from every layer; do that, fill up with heads of zeros (--pad), or take self-contained"
-        )
-    if config.narrowed["added_biases"]:
-        raise ConfigError(
-            f"--export native: the refit added biases to output projections, which class {name} "
-            "has not; say --export native when the heads are removed, or take self-contained"
-        )
+        raise ConfigError(f"--export native: class {name} {why}; take {how}, or self-contained")
     return shrunk.with_model(_rebuilt(model, name, heads=counts.pop(), groups=groups.pop()))
 
 
