@@ -165,7 +165,7 @@ def test_languages_that_are_unknown_or_disagree_are_refused(tmp_path: Path) -> N
     file = tmp_path / "tokenizer_config.json"
     stored = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(stored | {"tgt_lang": "german"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"tgt_lang .*'german'"):
+    with pytest.raises(CheckpointError, match=r"writes german \(tgt_lang\)"):
         open_checkpoint(str(tmp_path), device="cpu").labels(TARGET, limit=9)
     file.write_text(json.dumps(stored | {"src_lang": "english"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"src_lang .*'english'"):
@@ -328,5 +328,5 @@ def test_other_ways_to_name_a_language_are_honoured_or_refused(tmp_path: Path) -
     tiny.tokenizer([1], [2]).save_pretrained(tmp_path / "seamless")
     opened = open_checkpoint(str(tmp_path / "seamless"), device="cpu")
     for call in (opened.labels, lambda texts, limit: opened.encode(texts, side="target", limit=limit)):
-        with pytest.raises(CheckpointError, match="argument of its own generate"):
+        with pytest.raises(CheckpointError, match="its own generate only"):
             call(["a"], limit=9)

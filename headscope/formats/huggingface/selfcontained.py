@@ -190,9 +190,7 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
         "has no biases in output projections, and the refit added some": config.narrowed["added_biases"],
     }
     if why := next((why for why, holds in refused.items() if holds), None):
-        how = (
-            "--merge-kv with one number" if removal.merged else "heads chosen by `prune rank --allocate uniform`, --pad"
-        )
+        how = "one number of --merge-kv" if removal.merged else "heads of `prune rank --allocate uniform`, --pad"
         raise ConfigError(f"--export native: class {name} {why}; take {how}, or self-contained")
     return shrunk.with_model(_rebuilt(model, name, heads=counts.pop(), groups=groups.pop()))
 

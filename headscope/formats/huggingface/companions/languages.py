@@ -34,28 +34,17 @@ class Language(NamedTuple):
 def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | None:
     """The language that the model writes, None without languages; CheckpointError if none is named, or two."""
     if str(getattr(model.config, "model_type", "")).startswith("seamless"):
-        raise CheckpointError(
-            f"{path} is told its language by an argument of its own generate, which headscope does not call; "
-            "analyse its encoder, without --target, or take another model"
-        )
+        raise CheckpointError(f"{path} is told its language by its own generate only; analyse it without --target")
     if not (numbers := _numbers(tokenizer)):
         return None
     said, begun = tokenizer.tgt_lang, _begun(model, numbers)
-    name = begun if said is None else said
-    if name is None:
+    names = {name for name in (said, begun) if name is not None}
+    if len(names) != 1 or not names <= {*numbers}:
         raise CheckpointError(
-            f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}) and nothing says which one it writes; "
-            "give --tgt-lang (and --src-lang, that of the source), or set tgt_lang and src_lang in its "
-            "tokenizer_config.json"
+            f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}); its tokenizer writes {str(said)[:40]} "
+            f"(tgt_lang), and its generation settings begin with {begun}: give --tgt-lang and --src-lang"
         )
-    if name not in numbers:
-        raise CheckpointError(_unknown(path, "tgt_lang", said, numbers))
-    if begun not in (None, name):
-        raise CheckpointError(
-            f"{path}: its tokenizer writes {said} (tgt_lang), and its generation settings begin with {begun} "
-            "(forced_bos_token_id or decoder_start_token_id); correct the one or the other"
-        )
-    return Language(name, numbers[name])
+    return Language(name := names.pop(), numbers[name])
 
 
 def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
@@ -113,7 +102,8 @@ def check_source_language(tokenizer: Any, path: str) -> None:
     """CheckpointError where the tokenizer is to read a language that it does not know."""
     numbers = _numbers(tokenizer)
     if numbers and tokenizer.src_lang not in numbers:
-        raise CheckpointError(_unknown(path, "src_lang", tokenizer.src_lang, numbers))
+        known, said = shortlist([*numbers]), str(tokenizer.src_lang)[:40]
+        raise CheckpointError(f"{path}: src_lang of its tokenizer_config.json is {said!r}, and it knows {known}")
 
 
 @contextmanager
@@ -129,13 +119,6 @@ def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[
             yield
         finally:
             tokenizer.tgt_lang = before
-
-
-def _unknown(path: str, name: str, value: Any, numbers: Mapping[str, int]) -> str:
-    return (
-        f"{path}: {name} of its tokenizer is {str(value)[:40]!r}, and it knows {shortlist([*numbers])}; correct it in "
-        "tokenizer_config.json"
-    )
 
 
 def _numbers(tokenizer: Any) -> dict[str, int]:
