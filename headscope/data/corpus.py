@@ -177,16 +177,8 @@ def open_corpus(
 
     def read() -> Iterator[Sentence]:
         lines = _split(_texts(source, parses, columns), name) if pairs else _texts(source, parses, columns)
-        if target is not None:
-            lines = (
-                sentence._replace(target=text)
-                for sentence, text in in_step(lines, read_lines(target), (name, text_name(target)))
-            )
-        if second is not None:
-            lines = (
-                sentence._replace(second=text)
-                for sentence, text in in_step(lines, read_lines(second), (name, text_name(second)))
-            )
+        lines = lines if target is None else _beside(lines, "target", target, name)
+        lines = lines if second is None else _beside(lines, "second", second, name)
         if target_parses is not None:
             lines = _parsed(lines, read_conllu(target_parses), text_name(target), of_target=True)
         return _parsed(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
@@ -234,6 +226,11 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
         return (Sentence(i, parse.text, None, parse) for i, parse in enumerate(read_conllu(parses)))
     assert columns is not None
     return (Sentence(i, " ".join(rows.words)) for i, rows in enumerate(read_columns(columns)))
+
+
+def _beside(lines: Iterator[Sentence], field: str, text: Lines, name: str) -> Iterator[Sentence]:
+    for sentence, line in in_step(lines, read_lines(text), (name, text_name(text))):
+        yield sentence._replace(**{field: line})
 
 
 def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:

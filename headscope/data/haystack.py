@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Encoder
@@ -26,14 +26,11 @@ class Haystack:
         """The first sentences of a corpus that have `length` subwords together."""
         sentences: list[str] = []
         lengths: list[int] = []
-        waiting: list[str] = []
-        for sentence in corpus:
-            waiting.append(sentence.source)
-            if len(waiting) == BATCH:
-                _add(waiting, encoder, sentences, lengths)
-                if sum(lengths) >= length:
-                    break
-        _add(waiting, encoder, sentences, lengths)
+        lines = iter(corpus)
+        while sum(lengths) < length and (texts := [sentence.source for sentence in islice(lines, BATCH)]):
+            sentences += texts
+            encoded = encoder.encode(texts, side="source", limit=10**9)
+            lengths += [sum(not special for special in each.special) for each in encoded]
         if not sum(lengths):
             raise DataError(f"{corpus.name} has no text to hide a needle in")
         copies = -(-length // sum(lengths))
@@ -59,14 +56,6 @@ def prompt_ids(encoder: Encoder, text: str, *, special: bool = True) -> list[int
     while marks and marks[-1]:
         ids.pop(), marks.pop()
     return ids if special else [number for number, mark in zip(ids, marks, strict=True) if not mark]
-
-
-def _add(waiting: list[str], encoder: Encoder, sentences: list[str], lengths: list[int]) -> None:
-    if waiting:
-        encoded = encoder.encode(waiting, side="source", limit=10**9)
-        sentences += waiting
-        lengths += [sum(not special for special in sentence.special) for sentence in encoded]
-        waiting.clear()
 
 
 ORDINALS = (

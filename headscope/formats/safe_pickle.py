@@ -145,6 +145,7 @@ class Unpickler(pickle._Unpickler):
             raise Refused(f"its pickle takes more than {self.most_steps:,} steps; it is broken or hostile")
 
     def find_class(self, module: str, name: str) -> Name:
+        """What stands for a global; Refused for one that a checkpoint has no need of."""
         full = f"{module}.{name}" if module != "__builtin__" else f"builtins.{PYTHON_2.get(name, name)}"
         if full in MAPPINGS:
             return Name(full, self._mapping)
@@ -176,6 +177,7 @@ class Unpickler(pickle._Unpickler):
         return encoded
 
     def persistent_load(self, pid: Any) -> Storage:
+        """The numbers of a tensor, as `storage` finds them; Refused for anything else."""
         kind, name, key, _, count = cast("tuple[Any, ...]", _as(tuple, pid))[:5]
         dtype = STORAGES.get(_as(Name, name).name)
         if kind != "storage" or self.storage is None or dtype is None or type(count) is not int or count < 0:
