@@ -79,11 +79,11 @@ class Limited(Protocol):
         """Positions that texts are cut to unless more is asked for."""
 
 
-def sentence_limit(model: Limited, asked: int | None = None) -> int:
+def sentence_limit(model: Limited, requested: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
-    if asked is not None and model.limit is not None and asked > model.limit:
-        raise ConfigError(f"--max-length {asked} is more than the {model.limit} positions of the model")
-    return asked or min(DEFAULT_LIMIT, model.context or DEFAULT_LIMIT)
+    if requested is not None and model.limit is not None and requested > model.limit:
+        raise ConfigError(f"--max-length {requested} is more than the {model.limit} positions of the model")
+    return requested or min(DEFAULT_LIMIT, model.context or DEFAULT_LIMIT)
 
 
 @dataclass

@@ -41,12 +41,12 @@ class Haystack:
         ends = list(accumulate(self.lengths))
         count = sum(end <= length for end in ends)
         lines: list[str] = []
-        done = 0
+        position = 0
         for depth, needle in sorted(needles, key=lambda pair: pair[0]):
             before = sum(end <= depth * (ends[count - 1] if count else 0) for end in ends[:count])
-            lines += [*self.sentences[done:before], needle]
-            done = max(done, before)
-        return "\n".join([*lines, *self.sentences[done:count]])
+            lines += [*self.sentences[position:before], needle]
+            position = max(position, before)
+        return "\n".join([*lines, *self.sentences[position:count]])
 
 
 def prompt_ids(encoder: Encoder, text: str, *, special: bool = True) -> list[int]:

@@ -69,10 +69,10 @@ def in_step(
     """What belongs together, one of each; DataError with both counts where one has more `unit` than the other."""
     missing = object()
     rest = zip_longest(first, second, fillvalue=missing)
-    for done, (one, other) in enumerate(rest):
+    for number, (one, other) in enumerate(rest):
         if one is missing or other is missing:
-            longer = done + 1 + sum(1 for _ in rest)
-            counts = (done, longer) if one is missing else (longer, done)
+            longer = number + 1 + sum(1 for _ in rest)
+            counts = (number, longer) if one is missing else (longer, number)
             raise DataError(
                 f"{names[0]} and {names[1]} have different numbers of {unit}, {counts[0]:,} and {counts[1]:,}; "
                 "line i of one must belong to line i of the other"

@@ -61,19 +61,19 @@ def convert(
             difference = _difference(native, written.logits, probe)
             write_card(_card(checkpoint, written, goal, difference), temporary)
         opened = "headscope" in written.opens
-        done = Converted(
+        converted = Converted(
             folder, goal, written.architecture, difference, written.notes, file=written.file, opened=opened
         )
         record = {
             "headscope": VERSION,
             "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
-            "to": done.goal,
-            "architecture": done.architecture,
-            "logit_difference": done.difference,
-            "notes": list(done.notes),
+            "to": converted.goal,
+            "architecture": converted.architecture,
+            "logit_difference": converted.difference,
+            "notes": list(converted.notes),
         }
         build.finish(record)
-    return done
+    return converted
 
 
 def goals() -> list[str]:
@@ -83,12 +83,12 @@ def goals() -> list[str]:
 
 def _card(checkpoint: Checkpoint, written: Conversion, goal: str, difference: float) -> Card:
     name = Path(checkpoint.path).name
-    made = f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})"
+    origin = f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})"
     proof = f"{written.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
     return Card(
         title=f"{name} as {goal}",
         command=f"convert --to {goal}",
-        facts=(made, proof, *written.notes),
+        facts=(origin, proof, *written.notes),
         opens=written.opens,
         limits=written.limits,
         metadata=hub_metadata(

@@ -156,8 +156,8 @@ def native_state(model: Transformer, stored: Mapping[str, torch.dtype]) -> dict[
 def opened_dtype(dtype: str, stored: Mapping[str, torch.dtype], device: str) -> torch.dtype:
     """What to compute in; "auto": the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
     if dtype != "auto":
-        asked: torch.dtype = getattr(torch, dtype)
-        return asked
+        requested: torch.dtype = getattr(torch, dtype)
+        return requested
     types = set(stored.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
     return types.pop() if len(types) == 1 and types <= usual else torch.float32

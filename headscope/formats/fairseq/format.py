@@ -136,19 +136,19 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             return Conversion(
                 checkpoint.model_type, logits, written.notes, written.opens, written.limits, written.path.name
             )
-        made = fairseq_model(checkpoint)
-        _write_file(folder / FILE, made.options, made.weights)
+        written_model = fairseq_model(checkpoint)
+        _write_file(folder / FILE, written_model.options, written_model.weights)
         for name, content in vocabulary_files(checkpoint).items():
             (folder / name).write_bytes(content)
         again = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
-        if not (difference := end_difference(checkpoint, made, again)) <= TOLERANCE:
+        if not (difference := end_difference(checkpoint, written_model, again)) <= TOLERANCE:
             raise CheckpointError(
                 f"{checkpoint.path} was converted, but its first logits differ by {difference:.1e}; nothing was left "
                 "behind. Please report this with the output of `headscope show`"
             )
-        logits = logits_in_our_order(again.model, made, probe)
-        opens, limits = ("headscope", _OPENS[made.of_fork]), (_LIMITS[made.of_fork],)
-        return Conversion(made.options["arch"], logits, made.notes, opens, limits, FILE)
+        logits = logits_in_our_order(again.model, written_model, probe)
+        opens, limits = ("headscope", _OPENS[written_model.of_fork]), (_LIMITS[written_model.of_fork],)
+        return Conversion(written_model.options["arch"], logits, written_model.notes, opens, limits, FILE)
 
 
 _ONE_NUMBER = "fairseq itself: heads were removed, and its layers have one number of heads"

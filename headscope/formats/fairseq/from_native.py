@@ -111,23 +111,23 @@ def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
     return files
 
 
-def logits_in_our_order(model: Transformer, made: FairseqModel, probe: Probe) -> Tensor:
+def logits_in_our_order(model: Transformer, written: FairseqModel, probe: Probe) -> Tensor:
     """Logits [2 t V] that the opened file gives of a probe, by our ids."""
-    source = made.renumbered(probe.source, "encoder") if model.encoder is not None else probe.source
-    logits = probe_logits(model, Probe(source, probe.real, made.renumbered(probe.target, "decoder")))
-    return logits[..., made.renumbered(torch.arange(logits.shape[-1]), "decoder")]
+    source = written.renumbered(probe.source, "encoder") if model.encoder is not None else probe.source
+    logits = probe_logits(model, Probe(source, probe.real, written.renumbered(probe.target, "decoder")))
+    return logits[..., written.renumbered(torch.arange(logits.shape[-1]), "decoder")]
 
 
 @torch.no_grad()
-def end_difference(checkpoint: TransformerCheckpoint, made: FairseqModel, again: TransformerCheckpoint) -> float:
+def end_difference(checkpoint: TransformerCheckpoint, written: FairseqModel, again: TransformerCheckpoint) -> float:
     """The largest difference of logits where a text starts, after a source that ends, as a share of the largest."""
     assert checkpoint.target is not None and again.target is not None
     mine, ids = copy.deepcopy(checkpoint.model).cpu().double().eval(), torch.tensor([[checkpoint.target.start]])
     source = None if checkpoint.source is None else torch.tensor([[checkpoint.source.end]])
     expected = mine(source, ids)
-    source = None if source is None else made.renumbered(source, "encoder")
+    source = None if source is None else written.renumbered(source, "encoder")
     found = again.model(source, torch.tensor([[again.target.start]]))
-    found = found[..., made.renumbered(torch.arange(found.shape[-1]), "decoder")]
+    found = found[..., written.renumbered(torch.arange(found.shape[-1]), "decoder")]
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 

@@ -58,17 +58,17 @@ def _problems(values: dict[str, Any]) -> list[str]:
 def _sizes(config: Any, shared: list[int | None], widths: list[int]) -> dict[str, Any]:
     """What `narrow` makes of the plain Llama, whose layers share each key/value head among so many (None: none)."""
     hidden, width = config.hidden_size, config.head_dim
-    done, shapes = Narrowing(), dict[str, list[int]]()
+    narrowing, shapes = Narrowing(), dict[str, list[int]]()
     for layer, (each, ffn) in enumerate(zip(shared, widths, strict=True)):
         attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        done.attributes[attention] = {"num_key_value_groups": each or 1}
+        narrowing.attributes[attention] = {"num_key_value_groups": each or 1}
         if each:
             keys = config.num_attention_heads // each * width
             shapes |= {f"{attention}.{part}_proj.weight": [keys, hidden] for part in "kv"}
         else:
-            done.zeros |= {f"{attention}.{part}_proj": width for part in "qkv"}
-            done.biases.append(f"{attention}.o_proj")
-            done.empty.append(attention)
+            narrowing.zeros |= {f"{attention}.{part}_proj": width for part in "qkv"}
+            narrowing.biases.append(f"{attention}.o_proj")
+            narrowing.empty.append(attention)
         shapes |= {f"{mlp}.{part}_proj.weight": [ffn, hidden] for part in ("gate", "up")}
         shapes[f"{mlp}.down_proj.weight"] = [hidden, ffn]
-    return {**done.table({}), "shapes": shapes}
+    return {**narrowing.table({}), "shapes": shapes}

@@ -81,14 +81,14 @@ class Predicting(Checkpoint):
     def forward(self, batch: Batch) -> Any:
         return self._output(batch)
 
-    def _output(self, batch: Batch, **asked: bool) -> Any:
-        """The output object of one pass through the model without its task head, with what is `asked` for besides."""
+    def _output(self, batch: Batch, **outputs: bool) -> Any:
+        """The output object of one pass without the task head, with further `outputs`."""
         model, source = self.model, self._source(batch.source)
         if not self.two_sided:
-            return base_of(model)(**source, **asked, use_cache=False)
+            return base_of(model)(**source, **outputs, use_cache=False)
         if batch.target is None:
             return cast(Any, model).get_encoder()(**source)
-        return base_of(model)(**source, **_target(batch.target), **asked, use_cache=False)
+        return base_of(model)(**source, **_target(batch.target), **outputs, use_cache=False)
 
     @staticmethod
     def _source(source: Side) -> dict[str, Tensor]:
@@ -133,10 +133,10 @@ class Predicting(Checkpoint):
 
     def _without_end(self, labels: list[int]) -> list[int]:
         """Labels of a cut text: the end (and language) that truncation puts behind it is not what comes next there."""
-        said = len(labels)
-        while said and labels[said - 1] in self._special["target"]:
-            said -= 1
-        return labels[:said] + [IGNORED] * (len(labels) - said)
+        length = len(labels)
+        while length and labels[length - 1] in self._special["target"]:
+            length -= 1
+        return labels[:length] + [IGNORED] * (len(labels) - length)
 
     @finite
     def memory(self, batch: Batch) -> Any:
@@ -223,11 +223,11 @@ class Predicting(Checkpoint):
             raise CheckpointError(f"{self.path} cannot generate so much ({reason_of(error)}){fewer}") from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
-        tokenizer, said = self._of_side("target"), ids[:, self._begun() :].tolist()
+        tokenizer, written_ids = self._of_side("target"), ids[:, self._begun() :].tolist()
         if options.keep_pieces:
-            written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in said]
+            written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in written_ids]
         else:
-            written = [text.strip() for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
+            written = [text.strip() for text in tokenizer.batch_decode(written_ids, skip_special_tokens=True)]
         translations = [Translation(*pair) for pair in zip(written, scores, strict=True)]
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 

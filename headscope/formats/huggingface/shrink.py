@@ -75,17 +75,17 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     if is_narrowed(model.config):
         check_kept_heads(model, "this model", find_attention(model))
     smaller = copy.deepcopy(model)
-    done = narrowing_of(model, removal)
+    narrowing = narrowing_of(model, removal)
     base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))
-    table = done.table(source)
+    table = narrowing.table(source)
     narrow(smaller, table, empty=EMPTY)
     with torch.no_grad():
-        for name, cuts in done.keep.items():
+        for name, cuts in narrowing.keep.items():
             values = source[name].detach()
             for axis, indices in cuts:
                 values = values.index_select(axis, indices.to(values.device))
             base.get_parameter(name).copy_(values)
-        for name, numbers in done.picked.items():
+        for name, numbers in narrowing.picked.items():
             for place, number in enumerate(numbers):
                 for parameter, values in base.get_submodule(f"{name}.{place}").named_parameters():
                     values.copy_(source[f"{name}.{number}.{parameter}"])
@@ -127,14 +127,14 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
         place = (attention_site.site, attention_site.layer)
         if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
             cutter.cut(module_names[identity], attention_site, parts.get(place))
-    _position_biases(cutter.done, modules, module_names, attention_sites.calls, removal)
-    cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
-    return cutter.done
+    _position_biases(cutter.narrowing, modules, module_names, attention_sites.calls, removal)
+    cutter.narrowing.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
+    return cutter.narrowing
 
 
 class _Cutter:
     def __init__(self, base: nn.Module, removal: RemovalPlan) -> None:
-        self.done = Narrowing()
+        self.narrowing = Narrowing()
         self.removal = removal
         self.modules = dict(base.named_modules(remove_duplicate=False))
         self.names: dict[int, list[str]] = {}  # several where layers are tied
@@ -155,11 +155,11 @@ class _Cutter:
         module = self.modules[name]
         for parameter in PER_HEAD:
             if isinstance(getattr(module, parameter, None), nn.Parameter):
-                self.done.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
-        self.done.attributes[name] = _attributes(module, attention_site, max(len(kept), 1), max(len(groups), 1))
+                self.narrowing.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
+        self.narrowing.attributes[name] = _attributes(module, attention_site, max(len(kept), 1), max(len(groups), 1))
         counts = zip(OF_CONFIG, (max(len(kept), 1), max(len(groups), 1)), strict=True)
         if read := {attribute: count for attribute, count in counts if f"self.config.{attribute}" in _code(module)}:
-            self.done.configs[name] = read
+            self.narrowing.configs[name] = read
 
     def _check_readers(self, attention_site: AttentionSite, parts: HeadParts) -> None:
         """ConfigError where a group would go whose keys and values others need."""
@@ -203,10 +203,10 @@ class _Cutter:
             return  # all of them: a norm that heads share is also that of a single key/value head
         owner, _, parameter = name.rpartition(".")
         module, remaining = self.modules[owner], torch.tensor(rows)
-        self.done.keep[name] = [(axis, remaining)]
+        self.narrowing.keep[name] = [(axis, remaining)]
         of_outputs = axis == output_axis(module)
         if parameter == "weight" and of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
-            self.done.keep[f"{owner}.bias"] = [(0, remaining)]
+            self.narrowing.keep[f"{owner}.bias"] = [(0, remaining)]
 
     def _size(self, name: str, axis: int) -> int:
         owner, _, parameter = name.rpartition(".")
@@ -218,14 +218,14 @@ class _Cutter:
             self._pick(side.own, stays)
         if side.selected is not None:
             for owner in self._owners(side.selected.weight):
-                self.done.selected[owner] = torch.cat([side.selected.units[unit] for unit in stays]).tolist()
+                self.narrowing.selected[owner] = torch.cat([side.selected.units[unit] for unit in stays]).tolist()
 
     def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
         """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""
         numbers = [dict(self._listed(name) for weight in weights for name in self.names[id(weight)]) for weights in own]
         for name in numbers[0]:
             picked = [of_unit.get(name) for of_unit in numbers]
-            self.done.picked[name] = [number for unit in stays if (number := picked[unit]) is not None]
+            self.narrowing.picked[name] = [number for unit in stays if (number := picked[unit]) is not None]
 
     def _listed(self, name: str) -> tuple[str, int]:
         parts = name.split(".")
@@ -256,9 +256,9 @@ class _Cutter:
             if side.selected is not None:
                 for weight in (side.selected.weight, *side.whole):
                     rows |= {owner: set(side.selected.units[0].tolist()) for owner in self._owners(weight)}
-        self.done.zeros |= {owner: len(indices) for owner, indices in rows.items()}
-        self.done.biases += self._owners(output.weight)
-        self.done.empty.append(name)
+        self.narrowing.zeros |= {owner: len(indices) for owner, indices in rows.items()}
+        self.narrowing.biases += self._owners(output.weight)
+        self.narrowing.empty.append(name)
 
     def _owners(self, weight: Tensor) -> list[str]:
         return [name.rpartition(".")[0] for name in self.names[id(weight)]]
@@ -306,7 +306,7 @@ def _code(module: nn.Module) -> str:
 
 
 def _position_biases(
-    done: Narrowing,
+    narrowing: Narrowing,
     modules: Mapping[str, nn.Module],
     module_names: Mapping[int, str],
     calls: Mapping[int, tuple[AttentionSite, ...]],
@@ -320,17 +320,17 @@ def _position_biases(
             if sites[0].site is site
         }
         owners = [name for name in layers if isinstance(getattr(modules[name], BIAS, None), nn.Embedding)]
-        changed = any(name in done.attributes for name in layers)
+        changed = any(name in narrowing.attributes for name in layers)
         biased = any(hasattr(modules[name], "compute_bias") for name in layers)
         if not (changed and biased):
             continue
         if not owners:
-            done.unshared += [name for name in layers if _takes_bias(modules[name])]
+            narrowing.unshared += [name for name in layers if _takes_bias(modules[name])]
         elif len(owners) == len(layers):
             for name in owners:
-                done.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
+                narrowing.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
         else:
-            _shared_bias(done, modules, layers, owners[0])
+            _shared_bias(narrowing, modules, layers, owners[0])
 
 
 def _takes_bias(module: nn.Module) -> bool:
@@ -339,20 +339,20 @@ def _takes_bias(module: nn.Module) -> bool:
 
 
 def _shared_bias(
-    done: Narrowing, modules: Mapping[str, Any], layers: Mapping[str, tuple[int, ...]], owner: str
+    narrowing: Narrowing, modules: Mapping[str, Any], layers: Mapping[str, tuple[int, ...]], owner: str
 ) -> None:
     before = {name: getattr(modules[name], "bias_heads", None) for name in layers}
     if any(heads is not None for heads in before.values()):  # pruned once before: the table stays as it is
         for name, kept in layers.items():
             columns = before[name]
             assert columns is not None
-            done.bias_heads[name] = [columns[head] for head in kept]
+            narrowing.bias_heads[name] = [columns[head] for head in kept]
         return
     union = sorted({head for kept in layers.values() for head in kept}) or [0]
-    done.keep[f"{owner}.{BIAS}.weight"] = [(1, torch.tensor(union))]
+    narrowing.keep[f"{owner}.{BIAS}.weight"] = [(1, torch.tensor(union))]
     if any(list(kept) != union for kept in layers.values()):
         for name, kept in layers.items():
-            done.bias_heads[name] = [union.index(head) for head in kept]
+            narrowing.bias_heads[name] = [union.index(head) for head in kept]
 
 
 def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:

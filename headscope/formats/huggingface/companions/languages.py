@@ -160,13 +160,13 @@ def of_side(tokenizer: Any, side: SideName) -> Any:
         own = dict.fromkeys(("src_lang", "tgt_lang"), tokenizer.tgt_lang if target else tokenizer.src_lang)
     else:
         return tokenizer
-    made = copy.copy(tokenizer)
+    copied = copy.copy(tokenizer)
     names = {number: piece for piece, number in ids.items()}
     added = tokenizer._added_tokens_decoder  # with the ids of the source, which may be those of other pieces
     kept = {n: one for n, one in added.items() if n == tokenizer.eos_token_id or names.get(n, str(one)) == str(one)}
     numbers = {str(one): n if n in kept else ids.get(str(one), n) for n, one in added.items()}
-    vars(made).update(own, encoder=ids, decoder=names, _added_tokens_decoder=kept, _added_tokens_encoder=numbers)
-    return made
+    vars(copied).update(own, encoder=ids, decoder=names, _added_tokens_decoder=kept, _added_tokens_encoder=numbers)
+    return copied
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
