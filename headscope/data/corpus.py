@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
@@ -230,7 +230,8 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
 
 def _beside(lines: Iterator[Sentence], field: str, text: Lines, name: str) -> Iterator[Sentence]:
     for sentence, line in in_step(lines, read_lines(text), (name, text_name(text))):
-        yield sentence._replace(**{field: line})
+        value: dict[str, Any] = {field: line}
+        yield sentence._replace(**value)
 
 
 def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
