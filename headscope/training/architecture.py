@@ -20,13 +20,10 @@ from headscope.training.config import TrainConfig, default_of
 from headscope.training.variant import Variant
 
 
-def as_built(model: Transformer) -> None:
-    """Glorot-uniform weights, those of query, key and value with gain 1/√2, and zero biases (fairseq until 0.9)."""
-
-
 def as_fairseq(model: Transformer) -> None:
-    """The same, but feed-forward layers and biases of query, key and value as torch draws them (fairseq since 0.10).
+    """Glorot-uniform weights, feed-forward layers and biases of query, key and value as torch draws them.
 
+    So fairseq does since 0.10; until 0.9 ("glorot") it kept Glorot-uniform weights everywhere, with zero biases.
     torch's `Linear` draws weights and biases from U(−1/√n, 1/√n) with n inputs: feed-forward weights are smaller than
     Glorot's, and a post-norm model learns faster (benchmarks/RESULTS.md).
     """
@@ -44,7 +41,7 @@ def as_fairseq(model: Transformer) -> None:
                     nn.init.uniform_(projection.bias, -(projection.in_features**-0.5), projection.in_features**-0.5)
 
 
-INITIAL: Mapping[str, Callable[[Transformer], None]] = {"glorot": as_built, "fairseq": as_fairseq}
+INITIAL: Mapping[str, Callable[[Transformer], None]] = {"glorot": lambda model: None, "fairseq": as_fairseq}
 
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "context_dropout")

@@ -94,9 +94,8 @@ def cosine(config: TrainConfig, position: TrainingPosition) -> float:
     return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
 
-def constant(config: TrainConfig, position: TrainingPosition) -> float:
-    """lr."""
-    return config.lr
-
-
-SCHEDULES: Mapping[str, Schedule] = {"inverse-sqrt": inverse_sqrt, "cosine": cosine, "constant": constant}
+SCHEDULES: Mapping[str, Schedule] = {
+    "inverse-sqrt": inverse_sqrt,
+    "cosine": cosine,
+    "constant": lambda config, position: config.lr,
+}

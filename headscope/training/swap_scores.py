@@ -202,24 +202,24 @@ def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
     flat = (heads.context * heads.queries[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
-    return apart.sum(dim=0) / max(flat.shape[1] - 1, 1), _sentences(heads)
+    total, count = _summed(apart)
+    return total / max(flat.shape[1] - 1, 1), count
 
 
 def base_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the largest weight [h]."""
-    return mhr_confidence.base(_without_last_cell(heads)).sum(dim=0), _sentences(heads)
+    return _summed(mhr_confidence.base(_without_last_cell(heads)))
 
 
 def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = heads.keys.sum(dim=-1)  # [b]
-    values = mhr_confidence.advanced(_without_last_cell(heads), widths)  # [b h]
-    return values[widths > 1].sum(dim=0), (widths > 1).sum().to(values.dtype)
+    return _summed(mhr_confidence.advanced(_without_last_cell(heads), widths)[widths > 1])
 
 
 def pairwise_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
-    return mhr_confidence.pairwise(_without_last_cell(heads)).sum(dim=0), _sentences(heads)
+    return _summed(mhr_confidence.pairwise(_without_last_cell(heads)))
 
 
 SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
@@ -298,5 +298,6 @@ def _without_last_cell(heads: ObservedHeads) -> Tensor:
     return mhr_confidence.without_last_cell(heads.weights, heads.queries, heads.keys)
 
 
-def _sentences(heads: ObservedHeads) -> Tensor:
-    return torch.tensor(float(len(heads.queries)), dtype=heads.weights.dtype, device=heads.weights.device)
+def _summed(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of values [b h] over sentences, and how many these are."""
+    return values.sum(dim=0), values.new_tensor(float(len(values)))
