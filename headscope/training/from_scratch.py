@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_type_hints
 
 import torch
 
 from headscope.config import plain_options
+from headscope.config.option import checked_value
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import read_record
 from headscope.files.toml import read_toml
@@ -133,18 +134,13 @@ def recipe_digest(options: TrainConfig) -> str:
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `headscope train` from TOML or JSON; ConfigError for unknown names and values of wrong types."""
-    from pydantic import TypeAdapter, ValidationError
-
-    hints = get_type_hints(TrainConfig)
-    typed = {}
-    for name, value in values.items():
-        if name not in hints:
-            raise ConfigError(f"--recipe: {unknown('option', name, sorted(hints))}")
-        try:
-            typed[name] = TypeAdapter(hints[name]).validate_json(json.dumps(value, default=str), strict=True)
-        except ValidationError:
-            raise ConfigError(f"--recipe: {name} is {repr(value)[:40]}, which is of the wrong type") from None
-    return typed
+    hints, entries = get_type_hints(TrainConfig), {entry.name: entry for entry in fields(TrainConfig)}
+    if strange := sorted(set(values) - set(entries)):
+        raise ConfigError(f"--recipe: {unknown('option', strange[0], sorted(entries))}")
+    try:
+        return {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
+    except ConfigError as error:
+        raise ConfigError(f"--recipe: {error}") from None
 
 
 def _recorded(recipe: Path | None, checkpoint: str) -> dict[str, Any]:

@@ -261,7 +261,7 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
 
 def test_a_recipe_whose_preset_is_no_text(tmp_path: Path) -> None:
     recipe = lines(tmp_path, "recipe.toml", ['preset = ["tiny"]'])
-    with pytest.raises(ConfigError, match=r"--recipe: preset is .* of the wrong type"):
+    with pytest.raises(ConfigError, match=r"--recipe: --preset is "):
         read_recipe(
             recipe, checkpoint="", two_sided=False, source=recipe, target=None, max_sentences=None, device="cpu"
         )
