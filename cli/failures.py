@@ -259,15 +259,21 @@ def unknown_command(kind: str, name: str, available: Sequence[str], context: Any
 HELP = ("--help", "-h", ALL)
 
 
+def built(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
+    """The command of a function that `made_of` made."""
+    group = Application(add_completion=False)
+    group.command(name=name, help=help)(function)
+    return typer.main.get_command(group)
+
+
 class LazyGroup(PlainGroup):
     """Commands that are imported when they are run or their help is asked for.
 
-    `summaries` has the first line of each command's help. `modules` says in which module of `headscope.cli` a command
-    is, where that has not its name; the module has a function of the command's name, or a typer `app`.
+    `summaries` has the first line of each command's help. A module of `headscope.cli` has its name, and a function of
+    that name or a typer `app`.
     """
 
     summaries: Mapping[str, str] = {}
-    modules: Mapping[str, str] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
@@ -277,14 +283,14 @@ class LazyGroup(PlainGroup):
         """The command of that name; ConfigError with the nearest one where there is none."""
         if cmd_name not in self.summaries:
             raise unknown_command("command", cmd_name, list(self.summaries), ctx)
-        module = import_module(f"headscope.cli.{self.modules.get(cmd_name, cmd_name)}")
-        target = getattr(module, "app", None)
-        if target is None:
-            target = Application(add_completion=False)
-            target.command()(getattr(module, cmd_name))
-        command = typer.main.get_command(target)
+        command = self.target(cmd_name)
         command.name = cmd_name
         return command
+
+    def target(self, name: str) -> Any:
+        """The command of a name that is there."""
+        module = import_module(f"headscope.cli.{name}")
+        return typer.main.get_command(module.app) if hasattr(module, "app") else built(getattr(module, name), name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help text, for which no command is imported."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import typer
 
-from headscope.cli.failures import Application, PlainGroup, unknown_command
+from headscope.cli.failures import Application, PlainGroup, built, unknown_command
 from headscope.cli.options import made_of, read
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of
@@ -98,9 +98,7 @@ def _command(figure: PlotFigure) -> Any:
             )
         _say(figure.name, draw, as_json=file.as_json)
 
-    group = Application(add_completion=False)
-    group.command(name=figure.name, help=figure.summary)(command)
-    return typer.main.get_command(group)
+    return built(command, figure.name, figure.summary)
 
 
 def _runs(figure: PlotFigure) -> type[Any]:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headscope.cli.failures import Application, LazyGroup, one_process
-from headscope.pruning.options.learn import learners
+from headscope.cli import console
+from headscope.cli.answers import show_result
+from headscope.cli.failures import Application, LazyGroup, built, one_process
+from headscope.cli.next_commands import after_choice, after_removal, command_line
+from headscope.cli.options import made_of, read
+from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, learners
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.shared import HEADS
+from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.options.sweep import SweepConfig
+
+if TYPE_CHECKING:
+    from headscope.pruning.selection import Selection
+    from headscope.results.removal import Removal
 
 SUMMARY = "Take heads out of a model, and prove that nothing else changed."
 COMMANDS = {
@@ -18,24 +31,24 @@ COMMANDS = {
     "remove": "Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.",
 }
 """The first line of each command's help, beside those of learners, which say theirs."""
+OUTPUTS = """Writes removed.txt, kept.txt, ranking.csv, gates.csv (the trajectory), pruning.json, and DIR/model, the
+checkpoint as it has learnt, with all its heads.
+
+Processes of torchrun share the sentences of every batch."""
 
 
 class Methods(LazyGroup):
     """The ways to prune: learners of gates, which a registry has, and the others."""
 
-    modules: Mapping[str, str] = {name: f"prune_{name}" for name in COMMANDS}
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.summaries = {name: learner.summary for name, learner in learners().items()} | COMMANDS
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def target(self, name: str) -> Any:
         """The command of a learner is made of what it declares."""
-        if cmd_name not in learners():
-            return super().get_command(ctx, cmd_name)
-        from headscope.cli.prune_learn import command_of
-
-        return command_of(learners()[cmd_name])
+        if name in learners():
+            return command_of(learners()[name])
+        return built({"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}[name], name)
 
 
 app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True, add_completion=False)
@@ -45,3 +58,145 @@ app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True,
 def prune(context: typer.Context) -> None:
     """Refuse torchrun where a method does not share its work."""
     one_process(context, shared=(*learners(), "rank", "sweep"))
+
+
+@made_of(RankConfig, verbose=True)
+def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
+
+    The lowest go first, or the highest: which, and why, is printed. Writes removed.txt, kept.txt, ranking.csv and
+    pruning.json; with --tune-updates also DIR/model.
+
+    Processes of torchrun share the text.
+    """
+    from headscope.pruning.ranking.rank_run import run_shared_ranking
+
+    if choice := run_shared_ranking(read(RankConfig, values), progress=console.updates):
+        show_choice(choice, json=json, verbose=verbose, options=values)
+
+
+def show_choice(choice: Selection, *, json: bool, verbose: bool, options: Mapping[str, Any]) -> None:
+    """Print what was chosen with these options, and what can be done next."""
+    if json:
+        console.print_json({"out": str(choice.folder), **choice.to_json()})
+        return
+    following = after_choice(choice, options)
+    commands = [following] if following else []
+    show_result(choice, verbose=verbose, files=[f"Results: {choice.folder}"], commands=commands)
+
+
+@made_of(RemoveConfig, verbose=True)
+def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
+
+    The output has the input's format. Differences, savings and times are printed and kept in pruning.json.
+
+    A Hugging Face class has one number of heads for all layers, so its folder is self-contained: headscope opens it,
+    and transformers does with trust_remote_code=True, without headscope. With --compensate the masked model is the one
+    whose output projections are refitted. With --merge-kv no head goes: key/value heads are merged, and the model is
+    compared with the one whose projections are averaged in place.
+    """
+    from headscope.pruning.removal.remove import run_removal
+
+    config = read(RemoveConfig, values)
+    with console.stages() as begin:
+        removal = run_removal(config, progress=begin)
+    show_removal(removal, values, json=json, verbose=verbose)
+
+
+def show_removal(removal: Removal, options: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """Print what a removal with these options saved and cost, and what could come next."""
+    if json:
+        console.print_json({"out": str(removal.path), **removal.to_json(), **console.pushed(removal.pushed)})
+        return
+    page = removal.folder / "page.html"
+    files = [f"Page: {page}"] if page.is_file() else []
+    files += [f"Pushed to {removal.pushed}"] if removal.pushed else []
+    show_result(removal, verbose=verbose, files=files, commands=[after_removal(removal, options)])
+
+
+@made_of(ShrinkConfig, verbose=True)
+def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """The whole way to a smaller model: rank, allocate, refit, remove, verify, measure on two texts, write.
+
+    Which heads go, how many of each layer, and how the others make up for them is found on --source. What the model
+    loses is measured on text that nothing was fitted to, and on a second text of another kind. A run that was
+    interrupted goes on with the same command.
+
+    Writes the smaller checkpoint, its card, pruning.json, page.html, and where the size is searched for those that
+    were tried (sizes/sweep.csv).
+    """
+    from headscope.api.removal import shrunk_folder
+
+    config = read(ShrinkConfig, values)
+    try:
+        removal = shrunk_folder(config, progress=console.updates)
+    except KeyboardInterrupt:
+        console.say("interrupted; what was ranked and measured is kept: the same command goes on")
+        raise typer.Exit(130) from None
+    show_removal(removal, values, json=json, verbose=verbose)
+
+
+@made_of(SweepConfig, verbose=True)
+def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """Prune by several methods, to several sizes, with several seeds, measure all: one table.
+
+    Writes sweep.csv, survivors.csv and sweep.json. Goes on with what an interrupted run left.
+
+    Each finished cell is kept: the same command does what is missing; methods, sizes and seeds may be added. Learnt
+    methods train a copy of the model; rankings close the heads that score lowest, one-shot. Under torchrun the cells
+    are shared out.
+    """
+    from headscope.pruning.sweep.sweep import cells_kept, run_sweep
+
+    config = read(SweepConfig, values)
+    try:
+        result = run_sweep(config, progress=console.updates)
+    except KeyboardInterrupt:
+        folder, number = cells_kept(config)
+        console.say(f"interrupted; {number} finished cells are kept in {folder}: the same command goes on")
+        raise typer.Exit(130) from None
+    if json and result.main:
+        console.print_json({"out": str(config.out), **result.to_json()})
+    elif result.main:
+        curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
+        show_result(result, verbose=verbose, files=[f"Results: {config.out}"], commands=[("Curve", curve)])
+
+
+def command_of(learner: DeclaredLearner) -> Any:
+    """The command of a learner, with its options and those of all learners."""
+
+    @made_of(LearnConfig, learner.Options, verbose=True, panel=HEADS)
+    def command(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+        method = read(LEARNERS.get(learner.name).Options, values)
+        _learn(read(LearnConfig, values, method=method), json=json, verbose=verbose)
+
+    return built(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, learner.about]))
+
+
+def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
+    from headscope.distributed import process_group
+    from headscope.pruning.learning.learn import finished, resumable, run_learning
+    from headscope.results.choices import choice_answers
+
+    with process_group() as processes:
+        if config.resume and (record := processes.on_main(lambda: finished(config))):
+            if processes.main:
+                console.say(f"the run in {config.out} is complete; nothing is left to resume")
+                if json:
+                    answers = [answer.to_json() for answer in choice_answers(record, config.out.resolve().name)]
+                    console.print_json({"out": str(config.out), "record": record, "answers": answers})
+            return
+        try:
+            choice = run_learning(config, progress=console.updates, processes=processes)
+        except KeyboardInterrupt:
+            if not resumable(config.out):
+                raise
+            instead = " instead of --force" if config.force else ""
+            if processes.main:
+                console.say(
+                    f"interrupted; the same command with --resume{instead} goes on from the last state that was saved"
+                )
+            raise typer.Exit(130) from None
+        if processes.main:
+            show_choice(choice, json=json, verbose=verbose, options=config.settings())

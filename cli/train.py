@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, PlainGroup, unknown_command
+from headscope.cli.failures import Application, PlainGroup, built, unknown_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import made_of, read
 from headscope.config import option
@@ -59,13 +59,10 @@ class Variants(PlainGroup):
         if os.path.exists(cmd_name) and cmd_name not in (names := self.list_commands(ctx)):
             raise unknown_command("variant", cmd_name, names, ctx)
         variant = find_variant(cmd_name)
-        group = Application(add_completion=False)
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
-        group.command(name=variant.name, help=about, short_help=variant.summary)(
-            made_of(TrainConfig, variant.Options, Going, panel=variant.name.capitalize())(partial(_run, variant))
-        )
-        return typer.main.get_command(group)
+        classes = (TrainConfig, variant.Options, Going)
+        return built(made_of(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about)
 
 
 app = Application(
@@ -122,29 +119,36 @@ def _show(result: TrainingResult, *, json: bool) -> None:
     show_result(result, files=[cite], commands=[("Curves of the training", curves)])
 
 
-def _display(main: bool, notes: Sequence[str]) -> _Bar | TrainingLines:
+@contextmanager
+def _display(main: bool, notes: Sequence[str]) -> Iterator[TrainingLines]:
     """Where training is shown, by the first of several processes only; `notes` once it has begun."""
-    if main and console.err().is_terminal:
-        return _Bar(notes)
-    return TrainingLines(console.say if main else lambda text: None, notes=notes)
+    from headscope.progress import Timer
+
+    screen = console.err()
+    if not main or not screen.is_terminal:
+        yield TrainingLines(console.say if main else lambda text: None, notes=notes)
+        return
+    with screen.status("") as status:
+        yield TrainingLines(status.update, Timer(interval=0.5), notes=notes, note=console.say)
 
 
 class TrainingLines:
-    """A line on stderr now and then: update, loss, rate, time left. For logs, where a bar cannot be."""
+    """A line now and then: update, loss, rate, time left; before the first one the notes."""
 
-    def __init__(self, say: Callable[[str], None], timer: Timer | None = None, *, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        timer: Timer | None = None,
+        *,
+        notes: Sequence[str] = (),
+        note: Callable[[str], None] | None = None,
+    ) -> None:
         from headscope.progress import Timer
 
-        self.say, self.notes = say, list(notes)
+        self.say, self.note, self.notes = say, note or say, list(notes)
         self.timer = timer or Timer()
         self.updates = self.tokens = self.since = 0
         self.loss, self.valid = 0.0, ""
-
-    def __enter__(self) -> TrainingLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
@@ -175,57 +179,7 @@ class TrainingLines:
 
     def remarked(self, text: str) -> None:
         """Before the first update."""
-        self.say(f"note: {text}")
-
-
-class _Bar:
-    """A bar of updates with tokens/s, loss and time left on stderr."""
-
-    def __init__(self, notes: Sequence[str] = ()) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}  {task.fields[scores]}"),
-            TimeRemainingColumn(),
-        )
-        self.bar = Progress(*columns, console=console.err(), transient=True)
-        self.task = self.bar.add_task("train", total=None, epoch=1, rate="", scores="")
-        self.valid = ""
-        self.began: float | None = None
-        self.tokens = 0
-        self.notes = list(notes)
-
-    def __enter__(self) -> _Bar:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def updated(self, run: Any, sums: Any) -> None:
-        """After every update."""
-        while self.notes:
-            self.remarked(self.notes.pop(0))
-        now = time.monotonic()
-        self.began = now if self.began is None else self.began
-        self.tokens += sums.tokens
-        speed = f"{self.tokens / (now - self.began):,.0f} tokens/s" if now > self.began else ""
-        scores = f"loss {sums.loss / max(sums.tokens, 1):.3f}  {self.valid}"
-        position = run.position
-        self.bar.update(
-            self.task, completed=position.update, total=_length(run), epoch=position.epoch, rate=speed, scores=scores
-        )
-
-    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
-        """After every validation."""
-        self.valid = _scores(validation)
-
-    def remarked(self, text: str) -> None:
-        """Before the first update."""
-        self.bar.console.print(f"note: {text}", markup=False, soft_wrap=True)
+        self.note(f"note: {text}")
 
 
 def _length(run: Any) -> int | None:

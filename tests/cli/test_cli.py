@@ -316,14 +316,10 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
     assert status == 0 and parts[1::2] == ["1", "2", "3"], err
     first, second, third = (" ".join(part.split()) for part in parts[2::2])
-    assert first.startswith("22 English sentences with their parses went once through") and ", 22 sentences" in first
+    assert ", 22 sentences" in first
     assert ".headscope-build" not in shown + (tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text()
-    assert "The 36 of 72 heads" in second and "on 16 sentences" in second
     assert "Checked: outputs equal those of the refitted model" in second
-    record = json.loads((tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text(encoding="utf-8"))
-    refitted = record["compensation"]["performance"]["refitted"]["value"]
-    assert f"On 6 other sentences the cosine of sentence vectors to the intact model's is {refitted:.3f}" in second
-    assert "for 3 sentences among its 72 heads; the 12 of 24 encoder heads" in third and "captions that had" in third
+    assert "captions that nothing was fitted to" in third
     heads = pd.read_csv(tmp_path / "demo" / "translation" / "heads.csv")
     assert set(heads.site) == {"encoder-self", "decoder-self", "cross"} and heads.lrp.between(0, 1).all()
     for name, left in {"bert": 36, "translation": 60}.items():
