@@ -226,7 +226,7 @@ def test_decoders_without_padding_are_measured_in_batches_of_any_size() -> None:
 def test_bad_texts_are_one_line(extra: dict[str, list[str]], message: str, tmp_path: Path, command: Any) -> None:
     arguments = ["--source", str(written(tmp_path, "text", ["ah", "aj", "bl"]))]
     for name, lines in extra.items():
-        arguments += [f"--{name}", str(written(tmp_path, name, lines))]
+        arguments += ["--set", f"{name}={written(tmp_path, name, lines)}"]
     status, err = command(str(classifiers.folder(tmp_path / "model", "bert")), *arguments)
     assert status == 2 and message in err and err.count("\n") == 1
 

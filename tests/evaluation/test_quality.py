@@ -569,8 +569,8 @@ def test_the_command_tabulates_each_head(
     [
         (["--mask", "cross.9.0"], "cross 3 × 3/2/1"),
         (["--metrics", "blue"], "available: accuracy, bleu, chrf"),
-        (["--text", "lower"], "raw or tokenised-lowercase"),
-        (["--hiding", "some"], "each or random"),
+        (["--text", "lower"], "'raw' or 'tokenised-lowercase'"),
+        (["--hiding", "some"], "'each' or 'random'"),
         (["--out", "t.csv"], "--each-head"),
         (["--bpe", "codes"], "means nothing for a native checkpoint"),
         (["--max-length", "4", "--set", "long=refuse"], "limit is 4"),

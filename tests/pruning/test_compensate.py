@@ -19,7 +19,7 @@ from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.refit import Refit, RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import checkpoints, speakers
 
@@ -157,7 +157,7 @@ def test_any_type() -> None:
 def _refused(kind: str, heads: Sequence[str], **options: Any) -> str:
     checkpoint, moments, _ = calibrated(kind)
     with pytest.raises(ConfigError) as refused:
-        compensate(checkpoint, moments, list(map(HeadId.parse, heads)), RefitOptions(**options))
+        compensate(checkpoint, moments, list(map(HeadId.parse, heads)), Refit(**options).options())
     return str(refused.value)
 
 

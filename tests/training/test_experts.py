@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from headscope.config.option import configured
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.model.mixing.base import Queries, build_mixing
 from headscope.model.mixing.experts import (
@@ -218,15 +219,15 @@ def test_mixtures_that_cannot_be(heads: int, options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"expert_heads": -1}, "--expert-heads -1"),
+        ({"expert_heads": -1}, "--expert-heads is -1"),
         ({"gate_dropout": 1.0}, "--gate-dropout.*1.0"),
-        ({"gate_every": 0}, "--gate-every 0"),
+        ({"gate_every": 0}, "--gate-every is 0"),
         ({"bcd": False, "uniform": True}, "--no-bcd.*--uniform.*--tune"),
     ],
 )
 def test_options_that_mean_nothing(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        MaeOptions(**options)
+        configured(MaeOptions, options)
 
 
 def test_models_without_experts_are_refused(tmp_path: Path) -> None:

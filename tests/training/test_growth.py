@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from headscope.config.option import configured
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.config import TrainConfig
@@ -205,16 +206,16 @@ def test_the_forks_divisor_is_zero_for_two_heads() -> None:
 )
 def test_options_of_mixing_that_mean_nothing(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        MixingOptions(**options)
+        configured(MixingOptions, options)
 
 
 def test_options_of_disagreement_that_mean_nothing() -> None:
     for options, message in (
-        ({"weight": -1.0}, "--weight -1.0"),
+        ({"weight": -1.0}, "--weight is -1.0"),
         ({"sites": ("encoder",)}, "--sites 'encoder' is not"),
     ):
         with pytest.raises(ConfigError, match=message):
-            DisagreementOptions(**options)
+            configured(DisagreementOptions, options)
 
 
 def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) -> None:
@@ -315,9 +316,9 @@ def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
         )
     wide = VARIANTS.get("wide")
     with pytest.raises(ConfigError, match=r"--shared-qkv.*--head-input slice"):
-        wide.Options(shared_qkv=True)
+        configured(wide.Options, {"shared_qkv": True})
     with pytest.raises(ConfigError, match=r"--d-head.*0"):
-        wide.Options(d_head=0)
+        configured(wide.Options, {"d_head": 0})
     both = wide(wide.Options()).shape(native.config())
     assert (
         both.encoder is not None and both.encoder.d_head == both.decoder.d_head == 13 and both.decoder.d_value is None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import flag
+from headscope.config.option import configured
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
@@ -69,7 +70,7 @@ def small(folder: Path, **more: Any) -> TrainConfig:
         "bleu_every": 0,
         "beam": 2,
     }
-    return TrainConfig(**texts | values | more)
+    return configured(TrainConfig, texts | values | more)
 
 
 def baseline() -> Baseline:
@@ -493,10 +494,10 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
         ({"source": None}, "give --source FILE"),
         ({"target": None}, "needs --target FILE"),
         ({"kind": "lm"}, "--target.*--valid-target"),
-        ({"dropout": 1.0}, "--dropout.*1.0.*0.*1"),
-        ({"max_tokens": 0}, "--max-tokens 0.*1"),
+        ({"dropout": 1.0}, "--dropout is 1.0.*1"),
+        ({"max_tokens": 0}, "--max-tokens is 0.*1"),
         ({"lr": 0.0}, "--lr.*0.0.*0"),
-        ({"schedule": "linear"}, "--schedule 'linear'.*inverse-sqrt.*cosine.*constant"),
+        ({"schedule": "linear"}, "--schedule is 'linear'.*inverse-sqrt.*cosine.*constant"),
         ({"schedule": "cosine", "updates": None}, "--updates.*--max-epochs"),
         ({"valid_target": None}, "--valid-source.*--valid-target"),
         ({"best_by": "bleu"}, "--bleu-every.*0"),
@@ -542,7 +543,7 @@ def test_a_directory_that_holds_a_run_is_left_alone(trained: TrainingResult, tex
 def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Path) -> None:
     config = small(texts, out=tmp_path / "run", updates=1, valid_source=None, valid_target=None)
     with pytest.raises(ConfigError, match="--patience"):
-        train(replace(config, patience=3), baseline())
+        configured(TrainConfig, {**vars(config), "patience": 3})
     assert not config.out.exists()
     assert train(config, baseline()).nll is None
 

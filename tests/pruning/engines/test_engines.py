@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,25 +48,6 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
 def test_an_engine_that_is_named_twice_writes_once() -> None:
     """The second folder of CTranslate2 met the first: "cannot write OUT: File exists"."""
     assert split_export(["native", "ctranslate2", "native", "ctranslate2"]) == ("native", ("ctranslate2",))
-
-
-@pytest.mark.usefixtures("numbers")
-def test_an_engine_of_another_package_is_in_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from headscope.cli import main
-
-    monkeypatch.setenv("COLUMNS", "200")
-    for module, words, option in (("convert", ("convert",), "--to"), ("prune_remove", ("prune", "remove"), "--export")):
-        for name in (module, words[0]):
-            monkeypatch.delitem(sys.modules, f"headscope.cli.{name}", raising=False)
-        monkeypatch.setattr(sys, "argv", ["headscope", *words, "--help-all"])
-        with pytest.raises(SystemExit):
-            main.run()
-        shown = " ".join(capsys.readouterr().out.split())
-        assert option in shown and "numbers (all parameters in a row, for NumPy)" in shown
-        assert "float16 (numbers: numbers in 16 bits)" in shown
-    monkeypatch.undo()
 
 
 @pytest.mark.usefixtures("numbers")
