@@ -208,7 +208,7 @@ def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
 
 
 def _text(path: Path, formats: Formats) -> str | None:
-    if not path.is_file() or b"\0" in _head(path)[:4096] or path.suffix in {".json", ".toml", ".py"}:
+    if not path.is_file() or b"\0" in _head(path)[:4096] or path.suffix in {".json", ".toml", ".py", ".gguf"}:
         return None
     return f"{path} is a text; give a checkpoint (a folder with {CONFIG} and weights, a .pt file of fairseq)"
 
