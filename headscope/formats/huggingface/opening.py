@@ -230,20 +230,19 @@ def _model_class(path: str, config: Any) -> Any:
 
 
 def _filled(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
+    """The model of a config and what transformers says of its weights.
+
+    With the task head that files have whose config names no class, as many of 2019 (SciBERT, BioBERT).
+    """
     model, info = load(_model_class(path, config))
-    if not config.architectures and info["unexpected_keys"]:
-        return _with_head(load, config) or (model, info)
-    return model, info
-
-
-def _with_head(load: Callable[[Any], Any], config: Any) -> tuple[Any, dict[str, Any]] | None:
-    """With the task head that files have whose config names no class, as many of 2019 (SciBERT, BioBERT)."""
+    if config.architectures or not info["unexpected_keys"]:
+        return model, info
     for auto in HEADS:
         if type(config) in auto._model_mapping:
-            model, info = load(auto)
-            if not (info["missing_keys"] or info["mismatched_keys"]):
-                return model, info
-    return None
+            headed, its = load(auto)
+            if not (its["missing_keys"] or its["mismatched_keys"]):
+                return headed, its
+    return model, info
 
 
 def _dtype(name: str, config: Any, device: str) -> torch.dtype:

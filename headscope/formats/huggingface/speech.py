@@ -88,11 +88,10 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
     def _languages(self) -> dict[str, Any] | None:
         prompts = Prompts(self.model, self.tokenizer, self.path)
-        if not prompts.languages:
+        if not (known := len(prompts.languages)):
             return None
         spoken = prompts.spoken()
-        named = (None, None) if spoken is None else (spoken.language, spoken.written)
-        return {**dict(zip(("reads", "writes"), named, strict=True)), "known": len(prompts.languages)}
+        return {"reads": spoken and spoken.language, "writes": spoken and spoken.written, "known": known}
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         spoken = Prompts(self.model, self.tokenizer, self.path).spoken()
