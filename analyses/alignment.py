@@ -94,7 +94,7 @@ class Alignment(Analysis):
         AnalysisFigure(
             "alignment",
             "Share of positions at which cross heads look at the aligned word, beside the baseline.",
-            "headscope.report.figures.relations:aligned_words",
+            "headscope.report.figures.relations:draw_alignment",
         ),
     )
     sites = frozenset({Site.CROSS})

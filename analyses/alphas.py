@@ -61,9 +61,9 @@ class Alphas(Analysis):
             "alphas",
             "Matrices of models that mix heads, with their singular values; also of checkpoints, and from the fork's "
             "files.",
-            "headscope.report.figures.alphas:alphas_figure",
-            from_pickle="headscope.report.readers.fork:alphas_run",
-            from_checkpoint="headscope.report.readers.fork:checkpoint_alphas",
+            "headscope.report.figures.alphas:draw_alphas",
+            from_pickle="headscope.report.fork:alphas_run",
+            from_checkpoint="headscope.report.fork:checkpoint_alphas",
         ),
     )
     passes = frozenset()

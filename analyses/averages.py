@@ -43,7 +43,7 @@ class Averages(Analysis):
         for side in SIDES
         for what, title in (("evenness", "evenness of weights"), ("weight", "weight"))
     )
-    functions = (HeadFunction("averages", "▬", "a", "#999933", "averages: weighs all of one side alike", order=8),)
+    functions = (HeadFunction("averages", "▬", "a", "#ee7733", "averages: weighs all of one side alike", order=8),)
     Options = LabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -50,7 +50,7 @@ class ExpertUse(Analysis):
         AnalysisFigure(
             "experts",
             "Mixtures of attentive experts: how much each expert counts, and the tokens that go with it.",
-            "headscope.report.figures.experts:experts_figure",
+            "headscope.report.figures.experts:draw_experts",
         ),
     )
 

@@ -90,7 +90,7 @@ class ExplainedShares(Analysis):
         AnalysisFigure(
             "explained",
             "What explains each head: stacked shares per head and per layer.",
-            "headscope.report.figures.explained:explained_shares",
+            "headscope.report.figures.explained:draw_explained",
         ),
     )
     Options = ExplainedOptions

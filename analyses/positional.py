@@ -57,7 +57,7 @@ class Positional(Analysis):
         AnalysisFigure(
             "positional",
             "Offsets of the most attended token, head by head.",
-            "headscope.report.figures.offsets:offset_histograms",
+            "headscope.report.figures.offsets:draw_offsets",
             file="offsets",
         ),
     )

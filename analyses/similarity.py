@@ -66,9 +66,9 @@ class Similarity(Analysis):
         AnalysisFigure(
             "similarity",
             "How alike the heads of each layer are; also from the MHR fork's cosine and L2 files.",
-            "headscope.report.figures.similarity:similarity_matrices",
+            "headscope.report.figures.similarity:draw_similarity",
             Options=FigureOptions,
-            from_pickle="headscope.report.readers.fork:similarity_run",
+            from_pickle="headscope.report.fork:similarity_run",
         ),
     )
 

@@ -79,7 +79,7 @@ class Syntactic(Analysis):
         AnalysisFigure(
             "syntactic",
             "Accuracy of every head on syntactic relations, beside the baseline.",
-            "headscope.report.figures.relations:relation_accuracy",
+            "headscope.report.figures.relations:draw_relations",
             file="relations",
         ),
     )

@@ -84,7 +84,8 @@ def made_of(
     def decorate(function: Command) -> Command:
         def command(**typed_values: Any) -> None:
             values = given_values(typed_values, entries, owners)
-            check_texts(values, typed=typed)
+            if config:  # `--target` of a figure is no file
+                check_texts(values, typed=typed)
             switches = {
                 name: values.pop(name, False) for name, there in zip(SWITCHES, (json, verbose), strict=True) if there
             }

@@ -49,9 +49,11 @@ class FigureLook:
         panel=LOOK,
     )
     style: Literal["screen", "paper"] = option(
-        "screen", "screen: letters of 8 to 14 points; paper: of 6 to 10 points, PNG with 300 dots per inch.", panel=LOOK
+        "screen", "screen: letters of 8 to 12 points; paper: of 6 to 9 points, PNG with 300 dots per inch.", panel=LOOK
     )
-    signature: bool = option(True, "Write below the figure what the numbers depend on.", panel=LOOK)
+    signature: bool = option(
+        False, "Write below the figure what the numbers depend on; the file's metadata has it anyway.", panel=LOOK
+    )
     title: bool = option(True, "Write title, model and data above the figure.", panel=LOOK)
     dpi: int | None = option(
         None, "Dots per inch of PNG; default: 150, with --style paper 300.", panel=LOOK, minimum=30, maximum=2400
@@ -116,27 +118,26 @@ def _figures(
     figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile, values: Mapping[str, Any]
 ) -> Written:
     """Draw and write; all places to write to are checked before anything is read."""
-    from headscope.report.layout import output
-    from headscope.report.layout.output import FigureStyle, figure_style
+    from headscope.report import styles
 
     look = read(FigureLook, values)
-    with figure_style(FigureStyle(look.style, look.width, title=look.title, signature=look.signature)):
-        if figure.runs == "each":
-            targets = output.target_paths(file.out, paths, figure=figure.stem, force=file.force)
-            drawn = [figure.read([path]) for path in paths]
-        else:
-            targets, drawn = [output.check_path(file.out, force=file.force)], [figure.read(paths)]
-        return [
-            (
-                [run.name for run in runs],
-                output.write_figure(figure.drawn(runs, options), target, dpi=look.dpi, force=file.force),
-            )
-            for runs, target in zip(drawn, targets, strict=True)
-        ]
+    style = styles.FigureStyle(look.style, look.width, title=look.title, signature=look.signature)
+    if figure.runs == "each":
+        targets = styles.target_paths(file.out, paths, figure=figure.stem, force=file.force)
+        drawn = [figure.read([path]) for path in paths]
+    else:
+        targets, drawn = [styles.check_path(file.out, force=file.force)], [figure.read(paths)]
+    return [
+        (
+            [run.name for run in runs],
+            styles.write_figure(figure.drawn(runs, options, style), target, dpi=look.dpi, force=file.force),
+        )
+        for runs, target in zip(drawn, targets, strict=True)
+    ]
 
 
 def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile) -> Written:
-    from headscope.report.layout.output import check_page
+    from headscope.report.styles import check_page
 
     check_page(file.out, force=file.force)
     from headscope.report.page.write import save_page  # with torch, which takes seconds

@@ -13,8 +13,8 @@ from variants.collect import rows_of_runs
 from variants.design import ARMS, Arm
 from variants.verdicts import Difference, Row, idle, paired_with
 
-from headscope.report.layout.legend import COLORS
-from headscope.report.layout.output import write_figure
+from headscope.report.marks import COLORS
+from headscope.report.styles import write_figure
 
 SIZE = 7
 

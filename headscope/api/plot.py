@@ -38,7 +38,7 @@ def plot(
     style: str = "screen",
     width: float | None = None,
     title: bool = True,
-    signature: bool = True,
+    signature: bool = False,
     **options: Any,
 ) -> Figure: ...
 
@@ -54,7 +54,7 @@ def plot(
     style: str = "screen",
     width: float | None = None,
     title: bool = True,
-    signature: bool = True,
+    signature: bool = False,
     **options: Any,
 ) -> Figure | Path:
     """Draw a figure of finished runs: what `headscope plot NAME` does; "report" writes a page and returns its path.
@@ -68,8 +68,8 @@ def plot(
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
-    from headscope.report.layout.output import FigureStyle, check_page, check_path, figure_style, write_figure
     from headscope.report.registry import find_figure
+    from headscope.report.styles import FigureStyle, check_page, check_path, write_figure
 
     figure = find_figure(name)
     settings = configured(figure.Options, options, what=f"plot {name}")
@@ -94,11 +94,11 @@ def plot(
             page = figure.drawn(figure.read(shown), settings)
         return save_page(page, path, force=force)
     _show_in_notebook()
-    with figure_style(FigureStyle(style, width, title=title, signature=signature)):
-        with reading:
-            drawn: Figure = figure.drawn(figure.read(shown), settings)
-        if path is not None:
-            write_figure(drawn, path, dpi=dpi, force=force)
+    looks = FigureStyle(style, width, title=title, signature=signature)
+    with reading:
+        drawn: Figure = figure.drawn(figure.read(shown), settings, looks)
+    if path is not None:
+        write_figure(drawn, path, dpi=dpi, force=force)
     return drawn
 
 

@@ -131,9 +131,9 @@ def _page_of_sizes(folder: Path, name: str) -> None:
     """The page of a folder that will have a name: what the removal did, and the sizes that were tried, if any."""
     from headscope.report.page.report import Report, pruning_blocks
     from headscope.report.page.write import save_page
-    from headscope.report.readers.pruning_runs import load_pruned
+    from headscope.results.sweep import open_pruned
 
-    tried = load_pruned([folder / SIZES]) if (folder / SIZES).is_dir() else []
+    tried = open_pruned([folder / SIZES]) if (folder / SIZES).is_dir() else []
     sizes = [replace(run, name="Sizes that were tried") for run in tried]
     removal = Removal(Removal.open(folder).record, Path(name))
     save_page(Report(name, blocks=list(pruning_blocks(sizes, [removal]))), folder / PAGE)

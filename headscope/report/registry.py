@@ -37,22 +37,19 @@ class Source:
     studies: bool = False
 
 
-RUN = Source(
-    "RUN", "Directory that `headscope analyze --out` wrote.", "headscope.report.readers.fork:read_run", studies=True
-)
+RUN = Source("RUN", "Directory that `headscope analyze --out` wrote.", "headscope.report.fork:read_run", studies=True)
 RUNS = replace(RUN, help="Directories that `headscope analyze --out` wrote.")
-TRAINED = Source(
-    "RUN", "Directories that `headscope train --out` wrote.", "headscope.report.figures.training:load_history"
-)
+TRAINED = Source("RUN", "Directories that `headscope train --out` wrote.", "headscope.results.training:open_training")
 
 
 @dataclass(frozen=True)
 class PlotFigure(AnalysisFigure):
     """A figure that is not of one analysis: `headscope plot NAME`, `hs.plot(runs, NAME)`, `study.plot(NAME)`.
 
-    It is drawn of `each` run alone, of any number `together` (`draw` takes a list), or of exactly so many (`draw` takes
-    one after the other). With `every_run` it is among the figures that `headscope analyze` draws, where a function of
-    the run says so, or always. `order` is its place in lists. A `page` is HTML: `draw` makes the report that
+    It is drawn of `each` run alone, of any number `together`, or of exactly so many: `draw(run, sheet, options)` gets
+    the run, or the list of them, a `headscope.report.sheet.Sheet` to draw into, which is a matplotlib Figure, and an
+    instance of `Options`. With `every_run` it is among the figures that `headscope analyze` draws, where a function of
+    the run says so, or always. `order` is its place in lists. A `page` is HTML: `draw(runs)` makes the report that
     `headscope.report.page.write` writes.
     """
 
@@ -80,10 +77,19 @@ class PlotFigure(AnalysisFigure):
         readers = {name: imported(reader) for name, reader in others.items() if reader}
         return [imported(self.source.read)(run, **readers) if isinstance(run, Path) else run for run in runs]
 
-    def drawn(self, runs: Sequence[Any], options: Any = None) -> Any:
-        """The matplotlib Figure (of a page: the report) of runs that were read; `options` is of the class `Options`."""
-        of = (runs,) if self.runs == "together" else runs
-        return imported(self.draw)(*of, **vars(options or self.Options()))
+    def drawn(self, runs: Sequence[Any], options: Any = None, style: Any = None) -> Any:
+        """The matplotlib Figure (of a page: the report) of runs that were read, in a `FigureStyle`."""
+        if self.page:
+            return imported(self.draw)(runs)
+        from headscope.report.sheet import Sheet
+        from headscope.report.styles import FigureStyle
+
+        style = style or FigureStyle()
+        with style.in_use():
+            sheet = Sheet(style, "\n".join(dict.fromkeys(str(run.signature) for run in runs)))
+            of = runs[0] if self.runs in ("each", 1) else list(runs)
+            imported(self.draw)(of, sheet, options or self.Options())
+            return sheet.finish()
 
     def is_of(self, run: Any) -> bool:
         """Whether it is among the figures of a run that was analysed."""
@@ -117,7 +123,7 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
 
     Returns the files written, in order.
     """
-    from headscope.report.layout.output import write_figure
+    from headscope.report.styles import write_figure
     from headscope.results.study import Study
     from headscope.results.study_tables import MissingTable
 

@@ -17,9 +17,10 @@ from headscope.config.declarations import pair_measures
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
 from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
+from headscope.heads import HeadId
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.figures.attention import SentenceAttention
-from headscope.report.readers.fork import checkpoint_alphas
+from headscope.report.fork import checkpoint_alphas
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from tests.makers.figures import make_training
@@ -85,7 +86,7 @@ def test_options_of_heads_and_similarity(run_dir: Path) -> None:
     content = out.read_text(encoding="utf-8")
     assert "LRP relevance" in content and "within its layer" in content
     assert "mean distance of the argmax" in content
-    assert ">rank<" in content
+    assert ">rank, highest first<" in content
     plot("similarity", run_dir, "--measure", "cka", "--out", out, "--force")
     assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match=r"'lpr'.*'lrp'"):
@@ -200,10 +201,10 @@ def test_what_is_refused(run_dir: Path) -> None:
 def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def stand_in(run: Study, **options: Any) -> SentenceAttention:
-        asked.update(options, run=run.name)
-        weights = np.full((len(options["heads"]), 2, 3), 1 / 3)
-        return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, options["heads"])))
+    def stand_in(run: Study, options: Any, heads: list[HeadId]) -> SentenceAttention:
+        asked.update(vars(options), run=run.name, heads=heads)
+        weights = np.full((len(heads), 2, 3), 1 / 3)
+        return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, heads)))
 
     monkeypatch.setattr(headscope.report.figures.attention, "sentence_attention", stand_in)
     out = run_dir.parent / "x.svg"
@@ -236,18 +237,20 @@ def test_attention_refuses(run_dir: Path, words: list[str], message: str) -> Non
 def test_size_and_looks(run_dir: Path) -> None:
     """Inches as asked for, in either style; no title and no signature where they are not wanted."""
     out = run_dir.parent / "x.svg"
-    looks = ("--width", 4, "--no-title", "--no-signature", "--range", "0,0.5", "--force")
-    for style, letters in (("paper", 6.5), ("screen", 8.775)):
+    looks = ("--width", 4, "--no-title", "--range", "0,0.5", "--force")
+    for style, letters in (("paper", 6.2), ("screen", 8.4)):
         plot("heads", run_dir, "--measure", "confidence", "--style", style, *looks, "--out", out)
         content = out.read_text(encoding="utf-8")
         assert 'width="288pt"' in content and f"{letters}px" in content
-        assert "ckpt:" not in content and "Attention heads" not in content and "confidence · cross" in content
-    plot("functions", run_dir, "--out", out, "--force")
-    assert "ckpt:" in out.read_text(encoding="utf-8")
+        assert "ckpt:" not in content.partition("</metadata>")[2]
+        assert "Attention heads" not in content and "confidence · cross" in content
+    plot("functions", run_dir, "--signature", "--out", out, "--force")
+    assert "ckpt:" in out.read_text(encoding="utf-8").partition("</metadata>")[2]
     with pytest.raises(ConfigError, match=r"--style is 'poster'.*'screen' or 'paper'"):
         plot("heads", run_dir, "--style", "poster", "--out", out, "--force")
     with pytest.raises(ConfigError, match=r"--width 2.*--style paper"):
-        plot("positional", run_dir, "--width", 2, "--out", out, "--force")
+        words = ("--ranking", "lrp", "--ranking", "confidence")
+        plot("rankings", run_dir, *words, "--width", 2, "--out", out, "--force")
 
 
 def test_rankings_and_mixtures(run_dir: Path, tmp_path: Path) -> None:

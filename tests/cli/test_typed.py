@@ -15,8 +15,10 @@ import pytest
 from headscope.assets import trained
 from headscope.cli.analyze import typed_text
 from headscope.errors import ConfigError, DataError
-from headscope.report.figures.glance import SiteMatrices, glance_figure
+from headscope.report.figures.glance import draw_matrices, mosaic
 from headscope.report.registry import find_figure
+from headscope.report.sheet import Sheet
+from headscope.report.styles import FigureStyle
 from headscope.results.study import Study
 
 Command = Callable[..., tuple[int, str, str]]
@@ -104,9 +106,12 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
 
 
 def test_a_glance_has_a_gap_after_every_matrix() -> None:
-    site = SiteMatrices("cross", [np.full((2, 3, 5), 0.25), np.full((1, 3, 5), 0.5)])
-    assert site.mosaic().shape == (2 * 4, 2 * 6) and np.isnan(site.mosaic()[3]).all()
-    assert np.nansum(site.mosaic()) == pytest.approx(15 * (0.25 * 2 + 0.5))
-    assert len(glance_figure([site], "a b c").axes[0].patches) == 3  # the second layer has one head
+    layers = [np.full((2, 3, 5), 0.25), np.full((1, 3, 5), 0.5)]
+    assert mosaic(layers).shape == (2 * 4, 2 * 6) and np.isnan(mosaic(layers)[3]).all()
+    assert np.nansum(mosaic(layers)) == pytest.approx(15 * (0.25 * 2 + 0.5))
+    with FigureStyle().in_use():
+        sheet = Sheet(FigureStyle())
+        draw_matrices(sheet, {"cross": layers}, "a b c")
+    assert len(sheet.axes[0].patches) == 3  # the second layer has one head
     with pytest.raises(ConfigError, match="site"):
-        glance_figure([], "a")
+        draw_matrices(sheet, {}, "a")

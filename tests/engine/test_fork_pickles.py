@@ -24,7 +24,7 @@ from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.report.figures.alphas import alpha_matrices
-from headscope.report.readers.fork import alphas_run, confidence_run, similarity_run
+from headscope.report.fork import alphas_run, confidence_run, similarity_run
 from headscope.results.study import Study
 from tests.oracles import mhr
 

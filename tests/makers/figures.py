@@ -8,29 +8,24 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from headscope.report.figures.attention import attention_figure
-from headscope.report.figures.compare import compare_figure
-from headscope.report.figures.confidence import ConfidenceHistory, confidence_figure
-from headscope.report.figures.experts import gates_figure
-from headscope.report.figures.headmap import heads_figure
-from headscope.report.figures.pruning import FIGURES, pruning_figure
-from headscope.report.figures.training import load_history, training_figure
-from headscope.report.layout.output import STYLE, FigureStyle, figure_style
-from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.figures.attention import SentenceAttention, draw_maps
+from headscope.report.figures.confidence import ConfidenceHistory
+from headscope.report.figures.pruning import FIGURES
 from headscope.report.registry import find_figure
+from headscope.report.sheet import Sheet
+from headscope.report.styles import FigureStyle
 from headscope.results.study import Study
+from headscope.results.sweep import PruningCells
+from headscope.results.training import Training
 from tests.makers.runs import Layout, make_run
 
 STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
@@ -40,29 +35,49 @@ LAYOUTS: dict[str, Layout] = {
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
 IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")
-Figures = dict[str, Callable[[], Figure]]
+Figures = dict[str, Callable[[FigureStyle], Figure]]
+
+
+def draw(name: str, *runs: Any, style: FigureStyle | None = None, **options: Any) -> Figure:
+    """A figure by its name, with some of its options."""
+    figure = find_figure(name)
+    drawn: Figure = figure.drawn(runs, figure.Options(**options), style)
+    return drawn
+
+
+def draw_words(maps: SentenceAttention, style: FigureStyle = FigureStyle()) -> Figure:  # noqa: B008  it is frozen
+    """The figure of attention weights that are there."""
+    with style.in_use():
+        sheet = Sheet(style)
+        draw_maps(sheet, maps, model="all-MiniLM-L6-v2 (bert)")
+        return sheet.finish()
 
 
 def every_figure(folder: Path, layout: Layout) -> Figures:
     """What draws every kind of figure, of runs of this layout that are written into the folder."""
     run = Study.open(make_measured(folder / "run", layout))
     other = Study.open(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
-    (swept,) = load_pruned([make_sweep(folder / "sweep", layout)])
-    plain, mae = (load_history(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
+    swept = PruningCells.open(make_sweep(folder / "sweep", layout))
+    plain, mae = (Training.open(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
     words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
     weights = np.random.default_rng(3).dirichlet(np.ones(len(words)), size=(2, len(words)))
+    maps = SentenceAttention(weights, words, words, ["encoder-self.0.0", "encoder-self.1.0"])
     names = ("heads", "functions", "positional", "syntactic", "similarity", "experts", "rankings", "faithfulness")
-    figures: Figures = {name: partial(find_figure(name).drawn, [run]) for name in names}
-    figures |= {
-        "sorted": lambda: heads_figure(run, ["confidence", "ablation"], sort=True),
-        "compare": lambda: compare_figure(run, other, "ablation"),
-        "discrepancy": lambda: find_figure("discrepancy").drawn([run, run]),
-        "attention": lambda: attention_figure(weights, words, words, ["encoder-self.0.0", "encoder-self.1.0"], run=run),
-        "training": lambda: training_figure([plain, mae]),
-        "gates": lambda: gates_figure(mae),
-        "confidence": lambda: confidence_figure(make_epochs(run)),
+    of: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {name: (name, (run,), {}) for name in names}
+    of |= {
+        "sorted": ("heads", (run,), {"measure": ("confidence", "ablation"), "sort": True}),
+        "compare": ("compare", (run, other), {"measure": "ablation"}),
+        "discrepancy": ("discrepancy", (run, run), {}),
+        "training": ("training", (plain, mae), {}),
+        "gates": ("gates", (mae,), {}),
+        "confidence": ("confidence", (make_epochs(run),), {}),
+        **{f"pruning {kind}": ("pruning", (swept,), {"figure": kind}) for kind in FIGURES},
     }
-    return figures | {f"pruning {kind}": partial(pruning_figure, [swept], kind) for kind in FIGURES}
+    figures: Figures = {
+        kind: lambda style, name=name, runs=runs, options=options: draw(name, *runs, style=style, **options)  # type: ignore[misc]
+        for kind, (name, runs, options) in of.items()
+    }
+    return figures | {"attention": lambda style: draw_words(maps, style)}
 
 
 def make_measured(path: Path, layout: Layout) -> Path:
@@ -230,7 +245,12 @@ def structure(figure: Figure) -> dict[str, Any]:
         panels.append(
             " | ".join(f"{key}: {', '.join(value) if key in 'xy' else value}" for key, value in entry.items())
         )
-    return {"texts": [text.get_text() for text in figure.texts], "panels": panels}
+    return {"texts": [text.get_text() for text in words(figure)], "panels": panels}
+
+
+def words(figure: Figure) -> list[Text]:
+    """Headline, notes and key."""
+    return [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
 
 
 def shown_ticks(axis: Any) -> list[Text]:
@@ -243,7 +263,7 @@ def shown_ticks(axis: Any) -> list[Text]:
 
 def texts(figure: Figure) -> list[Text]:
     """Every text that a reader sees."""
-    found = list(figure.texts)
+    found = words(figure)
     for axes in figure.axes:
         found += [*axes.texts, *shown_ticks(axes.xaxis), *shown_ticks(axes.yaxis), axes.xaxis.label, axes.yaxis.label]
         found += [each for each in axes.get_children() if isinstance(each, Text)]  # titles
@@ -253,10 +273,9 @@ def texts(figure: Figure) -> list[Text]:
 
 def boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     """Texts and where they stand, in pixels."""
-    with rc_context(STYLE):
-        renderer = FigureCanvasAgg(figure).get_renderer()
+    with figure.style.in_use():  # type: ignore[attr-defined]
         figure.draw_without_rendering()  # labels find their place only then
-        return [(text.get_text(), text.get_window_extent(renderer)) for text in texts(figure)]
+        return [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
 
 
 def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> list[tuple[str, str]]:
@@ -271,8 +290,8 @@ def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> lis
 
 def structures(folder: Path, layout: str) -> Mapping[str, Any]:
     """The structure of every kind of figure, set for paper."""
-    with figure_style(FigureStyle("paper")):
-        figures = {name: draw() for name, draw in every_figure(folder / layout, LAYOUTS[layout]).items()}
+    drawn = every_figure(folder / layout, LAYOUTS[layout])
+    figures = {name: draw_figure(FigureStyle("paper")) for name, draw_figure in drawn.items()}
     for figure in figures.values():
         boxes(figure)  # ticks are chosen when a figure is drawn
     return {name: structure(figure) for name, figure in figures.items()}

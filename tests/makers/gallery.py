@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from headscope import assets
 from headscope.cli.main import app
+from headscope.report import styles
 from headscope.report.figures.needs import importances
-from headscope.report.layout import output
 from headscope.results.study import Study
 from tests.makers import documented
 from tests.makers.figures import structure
@@ -67,13 +67,13 @@ def measure(words: list[str]) -> None:
 def drawn(words: list[str], *, write: bool) -> Figure:
     """The figure that a command draws, run at the root of the project; `write`: its file too."""
     found: list[Figure] = []
-    original = output.write_figure
+    original = styles.write_figure
 
     def keep(figure: Figure, path: Path, **options: Any) -> Path:
         found.append(figure)
         return _small(original(figure, path, **options)) if write else path
 
-    with mock.patch.object(output, "write_figure", keep):
+    with mock.patch.object(styles, "write_figure", keep):
         result = CliRunner().invoke(app, words)
     if result.exception or not found:
         raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")

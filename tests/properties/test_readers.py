@@ -28,17 +28,16 @@ from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores
-from headscope.report.figures.headmap import heads_figure
+from headscope.report import fork
 from headscope.report.figures.offsets import offset_shares
-from headscope.report.figures.pruning import pruning_figure
 from headscope.report.figures.similarity import layer_matrices
-from headscope.report.figures.training import load_history, training_figure
-from headscope.report.layout.output import write_figure
-from headscope.report.readers import fork
-from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.styles import write_figure
 from headscope.results.study import Study
 from headscope.results.study_tables import files_of
+from headscope.results.sweep import open_pruned
+from headscope.results.training import Training
 from headscope.training.swaps import read_schedule
+from tests.makers.figures import draw
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages
@@ -155,23 +154,23 @@ def drawn(path: Path, figure: Any, stage: Stage) -> object:
 
 def of_analysis(path: Path, stage: Stage) -> object:
     run = Study.open(path.parent)
-    return heads_figure(run), layer_matrices(run, "cosine"), offset_shares(run)
+    return draw("heads", run), layer_matrices(run, "cosine"), offset_shares(run)
 
 
 def of_training(path: Path, stage: Stage) -> object:
-    return drawn(path, training_figure([load_history(path.parent)]), stage)
+    return drawn(path, draw("training", Training.open(path.parent)), stage)
 
 
 def of_choice(path: Path, stage: Stage) -> object:
-    return drawn(path, pruning_figure(load_pruned([path.parent]), "sites"), stage)
+    return drawn(path, draw("pruning", *open_pruned([path.parent]), figure="sites"), stage)
 
 
 def of_gates(path: Path, stage: Stage) -> object:
-    return drawn(path, pruning_figure(load_pruned([path.parent]), "gates"), stage)
+    return drawn(path, draw("pruning", *open_pruned([path.parent]), figure="gates"), stage)
 
 
 def of_sweep(path: Path, stage: Stage) -> object:
-    return drawn(path, pruning_figure(load_pruned([path.parent]), "quality"), stage)
+    return drawn(path, draw("pruning", *open_pruned([path.parent]), figure="quality"), stage)
 
 
 RUNS: list[tuple[tuple[str, ...], list[str], dict[str, Callable[[Path, Stage], object]]]] = [

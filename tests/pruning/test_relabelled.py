@@ -14,8 +14,8 @@ from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.errors import ConfigError
 from headscope.pruning.sweep.sweep import run_sweep
-from headscope.report.figures.pruning import pruning_figure
-from headscope.report.readers.pruning_runs import load_pruned
+from headscope.results.sweep import open_pruned
+from tests.makers.figures import draw
 from tests.makers.sweeps import config, made_words
 from tests.oracles import checkpoints
 
@@ -63,8 +63,8 @@ def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatc
         own = found.survivors[found.survivors["cell"] == row.cell]
         assert own["functions"].tolist() == [whole.get(head, "") for head in names(own)]
     assert (found.survivors["relabelled"] != found.survivors["functions"]).any()
-    (drawn,) = load_pruned([tmp_path / "out"])
-    texts = [text.get_text() for text in pruning_figure([drawn], "functions").findobj(Text)]
+    (drawn,) = open_pruned([tmp_path / "out"])
+    texts = [text.get_text() for text in draw("pruning", drawn, figure="functions").findobj(Text)]
     assert {"l0, before", "l0, after", "random, before", "random, after"} <= set(texts)
     with pytest.raises(ConfigError, match=r"--relabel True.*False"):
         run_sweep(config(words, tmp_path / "out", **{**asked, "relabel": False}))

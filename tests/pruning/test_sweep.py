@@ -40,9 +40,9 @@ from headscope.pruning.sweep.cells import Cell, cells_of, read_cells
 from headscope.pruning.sweep.methods import run_cell
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
-from headscope.report.figures.pruning import pruning_figure
-from headscope.report.readers.pruning_runs import load_pruned
+from headscope.results.sweep import open_pruned
 from headscope.training.from_scratch import config_without, read_recipe
+from tests.makers.figures import draw
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
@@ -378,9 +378,10 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
     assert "non-inferior" not in set(found[None].verdicts["verdict"])
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["verdicts"][0]["verdict"] == "non-inferior" and record["conclusions"] == found["1000"].conclusions
-    notes = load_pruned([tmp_path / "out"])[0].notes
+    (opened,) = open_pruned([tmp_path / "out"])
+    notes = [line.split(";")[0] for line in opened.record["conclusions"]]
     assert notes[:2] == [f"{method}: 13 of 16 heads can go within 1e+03 BLEU" for method in ("random", "confidence")]
-    plotted = pruning_figure(load_pruned([tmp_path / "out"]))
+    plotted = draw("pruning", opened)
     assert any("13 of 16 heads can go" in text.get_text() for text in plotted.findobj(Text))
 
 

@@ -23,8 +23,9 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
-from headscope.report.figures.pruning import pruning_figure
-from headscope.report.readers.pruning_runs import load_pruned, with_labels
+from headscope.results.study import Study
+from headscope.results.sweep import open_pruned
+from tests.makers.figures import draw
 from tests.makers.shared import SHIPPED
 from tests.makers.sweeps import config, evaluated, lines, made_words
 from tests.oracles import checkpoints, fairseq, tiny
@@ -92,9 +93,9 @@ def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], t
         heads = pd.read_csv(tmp_path / name / "heads.csv")
         labels = [f"own:{number}" for number in range(len(heads))]
         heads.assign(functions=labels).to_csv(tmp_path / name / "heads.csv", index=False)
-        (pruned,) = with_labels(load_pruned([tmp_path / "out"]), tmp_path / name)
-        drawn = [text.get_text() for text in pruning_figure([pruned], "functions").findobj(Text)]
-        footers[name] = next(text for text in drawn if text.startswith("functions are those of"))
+        pruned = open_pruned([tmp_path / "out"])[0].with_labels(Study.open(tmp_path / name))
+        drawn = [text.get_text() for text in draw("pruning", pruned, figure="functions").findobj(Text)]
+        footers[name] = next(text for text in drawn if text.startswith("functions are those of")).replace("\n", " ")
         if name == "own":
             assert set(pruned.survivors["cell"]) == {"random-keep5-seed1"}
             assert pruned.survivors["functions"].tolist() == labels

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from headscope.errors import ConfigError
-from headscope.report.figures.confidence import confidence_figure, load_confidence
-from headscope.report.figures.discrepancy import discrepancy_changes, discrepancy_figure
-from headscope.report.readers.fork import matrices_run
+from headscope.report.figures.confidence import load_confidence
+from headscope.report.figures.discrepancy import discrepancy_changes
+from headscope.report.fork import matrices_run
 from headscope.results.study_tables import RunError
+from tests.makers.figures import draw
 
 
 def matrices(scale: float) -> dict[str, np.ndarray]:
@@ -31,7 +32,7 @@ def test_changes_are_of_sums_over_pairs_in_per_cent(tmp_path: Path) -> None:
     changes = discrepancy_changes(runs)
     np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
     np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)
-    figure = discrepancy_figure(runs)
+    figure = draw("discrepancy", *runs)
     drawn: list[Any] = [axes.patches for axes in figure.axes]
     bars = [[bar.get_height() for bar in patches] for patches in drawn]
     assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
@@ -45,10 +46,10 @@ def test_every_batch_is_a_point_between_the_ends_of_epochs(tmp_path: Path) -> No
         content = {"encoder": [{"self_attn": np.array(table)}], "decoder": []}
         (tmp_path / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content))
     run = load_confidence(tmp_path)
-    lines = confidence_figure(run, "batch").axes[0].lines
+    lines = draw("confidence", run, by="batch").axes[0].lines
     assert lines[0].get_xdata() == pytest.approx([0.5, 1, 1.5, 2])
     assert lines[1].get_ydata() == pytest.approx([0.5, 0.6, 0.4, 0.8])
-    means = confidence_figure(run).axes[0].lines[0]
+    means = draw("confidence", run).axes[0].lines[0]
     assert means.get_ydata() == pytest.approx([(0.3 + 1.5) / 8, 0.35])
 
 
@@ -57,6 +58,6 @@ def test_files_of_means_alone_are_drawn_by_epoch(tmp_path: Path) -> None:
         content = {"encoder": [{"self_attn": np.array(means)}], "decoder": []}
         (tmp_path / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content))
     run = load_confidence(tmp_path)
-    assert confidence_figure(run).axes[0].lines[1].get_ydata() == pytest.approx([0.5, 1.0])
+    assert draw("confidence", run).axes[0].lines[1].get_ydata() == pytest.approx([0.5, 1.0])
     with pytest.raises(RunError, match="confidence"):
         run.batches()

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError, OutputError
-from headscope.report.figures.functionmap import functions_figure
-from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits
-from headscope.report.layout.legend import Legend, arrow, contrast, fit, functions_of, signed
-from headscope.report.layout.output import FigureStyle, figure_style, panel_width, target_paths, widest, write_figure
-from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
-from headscope.report.layout.panels import share_limits
+from headscope.report.charts import centred_limits, share_limits, shared_limits
+from headscope.report.grid import cell_lines
+from headscope.report.marks import arrow, contrast, fit, functions_of, signed
+from headscope.report.sheet import Sheet, shorten, side_by_side, swatch, text_width, wrap
+from headscope.report.styles import FigureStyle, target_paths, write_figure
 from headscope.results.study import Study
+from tests.makers.figures import draw
 from tests.makers.runs import SIGNATURE, make_run
 
 
@@ -33,7 +33,8 @@ def test_labels_become_marks() -> None:
     assert [arrow(label) for label in ("obj<", "det>", "acl:relcl<")] == ["o→v", "→det", "acl→"]
     function = functions_of("syntactic:compound>")[0]
     assert [fit(function, width, 6.5) for width in (1, 0.37, 0.1)] == ["▲→comp", "→comp", "▲"]
-    assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "+2"]
+    with FigureStyle().in_use():
+        assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "+2"]
 
 
 def test_families_differ_in_glyph_letter_and_colour() -> None:
@@ -46,17 +47,31 @@ def test_families_differ_in_glyph_letter_and_colour() -> None:
     ]
 
 
-def test_layout_arithmetic() -> None:
-    laid = flow([(2, 1), (2, 3), (2, 1)], 5, gap=(1, 0.5))
-    assert laid.corners == [(0, 0), (3, 0), (0, 3.5)]
-    assert (laid.width, laid.height) == (5, 4.5)
-    assert flow([(1, 1), (1, 1)], 9, breaks=frozenset({1})).corners == [(0, 0), (0, 1.2)]
-    assert even_width(6, 1, 5.5, gap=0) == 3  # two lines of three, not five and one
-    assert Legend.plan([], 3).height == 0
-    assert "".join(wrap("a|" + "b" * 300 + "|c", 2, 6)) == "a|" + "b" * 300 + "|c"
-    assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6))
-    assert shorten("short", 1, 6) == "short"
-    assert wrap("", 1, 6) == []
+def test_texts_are_broken_where_they_must_be() -> None:
+    assert wrap("a|" + "b" * 300 + "|c", 2, 6).replace("\n", "") == "a|" + "b" * 300 + "|c"
+    assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6).split("\n"))
+    assert shorten("short", 1, 6) == "short" and shorten("x" * 99, 1, 6).endswith("…")
+    assert wrap("", 1, 6) == ""
+    assert side_by_side(["one", "two", "three " * 5], 1, 6).startswith("one     two\nthree")
+
+
+def test_panels_stand_in_lines_and_a_key_has_what_is_drawn_once() -> None:
+    style = FigureStyle("paper", 6.5)
+    with style.in_use():
+        sheet = Sheet(style)
+        panels = sheet.panels(list("abcde"), [(20.0, 10.0)] * 5, starts={3})
+        for axes in panels:
+            axes.plot([0, 1], label="a line")
+            axes.set_xlabel("x")
+        sheet.key(swatch("red", "an area"), "a note")
+        sheet.headline("title", "subtitle")
+        sheet.finish()
+    tops = [round(axes.get_position().y1, 2) for axes in panels]
+    assert tops[0] == tops[1] == tops[2] > tops[3] == tops[4]
+    assert [axes.get_xlabel() for axes in panels] == ["", "", "x", "x", "x"]
+    (legend,) = sheet.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a line", "an area"]
+    assert sheet.get_figwidth() == 6.5 and [axes.get_title(loc="left") for axes in panels] == list("abcde")
 
 
 def test_scales_survive_constants_and_nothing() -> None:
@@ -93,12 +108,12 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Study], tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.png"
-    write_figure(functions_figure(runs["small"]), path, dpi=40)
+    write_figure(draw("functions", runs["small"]), path, dpi=40)
     with pytest.raises(OutputError, match=r"x\.png.*--force"):
-        write_figure(functions_figure(runs["small"]), path, dpi=40)
-    write_figure(functions_figure(runs["small"]), path, dpi=40, force=True)
+        write_figure(draw("functions", runs["small"]), path, dpi=40)
+    write_figure(draw("functions", runs["small"]), path, dpi=40, force=True)
     with pytest.raises(OutputError, match=r"y\.png.*(Not a directory|File exists)"):
-        write_figure(functions_figure(runs["small"]), path / "y.png", dpi=40)
+        write_figure(draw("functions", runs["small"]), path / "y.png", dpi=40)
 
 
 def test_lines_before_a_band_keep_off_the_axis_and_bars_stand_on_it() -> None:
@@ -109,9 +124,3 @@ def test_lines_before_a_band_keep_off_the_axis_and_bars_stand_on_it() -> None:
     for panel in (lines, bars):
         share_limits([panel])
     assert lines.get_ylim()[0] < 12 and bars.get_ylim()[0] == pytest.approx(0)
-
-
-def test_panels_of_an_asked_width_stand_beside_each_other_where_four_fifths_of_them_fit() -> None:
-    with figure_style(FigureStyle(name="paper", width=6.5)):
-        room, wide = widest(10), panel_width(2.6, 8, left=0.52, gap=0.25, most=10)
-        assert 2 * (0.52 + wide) + 0.25 == pytest.approx(room) and 0.8 * 2.6 < wide < 2.6

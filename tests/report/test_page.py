@@ -103,7 +103,7 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
     assert not re.search(
         "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.inside["script"]
     )
-    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<svg") == 3
+    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<svg") == 2
     ids = [attributes["id"] for _, attributes in elements.found if attributes.get("id")]
     assert len(ids) == len(set(ids))
 
@@ -265,11 +265,11 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     assert removal.answers[0].caution and removal.answers[0].sentence.endswith("NOT SHOWN TO BE AS GOOD")
     html = page_html(report)
     assert '<td class="worse">worse by 0.05, perhaps 0.09</td>' in html
-    assert sweep.answers[0].sentence == "model: l0: 3 heads can go" and sweep.answers[1].table is not None
-    kept = sweep.answers[1].table.columns.index("kept")
-    assert [row[kept] for row in sweep.answers[1].table.rows] == ["9", "3", "6", "3", "6"]
-    difference = sweep.answers[1].table.columns.index("difference")
-    assert [row[difference] for row in sweep.answers[1].table.rows][:2] == ["0", "worse by 6"]
+    assert sweep.answers[0].sentence == "sweep: l0: 3 heads can go; within the margin of 1 %"
+    sizes = next(answer.table for answer in sweep.answers if answer.table is not None)
+    kept, change = sizes.columns.index("heads"), sizes.columns.index("change")
+    assert [row[kept] for row in sizes.rows] == ["9", "3", "6", "3", "6"]
+    assert [row[change] for row in sizes.rows][:2] == ["", "−6"]
     assert len(sweep.figures) == 2
     (training,) = report.sections["Training"]
     assert training.answers[0].table is not None and len(training.figures) == 1

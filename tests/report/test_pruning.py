@@ -15,11 +15,13 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.figures.pruning import pruning_figure
-from headscope.report.layout.legend import CHANCE, method_style
-from headscope.report.pruning.quality import SEVERAL, function_counts, run_kind
-from headscope.report.readers.pruning_runs import load_pruned, with_labels
+from headscope.report.figures.pruned_heads import SEVERAL, function_counts, kind_of
+from headscope.report.marks import CHANCE, method_style
+from headscope.results.study import Study
 from headscope.results.study_tables import RunError
+from headscope.results.sweep import open_pruned
+from tests.makers import figures as makers
+from tests.makers.figures import draw
 
 pytestmark = pytest.mark.slow
 
@@ -119,15 +121,14 @@ def panels(figure: Figure) -> dict[str, Any]:
 
 
 def words(figure: Figure) -> set[str]:
-    return {text.get_text() for text in figure.texts}
+    return {text.get_text() for text in makers.words(figure)}
 
 
 def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) -> None:
-    figure = pruning_figure(load_pruned([sweep(tmp_path / "s")]))
+    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s")]))
     assert list(panels(figure)) == ["BLEU", "loss (nats per token)"]
     table = pd.read_csv(tmp_path / "s" / "sweep.csv").fillna({"control": ""})
-    lines = {line.get_label(): line for line in panels(figure)["BLEU"].lines}
-    unpruned, *others = lines.values()
+    unpruned, *others = panels(figure)["BLEU"].lines
     assert set(np.asarray(unpruned.get_ydata())) == {table["value"].iloc[0]}
     assert len(others) == len(METHODS) + 2
     mine = table[(table["method"] == "l0") & (table["control"] == "")].groupby("kept")["value"].mean()
@@ -155,11 +156,11 @@ def test_a_sweep_that_has_just_begun_has_one_size(tmp_path: Path) -> None:
     sweep(tmp_path / "run")
     table = pd.read_csv(tmp_path / "run" / "sweep.csv")
     table.head(1).to_csv(tmp_path / "run" / "sweep.csv", index=False)
-    low, high = panels(pruning_figure(load_pruned([tmp_path / "run"])))["BLEU"].get_xlim()
+    low, high = panels(draw("pruning", *open_pruned([tmp_path / "run"])))["BLEU"].get_xlim()
     assert low < 72 < high
     for figure in ("sites", "layers", "functions"):
         with pytest.raises(RunError, match="no pruned model"):
-            pruning_figure(load_pruned([tmp_path / "run"]), figure)
+            draw("pruning", *open_pruned([tmp_path / "run"]), figure=figure)
 
 
 def test_a_sweep_without_its_unpruned_model_has_no_layers_yet(tmp_path: Path) -> None:
@@ -168,15 +169,15 @@ def test_a_sweep_without_its_unpruned_model_has_no_layers_yet(tmp_path: Path) ->
     for name in ("sweep.csv", "survivors.csv"):
         table = pd.read_csv(tmp_path / "run" / name)
         table[table["method"] != "unpruned"].to_csv(tmp_path / "run" / name, index=False)
-    runs = load_pruned([tmp_path / "run"])
+    runs = open_pruned([tmp_path / "run"])
     with pytest.raises(RunError, match="run does not have the unpruned model"):
-        pruning_figure(runs, "layers")
-    assert list(panels(pruning_figure(runs, "sites"))) == list(METHODS)
+        draw("pruning", *runs, figure="layers")
+    assert list(panels(draw("pruning", *runs, figure="sites"))) == list(METHODS)
 
 
 def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
     both = [sweep(tmp_path / "a", controls=False), sweep(tmp_path / "b", metric="perplexity", controls=False)]
-    figure = pruning_figure(load_pruned(both), "quality")
+    figure = draw("pruning", *open_pruned(both), figure="quality")
     assert list(panels(figure)) == ["a: BLEU", "a: loss (nats per token)", "b: perplexity"]
     assert "the same heads per layer, trained from scratch" not in words(figure)
 
@@ -184,18 +185,18 @@ def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> Non
 def test_perplexities_far_apart_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
     """One ruined model left all others on one level."""
     folder = sweep(tmp_path / "a", metric="perplexity", controls=False)
-    (usual,) = panels(pruning_figure(load_pruned([folder]))).values()
+    (usual,) = panels(draw("pruning", *open_pruned([folder]))).values()
     assert usual.get_yscale() == "linear"
     cells = pd.read_csv(folder / "sweep.csv")
     cells.loc[cells.index[-1], "value"] = 41_480.0
     cells.to_csv(folder / "sweep.csv", index=False)
-    (wide,) = panels(pruning_figure(load_pruned([folder]))).values()
+    (wide,) = panels(draw("pruning", *open_pruned([folder]))).values()
     low, high = wide.get_ylim()
     assert wide.get_yscale() == "log" and 0 < low < cells["value"].min() and high > 41_480
 
 
 def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
-    figure = pruning_figure(load_pruned([sweep(tmp_path / "s")]), "sites")
+    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s")]), figure="sites")
     assert list(panels(figure)) == list(METHODS)
     encoder, decoder, cross = panels(figure)["magnitude"].lines
     assert list(encoder.get_xdata()) == [0, 24, 40, 56, 64, 68]
@@ -204,10 +205,10 @@ def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
 
 
 def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> None:
-    (run,) = load_pruned([sweep(tmp_path / "s")])
+    (run,) = open_pruned([sweep(tmp_path / "s")])
     cells = run.cells[run.cells["method"].isin(["unpruned", "magnitude"])]
     alone = replace(run, cells=cells)
-    drawn = panels(pruning_figure([alone], "layers"))
+    drawn = panels(draw("pruning", alone, figure="layers"))
     assert list(drawn) == list(SITES)
     heads = run.survivors[run.survivors["method"].isin(["unpruned", "magnitude"])]
     for site, axes in drawn.items():
@@ -216,25 +217,28 @@ def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> Non
         for layer, line in enumerate(axes.lines):
             counts = own[own["layer"] == layer].groupby("cell").size().reindex(left.index, fill_value=0)
             assert set(zip(line.get_xdata(), line.get_ydata(), strict=True)) == set(zip(24 - left, counts, strict=True))
-    named = words(pruning_figure([run], "layers"))
+    named = words(draw("pruning", run, figure="layers"))
     assert {"layer 0", "layer 1", "layer 2", "mean over seeds; band: lowest to highest"} <= named
     deep = run.survivors.assign(layer=run.survivors["layer"] * 8 + run.survivors["head"])  # 24 layers of a head each
-    assert {"layers 0 to 7", "layers 16 to 23"} <= words(pruning_figure([replace(alone, survivors=deep)], "layers"))
+    assert {"layers 0 to 7", "layers 16 to 23"} <= words(
+        draw("pruning", replace(alone, survivors=deep), figure="layers")
+    )
 
 
 def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     prices = ((60, 0.01), (30, 0.05), (9, 0.2))
     runs = [choice(tmp_path / f"lambda-{strength:g}", keep, strength) for keep, strength in prices]
-    figure = pruning_figure(load_pruned(runs))
+    figure = draw("pruning", *open_pruned(runs))
     encoder, _, cross = panels(figure)["l0"].lines
     assert list(encoder.get_xdata()) == [0, 12, 42, 63]
     assert list(encoder.get_ydata()) == [24, 12, 0, 0] and list(cross.get_ydata()) == [24, 24, 24, 9]
     with pytest.raises(RunError, match="quality"):
-        pruning_figure(load_pruned(runs), "quality")
+        draw("pruning", *open_pruned(runs), figure="quality")
     with pytest.raises(RunError, match="--functions RUN"):
-        pruning_figure(load_pruned(runs), "functions")
-    labelled = with_labels(load_pruned(runs), analysed(tmp_path / "run"))
-    assert list(panels(pruning_figure(labelled, "functions"))) == ["l0"]
+        draw("pruning", *open_pruned(runs), figure="functions")
+    labels = Study.open(analysed(tmp_path / "run"))
+    labelled = [run.with_labels(labels) for run in open_pruned(runs)]
+    assert list(panels(draw("pruning", *labelled, figure="functions"))) == ["l0"]
 
 
 def test_runs_in_folders_of_one_name_are_cells_of_their_own(tmp_path: Path) -> None:
@@ -243,19 +247,19 @@ def test_runs_in_folders_of_one_name_are_cells_of_their_own(tmp_path: Path) -> N
     for number, (folder, keep) in enumerate(zip(folders, (30, 20), strict=True)):
         gates(tmp_path / f"gates-{keep}", keep)
         (tmp_path / f"gates-{keep}" / "gates.csv").rename(choice(folder, keep, 0.05, seed=number) / "gates.csv")
-    (run,) = load_pruned(folders)
+    (run,) = open_pruned(folders)
     assert run.cells["kept"].tolist() == [72, 30, 20] and run.cells["cell"].is_unique
     counts = run.survivors.groupby("cell", sort=False).size()
     assert counts.tolist() == [72, 30, 20] and len(run.gates) == 2
     assert {str(path) for path in run.gates.values()} == {str(folder / "gates.csv") for folder in folders}
-    _, last = panels(pruning_figure([run], "layers"))["cross"].lines[-1].get_ydata()
+    _, last = panels(draw("pruning", run, figure="layers"))["cross"].lines[-1].get_ydata()
     assert last == 8.0  # all heads of the last layer stay in both
-    (again,) = load_pruned([folders[0], folders[0]])
+    (again,) = open_pruned([folders[0], folders[0]])
     assert again.cells["cell"].is_unique
 
 
 def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> None:
-    (run,) = load_pruned([sweep(tmp_path / "s")])
+    (run,) = open_pruned([sweep(tmp_path / "s")])
     its = run.cells[(run.cells["method"] == "l0") & (run.cells["control"] == "")]
     counts = function_counts(run, its)
     assert counts.index.tolist() == [72, 48, 32, 16, 8, 4]
@@ -264,15 +268,15 @@ def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> Non
     assert counts["positional"].iloc[0] == first.count("positional:-1")
     assert counts[SEVERAL].iloc[0] == first.count("positional:1;rare")
     one = run.survivors[(run.survivors["method"] == "l0") & (run.survivors["size"] == "keep 4")]
-    rare = sum(run_kind(labels) == "rare" for labels in one["functions"]) / 3
+    rare = sum(kind_of(labels) == "rare" for labels in one["functions"]) / 3
     assert counts["rare"].iloc[-1] == pytest.approx(rare)
-    bars = panels(pruning_figure([run], "functions"))["l0"].patches
+    bars = panels(draw("pruning", run, figure="functions"))["l0"].patches
     assert sum(bar.get_height() for bar in bars) == pytest.approx(sum(counts.index))
 
 
 def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
-    (run,) = load_pruned([sweep(tmp_path / "s")])
-    figure = pruning_figure([run], "gates")
+    (run,) = open_pruned([sweep(tmp_path / "s")])
+    figure = draw("pruning", run, figure="gates")
     assert list(panels(figure)) == ["l0, keep 4", "l0, keep 16", "subset, keep 16"]
     lines = panels(figure)["l0, keep 4"].lines
     assert len(lines) == 3 * 25
@@ -283,7 +287,7 @@ def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
 
 
 def test_labels_of_heads() -> None:
-    kinds = [run_kind(each) for each in ("positional:-1", "syntactic:obj<;syntactic:nsubj>", "rare;sink", "", "own:3")]
+    kinds = [kind_of(each) for each in ("positional:-1", "syntactic:obj<;syntactic:nsubj>", "rare;sink", "", "own:3")]
     assert kinds == ["positional", "syntactic", SEVERAL, "no function found", "own"]
 
 
@@ -293,15 +297,15 @@ def test_the_command_writes_and_refuses(tmp_path: Path) -> None:
     assert found.exit_code == 0 and json.loads(found.output)["written"][0]["runs"] == ["s"]
     assert "heads kept" in (tmp_path / "x.svg").read_text()
     with pytest.raises(ConfigError, match=r"--figure 'lines'.*quality, sites"):
-        pruning_figure(load_pruned([folder]), "lines")
+        draw("pruning", *open_pruned([folder]), figure="lines")
     with pytest.raises(RunError, match="--functions RUN"):
-        pruning_figure(load_pruned([folder]), "functions")
+        draw("pruning", *open_pruned([folder]), figure="functions")
     with pytest.raises(RunError, match=r"sweep.json.*pruning.json"):
-        load_pruned([tmp_path])
+        open_pruned([tmp_path])
     (folder / "sweep.csv").write_text("method,kept\nl0,3\n")
     with pytest.raises(RunError, match=r"sweep\.csv.*control"):
-        load_pruned([folder])
+        open_pruned([folder])
     broken = choice(tmp_path / "c", 5, 0.1)
     (broken / "pruning.json").write_text('{"kind": "removal"}')
     with pytest.raises(RunError):
-        load_pruned([broken])
+        open_pruned([broken])

@@ -8,16 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from headscope.errors import ConfigError
-from headscope.report.layout.output import FigureStyle, enlarge, figure_style
+from headscope.report.styles import FigureStyle
 from tests.makers.figures import LAYOUTS, STRUCTURES, boxes, every_figure, overlapping, structure, texts
-
-
-@pytest.fixture(scope="module", params=LAYOUTS)
-def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Figure]]:
-    """The name of a layout, and every figure of it on paper, drawn once."""
-    folder = tmp_path_factory.mktemp("figures")
-    with figure_style(FigureStyle("paper")):
-        return request.param, {name: figure() for name, figure in every_figure(folder, LAYOUTS[request.param]).items()}
 
 
 def readable(name: str, figure: Figure, *, smallest: float) -> None:
@@ -31,39 +23,29 @@ def readable(name: str, figure: Figure, *, smallest: float) -> None:
 
 
 @pytest.mark.slow
-def test_structure_and_legibility(drawn: tuple[str, dict[str, Figure]]) -> None:
-    """On paper; then enlarged for the screen, where the same must hold. Written by `python -m tests.makers.figures`."""
-    layout, figures = drawn
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_structure_and_legibility(layout: str, tmp_path: Path) -> None:
+    """On paper, and some for the screen. Written by `python -m tests.makers.figures`."""
     expected = json.loads(STRUCTURES.read_text(encoding="utf-8"))[layout]
+    figures = every_figure(tmp_path, LAYOUTS[layout])
     assert figures.keys() == expected.keys()
-    for name, figure in figures.items():
+    for name, draw in figures.items():
+        figure = draw(FigureStyle("paper"))
         readable(name, figure, smallest=6)
         assert structure(figure) == expected[name], name
-        if layout != "three sites" and name not in ("heads", "positional"):
-            continue  # enlarged it has the same proportions
-        enlarge(figure, FigureStyle("screen").scale)
-        readable(f"{name} on screen", figure, smallest=8)
+        if layout == "three sites":
+            readable(f"{name} on screen", draw(FigureStyle("screen")), smallest=8)
 
 
 @pytest.mark.slow
 def test_a_width_is_kept_and_nothing_overlaps(tmp_path: Path) -> None:
-    """That of a column of a paper, the least there is room in."""
-    with figure_style(FigureStyle("paper", 3.3, title=False, signature=False)):
-        for name, draw in every_figure(tmp_path, LAYOUTS["three sites"]).items():
-            figure = draw()
-            assert figure.get_figwidth() == pytest.approx(3.3), name
-            readable(name, figure, smallest=6)
-            assert not any("ckpt:" in text.get_text() or "all-MiniLM" in text.get_text() for text in figure.texts), name
-
-
-def test_panels_of_heads_fill_the_width(tmp_path: Path) -> None:
-    """That of the text of a paper, the line with the most of them; not one below the other on its left."""
-    with figure_style(FigureStyle("paper", 6.5)):
-        figures = every_figure(tmp_path, LAYOUTS["12x16"])
-        for name in ("syntactic", "positional"):
-            figure = figures[name]()
-            rights = [axes.get_position().x1 for axes in figure.axes]
-            assert max(rights) > 0.85 and sum(right > 0.5 for right in rights) > len(rights) / 3, (name, rights)
+    """That of a column of a paper, with title and key; and without a title."""
+    for name, draw in every_figure(tmp_path, LAYOUTS["three sites"]).items():
+        figure = draw(FigureStyle("paper", 3.3))
+        assert figure.get_figwidth() == pytest.approx(3.3), name
+        readable(name, figure, smallest=6)
+        bare = draw(FigureStyle("paper", 3.3, title=False))
+        assert len(bare.texts) < len(figure.texts), name
 
 
 def test_what_a_style_refuses() -> None:

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.figures.training import load_history, training_figure
 from headscope.results.study_tables import RunError
+from headscope.results.training import Training
 from headscope.training.files.outputs import History
+from tests.makers.figures import draw, words
 
 HEAD = (
     "update,epoch,sentences,tokens,seconds,tokens_per_second,lr,loss,nll,gradient_norm,"
@@ -48,12 +49,12 @@ def runs(folder: Path) -> list[Path]:
 def test_the_norm_of_a_gradient_that_overflowed_is_left_empty(tmp_path: Path) -> None:
     history = History(course(tmp_path / "half", "baseline"), update=150, tensorboard=False)
     history.add({"update": 200, "tokens": 9, "seconds": 1.0, "nll": 0.5, "gradient_norm": np.inf})
-    metrics = load_history(tmp_path / "half").metrics
+    metrics = Training.open(tmp_path / "half").metrics
     assert metrics["gradient_norm"].isna().tolist() == [False] * 3 + [True] and metrics["nll"].iloc[-1] == 0.5
 
 
 def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:
-    figure = training_figure([load_history(path) for path in runs(tmp_path)])
+    figure = draw("training", *map(Training.open, runs(tmp_path)))
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [
         "Loss of training batches", "Loss of the validation text", "The same, less that of plain",
@@ -75,18 +76,18 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     (entropy,) = panels["Gates: entropy"].lines
     assert np.asarray(entropy.get_xydata()).tolist() == [[100, 1.9], [150, 1.8]]
-    words = " ".join(text.get_text() for text in figure.texts)
-    assert all(name in words for name in ("plain", "mixing", "swap", "mae", "m:train.swap", "31 training sentences"))
+    said = " ".join(text.get_text() for text in words(figure))
+    assert all(name in said for name in ("plain", "mixing", "swap", "mae", "31 training sentences"))
 
 
 def test_other_axes_and_equal_names(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     both = [course(tmp_path / "run", "baseline"), course(tmp_path / "a" / "run", "baseline")]
-    figure = training_figure([load_history(path) for path in both], axis="tokens")
+    figure = draw("training", *map(Training.open, both), axis="tokens")
     assert np.asarray(figure.axes[0].lines[0].get_xdata()).tolist() == [700, 1400, 2100]
-    assert {"run (1)", "run (2)"} <= {text.get_text() for text in figure.texts}
+    assert {"run (1)", "run (2)"} <= {text.get_text() for text in words(figure)}
     with pytest.raises(ConfigError, match=r"--axis 'epochs'.*update, tokens, seconds"):
-        training_figure([load_history(both[0])], axis="epochs")
+        draw("training", Training.open(both[0]), axis="epochs")
 
 
 def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
@@ -95,25 +96,25 @@ def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
         path = course(tmp_path / name, "baseline")
         meta = json.loads((path / "run.json").read_text()) | {"config": {"seed": seed, "lr": lr, "out": name}}
         (path / "run.json").write_text(json.dumps(meta))
-        courses.append(load_history(path))
-    figure = training_figure(courses)
+        courses.append(Training.open(path))
+    figure = draw("training", *courses)
     a, b, c, d = (line.get_color() for line in figure.axes[1].lines)
     assert a == b == d != c
-    assert {"a and 2 more seeds", "c"} <= {text.get_text() for text in figure.texts}
+    assert {"a and 2 more seeds", "c"} <= {text.get_text() for text in words(figure)}
 
 
 def test_what_is_no_training_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"run\.json"):
-        load_history(tmp_path)
+        Training.open(tmp_path)
     path = course(tmp_path / "x", "baseline")
     (path / "run.json").write_text('{"signature": "m:confidence"}')
     with pytest.raises(RunError, match=r"metrics\.csv"):
-        load_history(path)
+        Training.open(path)
     (path / "run.json").write_text("{")
     with pytest.raises(RunError, match=r"\bx\b"):
-        load_history(path)
+        Training.open(path)
     with pytest.raises(RunError, match="line"):
-        load_history(course(tmp_path / "z", "baseline", rows=()))
+        Training.open(course(tmp_path / "z", "baseline", rows=()))
 
 
 def test_the_command(tmp_path: Path) -> None:

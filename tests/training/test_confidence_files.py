@@ -18,12 +18,13 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError, DataError
 from headscope.heads import Site
 from headscope.model.taps import capture
-from headscope.report.figures.confidence import confidence_figure, load_confidence
+from headscope.report.figures.confidence import load_confidence
 from headscope.results.study_tables import RunError
 from headscope.training.data.batches import collate, epoch_plan
 from headscope.training.position import TrainingPosition
 from headscope.training.trainer import train
 from headscope.training.variant import find_variant
+from tests.makers.figures import draw
 from tests.oracles import lessons
 from tests.oracles.confidence_rows import sentence_score
 
@@ -180,19 +181,23 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) -> None:
     run = load_confidence(watched)
     assert run.epochs == (1, 2, 3) and "method advanced" in run.last.data and "epochs 1 to 3" in run.last.data
-    figure = confidence_figure(run)
+    figure = draw("confidence", run)
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert list(panels) == ["encoder-self.0", "decoder-self.0", "decoder-self.1", "cross.0", "cross.1"]
+    assert list(panels) == [
+        *("encoder-self · layer 0", "decoder-self · layer 0", "decoder-self · layer 1"),
+        *("cross · layer 0", "cross · layer 1"),
+    ]
     for site, layer in ((Site.ENCODER_SELF, 0), (Site.CROSS, 1)):
-        lines = panels[f"{site}.{layer}"].lines
+        lines = panels[f"{site} · layer {layer}"].lines
         assert len(lines) == 3
         for place, epoch in enumerate(run.epochs):
             table = entry(pickle.loads((watched / "confs" / f"epoch-{epoch}.pkl").read_bytes()), site, layer)
             expected = np.average(table[:, :-1], axis=0, weights=table[:, -1])
             np.testing.assert_allclose([np.asarray(line.get_ydata())[place] for line in lines], expected, rtol=1e-12)
     assert {axes.get_ylim() for axes in figure.axes} == {figure.axes[0].get_ylim()}
-    texts = [text.get_text() for text in figure.texts]
-    assert {"head 0", "head 1", "head 2"} <= set(texts) and any("train.baseline" in text for text in texts)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["head 0", "head 1", "head 2"]
+    assert "train.baseline" in figure.signature  # type: ignore[attr-defined]
 
 
 def test_the_command_draws_runs_and_directories_of_the_fork(watched: Path, tmp_path: Path) -> None:

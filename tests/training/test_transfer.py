@@ -12,9 +12,10 @@ import pytest
 from headscope.config.option import configured
 from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
-from headscope.report.figures.training import TrainingHistory
-from headscope.report.figures.transfer import transfer_figure, transfer_points
+from headscope.report.figures.transfer import transfer_points
+from headscope.results.training import Training
 from headscope.training.config import TrainConfig
+from tests.makers.figures import draw
 
 
 def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
@@ -31,9 +32,9 @@ def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
             configured(TrainConfig, {"source": tmp_path / "text", "target": tmp_path / "text", "fraction": share})
 
 
-def run(tune: str, fraction: float, bleu: list[float], **config: Any) -> TrainingHistory:
+def run(tune: str, fraction: float, bleu: list[float], **config: Any) -> Training:
     meta = {"config": {"init": "mae/last", "fraction": fraction, "seed": 1, **config}, "options": {"tune": tune}}
-    return TrainingHistory(Path("run"), meta, pd.DataFrame({"update": range(len(bleu)), "bleu": bleu}))
+    return Training(meta, pd.DataFrame({"update": range(len(bleu)), "bleu": bleu}), Path("run"))
 
 
 def test_the_figure_has_the_best_validation_of_every_run() -> None:
@@ -42,6 +43,6 @@ def test_the_figure_has_the_best_validation_of_every_run() -> None:
     points = transfer_points(runs)
     assert points["bleu"].tolist() == [21, 22, 23, 24, 9]
     assert [name.partition(" ")[0] for name in points["tuned"]] == ["FTG", "FTG", "FTG+", "all", "from"]
-    axes = transfer_figure(runs, untuned=19.5).axes[0]
+    axes = draw("transfer", *runs, untuned=19.5).axes[0]
     assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[0.05, 21], [1, 22]]
     assert np.asarray(axes.lines[-1].get_ydata()).tolist() == [19.5, 19.5]

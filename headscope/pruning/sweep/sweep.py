@@ -50,13 +50,13 @@ from headscope.pruning.sweep.methods import SweepContext, run_cell
 from headscope.pruning.sweep.table import (
     MeasuredCells,
     make_table,
-    sizes_with_verdicts,
     survivors,
     verdict_lines,
     verdicts,
 )
 from headscope.results.answer import Answer
 from headscope.results.choices import sweep_answers
+from headscope.results.sweep import sizes_with_verdicts
 from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION

@@ -30,6 +30,7 @@ from headscope.evaluation.non_inferiority import (
 )
 from headscope.heads import HeadId
 from headscope.pruning.sweep.cells import UNPRUNED, Cell
+from headscope.results.sweep import KEY
 
 Record = Mapping[str, Any]
 VERDICT = tuple(field.name for field in fields(NonInferiority))
@@ -175,31 +176,6 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
             anew = labels if cell.method == UNPRUNED else record.get("labels")
             rows.append(row if not relabelled or anew is None else row | {"relabelled": anew.get(str(head), "")})
     return with_seeds(rows)
-
-
-def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with seeds put together: mean, standard deviation and extremes of the value, the largest p."""
-    summary = table.groupby(["method", "control", "size"], sort=False, dropna=False).agg(
-        seeds=("value", "size"),
-        kept=("kept", "mean"),
-        value=("value", "mean"),
-        sd=("value", "std"),
-        least=("value", "min"),
-        most=("value", "max"),
-        difference=("difference", "mean"),
-        p=("p", "max"),
-        loss=("loss", "mean"),
-        minutes=("minutes", "sum"),
-    )
-    return summary.reset_index()
-
-
-KEY = ["method", "control", "size"]
-
-
-def sizes_with_verdicts(table: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
-    """A row for every method and size, seeds put together, with its verdict."""
-    return survivor_summary(table).merge(judged, on=KEY, how="left", suffixes=("", "_"))
 
 
 def verdicts(measured: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Matrices that mix heads, one a module, with their singular values beneath."""
+"""Matrices that mix heads, one a module, with their singular values beside them."""
 
 from __future__ import annotations
 
@@ -6,56 +6,42 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
-from headscope.report.layout.grid import centred_limits, draw_cells, square_ticks
-from headscope.report.layout.output import cell_pitch, widest
-from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
-from headscope.report.layout.panels import Panels
+from headscope.report.charts import Array, centred_limits, draw_bars, draw_cells, number_cells
+from headscope.report.sheet import Sheet
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable, RunError
 
-LEFT, ABOVE, BETWEEN, BARS, BELOW = 0.42, 0.2, 0.29, 0.42, 0.14
 COLOR = "#0072b2"
-Matrices = Mapping[tuple[str, int], NDArray[np.float64]]
+SPECTRUM = 7.0
+"""Ems of the singular values beside a matrix."""
+Matrices = Mapping[tuple[str, int], Array]
 
 
-def alphas_figure(run: Study) -> Figure:
+def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
     """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
     matrices = alpha_matrices(run)
     heads = max(len(matrix) for matrix in matrices.values())
-    pitch = cell_pitch(max(0.09, min(0.2, 1.6 / heads)), heads, besides=LEFT + BAR)
-    side = heads * pitch
-    height = ABOVE + side + BETWEEN + BARS + BELOW
-    panels = Panels.plan(run, (LEFT + side, height), widest=widest(12.6, besides=BAR), only=matrices)
-    page = Page(
-        panels.flow.width + BAR,
-        panels.flow.height,
-        title="Matrices that mix heads, and their singular values",
-        subtitle=f"{run.model} · row: new head, column: head it is made of",
-        footer=run.signature,
-    )
+    side = max(12.0, min(2.2 * heads, 18.0))
     norm = centred_limits(list(matrices.values()))
-    spectra = {
-        site_layer: np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
-        for site_layer, matrix in matrices.items()
-    }
+    spectra = {key: np.asarray(np.linalg.svd(matrix, compute_uv=False), float) for key, matrix in matrices.items()}
     largest = max(float(values.max(initial=0)) for values in spectra.values()) or 1.0
-    for panel, (left, top) in panels:
-        site, layer, count = panel
-        extent = side * count / heads
-        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, extent, extent)
-        draw_cells(axes, matrices[site, layer], cmap="RdBu_r", norm=norm, edge=0.3 if heads <= 12 else 0)
-        square_ticks(axes, count, pitch)
-        below = page.axes(left + LEFT, top + ABOVE + extent + BETWEEN, extent, BARS)
-        _draw_spectrum(below, spectra[site, layer], largest, first=left == 0)
-    bar = ScalarMappable(norm, "RdBu_r")
-    page.color_bar(panels.flow.width + 0.1, ABOVE, side, bar, label="weight")
-    return page.finished()
+    titles = [title for key in matrices for title in (f"{key[0]} · layer {key[1]}", f"Σσ {spectra[key].sum():.1f}")]
+    sites = [site for site, _ in matrices]
+    starts = {2 * number for number in range(1, len(sites)) if sites[number] != sites[number - 1]}
+    sizes = [(side, side), (SPECTRUM, side)] * len(matrices)
+    panels = sheet.panels(titles, sizes, starts=starts, bar=True, beside=3.5, share="", group=2)
+    for key, axes, beside in zip(matrices, panels[::2], panels[1::2], strict=True):
+        count = len(matrices[key])
+        shades = draw_cells(axes, matrices[key], cmap="RdBu_r", norm=norm, edge=heads <= 12)
+        number_cells(axes, x=count, y=count)
+        draw_bars(beside, np.arange(count), {"_": (COLOR, spectra[key])}, level=True)
+        beside.set(xlim=(0, largest * 1.05), ylim=(count - 0.5, -0.5), yticks=[], xlabel="σ")
+        beside.xaxis.set_major_locator(MaxNLocator(2))
+    sheet.scale(shades, panels, "weight")
+    subtitle = f"{run.model} · row: new head, column: head it is made of"
+    sheet.headline("Matrices that mix heads, and their singular values", subtitle)
 
 
 def alpha_matrices(run: Study) -> Matrices:
@@ -68,7 +54,7 @@ def alpha_matrices(run: Study) -> Matrices:
     layer: Any
     for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):
         count = run.layout[str(site)][int(layer)]
-        if len(table) != count * count or not table["source"].between(0, count - 1).all():
+        if len(table) != count * count:
             raise RunError(f"run {run.name}: alphas.csv has not {count} × {count} entries for {site}.{layer}")
         matrix = np.full((count, count), np.nan)
         matrix[table["head"].to_numpy(int), table["source"].to_numpy(int)] = table["alpha"]
@@ -76,15 +62,3 @@ def alpha_matrices(run: Study) -> Matrices:
     if not matrices or not all(np.isfinite(matrix).all() for matrix in matrices.values()):
         raise MissingTable(f"run {run.name}: alphas.csv has no complete matrix; analyse again")
     return matrices
-
-
-def _draw_spectrum(axes: Axes, values: NDArray[np.float64], largest: float, *, first: bool) -> None:
-    """Bars from the largest to the smallest; their sum, the nuclear norm, in the corner."""
-    axes.bar(np.arange(len(values)) + 0.5, values, width=0.8, color=COLOR)
-    axes.set(xlim=(0, len(values)), ylim=(0, largest * 1.05), xticks=[])
-    axes.yaxis.set_major_locator(MaxNLocator(2))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(length=1.5, width=0.4, color=RULE)
-    if first:
-        axes.set_ylabel("σ", size=LABEL, labelpad=2)
-    axes.set_title(f"Σσ = {values.sum():.1f}", size=TICK, loc="right", pad=2)

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from headscope.config import option
 from headscope.errors import DataError
 from headscope.files.reading import read_object
-from headscope.report.layout.grid import parse_range
-from headscope.report.layout.legend import COLORS, Entry, Legend
-from headscope.report.layout.output import cell_pitch, widest
-from headscope.report.layout.page import Dashes, Page, Swatch
-from headscope.report.layout.panels import chart, share_limits
-from headscope.report.readers.fork import confidence_rows, confidence_run
+from headscope.report.charts import Array, frame_chart, parse_range, share_limits
+from headscope.report.fork import confidence_rows, confidence_run
+from headscope.report.grid import layer_panels
+from headscope.report.marks import COLORS, color_of
 from headscope.report.registry import PlotFigure, Source
+from headscope.report.sheet import Sheet
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 
-WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
-LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
 FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
-DASHES: tuple[Dashes, ...] = ("-", "--", ":")
+DASHES = ("-", "--", ":")
 MANY = 30  # more points than this are lines without points
 
 
@@ -52,7 +46,7 @@ class ConfidenceHistory:
 
     last: Study
     epochs: tuple[int, ...]
-    scores: Mapping[tuple[str, int], NDArray[np.float64]]
+    scores: Mapping[tuple[str, int], Array]
     files: tuple[Path, ...]
 
     @property
@@ -60,7 +54,12 @@ class ConfidenceHistory:
         """The folder's own name."""
         return self.last.name
 
-    def batches(self) -> tuple[NDArray[np.float64], Mapping[tuple[str, int], NDArray[np.float64]]]:
+    @property
+    def signature(self) -> str:
+        """That of the training."""
+        return self.last.signature
+
+    def batches(self) -> tuple[Array, Mapping[tuple[str, int], Array]]:
         """Where every batch stands, in epochs [n], and its scores by site and layer [n h].
 
         The last batch of epoch 2 stands at 2. RunError for files of means alone.
@@ -87,19 +86,17 @@ def load_confidence(path: Path) -> ConfidenceHistory:
             raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
     epochs = tuple(epoch for epoch, _ in files)
     about = {"signature": f"file:{path.name}|format:mhr", **_about(path)}
-    method = [f"method {about['method']}"] if "method" in about else []
     shown = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
+    method = [f"method {about['method']}"] if "method" in about else []
     note = ", ".join([*method, "means over training sentences", shown])
-    record = {**about, "layout": runs[0].layout, "data": {"note": note}}
-    last = Study({"heads": runs[-1].heads}, record, folder=path)
-    scores: dict[tuple[str, int], NDArray[np.float64]] = {}
-    for site, counts in runs[0].layout.items():
-        for layer, count in enumerate(counts):
-            if count:
-                tables = [run.heads_of(site, layer) for run in runs]
-                # A file of means, a vector a module, has them under its own name.
-                means = [table.drop(columns=["site", "layer", "head", "functions"]) for table in tables]
-                scores[site, layer] = np.array([each.to_numpy(float)[:, 0] for each in means])
+    last = Study({"heads": runs[-1].heads}, {**about, "layout": runs[0].layout, "data": {"note": note}}, folder=path)
+    scores = {
+        # a file of means, a vector a module, has them under its own name
+        (site, layer): np.array([run.heads_of(site, layer)[run.measures[0]].to_numpy(float) for run in runs])
+        for site, counts in runs[0].layout.items()
+        for layer, count in enumerate(counts)
+        if count
+    }
     return ConfidenceHistory(last, epochs, scores, tuple(file for _, file in files))
 
 
@@ -112,72 +109,32 @@ def _about(path: Path) -> dict[str, Any]:
         return {}
 
 
-def confidence_figure(
-    run: ConfidenceHistory, by: Literal["epoch", "batch"] = "epoch", *, range: Sequence[float] = ()
-) -> Figure:
-    """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all.
+def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOptions) -> None:
+    """A panel for every layer of every site, a line for every head, one scale for all.
 
     The scale is that of all values, or `range`. `by` "batch" draws every batch, not the means of epochs.
     """
-    limits = parse_range(range)
-    points, scores = (np.array(run.epochs, dtype=float), run.scores) if by == "epoch" else run.batches()
-    layout = run.last.layout
-    sites = [site for site in layout if any(key[0] == site for key in run.scores)]
-    layers = max(map(len, layout.values()))
-    wide = cell_pitch(WIDTH, len(sites), besides=len(sites) * LEFT, least=0.4)
-    width = len(sites) * (LEFT + wide)
-    legend = Legend.plan(_entries(run), widest(max(width, 4.6)))
-    page = Page(
-        width,
-        layers * (ABOVE + HEIGHT + BELOW) + legend.height,
-        title=f"Confidence of heads from {by} to {by}",
-        subtitle=f"{run.last.name} · {run.last.data}",
-        footer=run.last.signature,
-    )
-    panels = []
-    for column, site in enumerate(sites):
-        for layer, _ in enumerate(layout[site]):
-            if (site, layer) in run.scores:
-                left, top = column * (LEFT + wide) + LEFT, layer * (ABOVE + HEIGHT + BELOW) + ABOVE
-                axes = page.axes(left, top, wide, HEIGHT)
-                label = "confidence" if column == 0 else ""
-                chart(axes, title=f"{site}.{layer}", xlabel="epoch", ylabel=label, width=wide, whole=(True, False))
-                _draw(axes, points, scores[site, layer])
-                panels.append(axes)
-    share_limits(panels)
+    limits = parse_range(options.range) if options.range else None
+    points, scores = (np.array(run.epochs, float), run.scores) if options.by == "epoch" else run.batches()
+    panels = layer_panels(sheet, run.last, (20.0, 12.0), run.scores)
+    few = len(points) <= MANY
+    for key, axes in panels.items():
+        frame_chart(axes, "epoch", "confidence", whole=(True, False))
+        for head, line in enumerate(scores[key].T):
+            dash = DASHES[head // len(COLORS) % len(DASHES)]  # beyond the colours the same ones again
+            looks: dict[str, Any] = {"marker": "o" if few else "", "markersize": 2, "linewidth": 0.9 if few else 0.5}
+            axes.plot(points, line, dash, color=color_of(head), label=f"head {head}", **looks)
+    share_limits(list(panels.values()))
     if limits is not None:
-        for axes in panels:
+        for axes in panels.values():
             axes.set_ylim(limits.vmin, limits.vmax)
-    legend.draw(page, layers * (ABOVE + HEIGHT + BELOW))
-    return page.finished()
-
-
-def _draw(axes: Axes, epochs: NDArray[np.float64], scores: NDArray[np.float64]) -> None:
-    for head, line in enumerate(scores.T):
-        axes.plot(
-            epochs,
-            line,
-            DASHES[head // len(COLORS) % len(DASHES)],
-            color=COLORS[head % len(COLORS)],
-            linewidth=0.9 if len(epochs) <= MANY else 0.5,
-            marker="o" if len(epochs) <= MANY else "",
-            markersize=2,
-        )
-
-
-def _entries(run: ConfidenceHistory) -> list[Entry]:
-    """A line for each head; heads beyond the colours have the same ones again, dashed, then dotted."""
-    heads = max(values.shape[1] for values in run.scores.values())
-    return [
-        (Swatch(DASHES[head // len(COLORS) % len(DASHES)]), COLORS[head % len(COLORS)], f"head {head}")
-        for head in range(heads)
-    ]
+    sheet.headline(f"Confidence of heads from {options.by} to {options.by}", f"{run.last.name} · {run.last.data}")
 
 
 CONFIDENCE = PlotFigure(
     "confidence",
     "Confidence of every head on the training batches, from epoch to epoch or batch to batch.",
-    confidence_figure,
+    draw_confidence,
     Options=ConfidenceOptions,
     source=Source(
         "RUN|DIR",

@@ -2,139 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import TwoSlopeNorm
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
+from matplotlib.ticker import MaxNLocator
 
 from headscope.data.token_text import shown
 from headscope.heads import SITES
-from headscope.report.figures.training import SHARES, TrainingHistory
-from headscope.report.layout.legend import SITE_COLORS, Legend
-from headscope.report.layout.output import panel_width, widest
-from headscope.report.layout.page import (
-    BAR,
-    GREY,
-    INK,
-    LABEL,
-    RULE,
-    TICK,
-    Page,
-    Swatch,
-    even_width,
-    flow,
-    shorten,
-    text_width,
-)
-from headscope.report.layout.panels import chart, share_limits, short_number
+from headscope.report.charts import Array, draw_intervals, frame_chart, number_cells, share_limits, short_number
+from headscope.report.grid import layer_panels
+from headscope.report.marks import SITE_COLORS
 from headscope.report.registry import TRAINED, PlotFigure
+from headscope.report.sheet import GREY, Sheet, em, letters, shorten, stroke, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
+from headscope.results.training import SHARES, Training
 
-LEFT, ABOVE, BELOW, ROW = 0.62, 0.22, 0.36, 0.15
-BARS, TOKENS = 1.0, 2.3  # inches of the bars of a panel, and of the tokens beside them
-WIDEST = 12.0
-TIME, BAND = 2.2, 0.13  # inches of a history, and of an expert in it
+BARS, TOKENS, ROW = 10.0, 24.0, 1.6
+"""Ems of bars, of the tokens beside them, and of an expert."""
+EVEN = "all experts alike"
 Module = tuple[str, int]
 
 
-def experts_figure(run: Study) -> Figure:
+def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
     """A panel for every module: each expert's mean responsibility with its interval, and the tokens that go with it."""
     table = run.table("experts", "expert", "lacks", "responsibility", "responsibility_low", "responsibility_high")
-    gates = run.table("experts_gates", "entropy", "even")
-    tokens = run.table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else None
-    found = [(str(site), int(layer)) for site, layer in table[["site", "layer"]].drop_duplicates().to_numpy()]
-    modules = sorted(found, key=lambda module: ([*map(str, SITES)].index(module[0]), module[1]))
-    most = int(table.groupby(["site", "layer"]).size().max())
-    words = TOKENS if tokens is not None and len(tokens) else 0.0
-    wide = panel_width(BARS + words, len(modules), left=LEFT, gap=0.25, most=WIDEST)
-    bars = min(wide - words, 1.5 * BARS) if words and wide - words > 0.7 else min(wide, max(0.7, wide * 0.35))
-    size = (LEFT + wide, ABOVE + most * ROW + BELOW)
-    laid = flow([size] * len(modules), even_width(len(modules), size[0], widest(WIDEST), gap=0.25), gap=(0.25, 0.1))
-    legend = Legend.plan(
-        [
-            (Swatch(":"), GREY, "all experts alike"),
-            ("−3", "", "an expert: all heads but head 3"),
-            ("", "", "bar: mean responsibility; whisker: 95 % interval; beside it: its tokens by mutual information"),
-        ],
-        widest(max(laid.width, 4.6)),
-    )
-    page = Page(
-        laid.width,
-        laid.height + legend.height,
-        title="What experts are used for",
-        subtitle=f"{run.model} · {run.data}",
-        footer=run.signature,
-    )
-    panels = []
-    for (site, layer), (left, top) in zip(modules, laid.corners, strict=True):
-        rows = table[(table["site"] == site) & (table["layer"] == layer)].reset_index(drop=True)
-        gate = _gate(run, gates, (site, layer))
-        axes = page.axes(left + LEFT, top + ABOVE, bars, len(rows) * ROW)
-        entropy = f"entropy {gate['entropy']:.2f} of {gate['even']:.2f} nats"
-        title = f"{site} · layer {layer} · {entropy}"
-        axes.set_title(shorten(title, wide, LABEL, weight="bold"), size=LABEL, loc="left", pad=3, weight="bold")
+    gates = run.table("experts_gates", "entropy", "even").set_index(["site", "layer"])
+    tokens = run.table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else table[:0]
+    words = TOKENS * bool(len(tokens))
+    groups: Any = table.groupby(["site", "layer"])
+    by_module = {(str(site), int(layer)): rows for (site, layer), rows in groups}
+    if lacking := [module for module in by_module if module not in gates.index]:
+        raise RunError(f"experts_gates.csv of run {run.name} has no row of {lacking[0][0]}.{lacking[0][1]}")
+    most = max(map(len, by_module.values()))
+    largest = float(table["responsibility_high"].max()) * 1.05
+    panels = layer_panels(sheet, run, (BARS + words, most * ROW), by_module, share="")
+    for module, axes in panels.items():
+        rows = by_module[module].reset_index(drop=True)
+        gate: Any = gates.loc[module]
+        title = axes_title(module, f"entropy {gate['entropy']:.2f} of {gate['even']:.2f} nats")
+        sheet.name_panel(axes, title)
         _draw_use(axes, rows)
-        panels.append(axes)
-        if tokens is not None:
-            listed = tokens[(tokens["site"] == site) & (tokens["layer"] == layer)]
-            for number in range(len(rows)):
-                of_expert = listed[listed["expert"] == rows["expert"][number]].sort_values("pmi", ascending=False)
-                text = "  ".join(shown(str(token), "▁") for token in of_expert["token"])
-                text = shorten(text, wide - bars - 0.12, TICK)
-                page.text(left + LEFT + bars + 0.1, top + ABOVE + number * ROW + 0.025, text, size=TICK)
-    _same_width(panels)
-    legend.draw(page, laid.height)
-    return page.finished()
+        axes.set(
+            xlim=(0, largest * (1 + words / BARS)), ylim=(most - 0.5, -0.5), xlabel="responsibility", ylabel="expert"
+        )
+        axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, largest) if tick <= largest])
+        listed = tokens[(tokens["site"] == module[0]) & (tokens["layer"] == module[1])] if words else tokens
+        sheet.later.append(lambda axes=axes, rows=rows, listed=listed: _write_tokens(axes, rows, listed, largest))  # type: ignore[misc]
+    sheet.key(
+        stroke(GREY, EVEN, ":"),
+        letters("−3", "an expert: all heads but head 3"),
+        "bar: mean responsibility; whisker: 95 % interval; beside it: its tokens by mutual information",
+    )
+    sheet.headline("What experts are used for", f"{run.model} · {run.data}")
 
 
-def _gate(run: Study, gates: pd.DataFrame, module: Module) -> pd.Series[Any]:
-    """The row of a module; RunError where it has none, or several."""
-    rows = gates[(gates["site"] == module[0]) & (gates["layer"] == module[1])]
-    if len(rows) != 1:
-        raise RunError(f"experts_gates.csv of run {run.name} has {len(rows)} rows of {module[0]}.{module[1]}, not one")
-    return rows.iloc[0]
+def axes_title(module: Module, more: str) -> str:
+    """The name of a module, and what is known of it."""
+    return f"{module[0]} · layer {module[1]} · {more}"
 
 
 def _draw_use(axes: Axes, rows: pd.DataFrame) -> None:
-    value = rows["responsibility"]
-    ends = [(value - rows["responsibility_low"]).clip(lower=0), (rows["responsibility_high"] - value).clip(lower=0)]
-    axes.barh(range(len(rows)), value, height=0.68, color=SITE_COLORS[str(rows["site"][0])])
-    axes.errorbar(value, range(len(rows)), xerr=ends, fmt="none", ecolor=INK, elinewidth=0.7, capsize=1.2)
-    axes.axvline(1 / len(rows), color=GREY, lw=1, ls=":")
-    names = [_lacks(lacks) for lacks in rows["lacks"]]
-    axes.set_yticks(range(len(rows)), names)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_ylabel("expert", size=TICK, labelpad=2)
-    axes.set_xlabel("responsibility", size=TICK, labelpad=1.5)
-    axes.tick_params(axis="x", length=1.5, width=0.4, color=RULE)
-    axes.locator_params(axis="x", nbins=3)
+    value, places = rows["responsibility"], range(len(rows))
+    axes.barh(places, value, height=0.68, color=SITE_COLORS[str(rows["site"][0])])
+    draw_intervals(axes, value, places, rows["responsibility_low"], rows["responsibility_high"])
+    axes.vlines(1 / len(rows), -0.5, len(rows) - 0.5, color=GREY, linestyle=":")
+    axes.set_yticks(places, [_lacks(lacks) for lacks in rows["lacks"]])
     axes.xaxis.set_major_formatter(short_number)
-    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _write_tokens(axes: Axes, rows: pd.DataFrame, tokens: pd.DataFrame, start: float) -> None:
+    size = rcParams["ytick.labelsize"]
+    room = axes.get_window_extent().width / axes.figure.dpi * (1 - start / axes.get_xlim()[1]) - 2 * em()
+    for number, expert in enumerate(rows["expert"]):
+        own = tokens[tokens["expert"] == expert].sort_values("pmi", ascending=False)
+        text = shorten("  ".join(shown(str(token), "▁") for token in own["token"]), room, size)
+        axes.text(start, number, text, size=size, va="center", parse_math=False)
 
 
 def _lacks(heads: object) -> str:
     """`1;3` as −1,3: all heads but these; an expert that lacks many by its first."""
     parts = str(heads).removesuffix(".0").split(";")
     text = "−" + ",".join(parts)
-    return text if text_width(text, TICK) < LEFT - 0.25 else f"−{parts[0]},…"
+    return text if text_width(text, rcParams["ytick.labelsize"]) < 4 * em() else f"−{parts[0]},…"
 
 
-def _same_width(panels: Sequence[Axes]) -> None:
-    for axes in panels:
-        axes.set_xlim(0, max(panel.dataLim.x1 for panel in panels) * 1.05)
-
-
-def gates_figure(run: TrainingHistory) -> Figure:
+def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
     """While a mixture trains: the entropy of the gates of each site, and how much every expert of each module counts.
 
-    RunError where the run has no gates, or was trained before they were logged.
+    RunError where the run has no gates.
     """
     modules = module_shares(run)
     if not modules:
@@ -143,63 +103,37 @@ def gates_figure(run: TrainingHistory) -> Figure:
         )
     updates = run.metrics["update"].to_numpy(float)
     most = max(len(shares) for shares in modules.values())
-    count = len(modules) + 1
-    wide = panel_width(TIME, count, left=LEFT, gap=0.25, most=WIDEST, besides=BAR)
-    size = (LEFT + wide, ABOVE + max(most * BAND, 0.9) + BELOW)
-    laid = flow([size] * count, even_width(count, size[0], widest(WIDEST, besides=BAR), gap=0.25), gap=(0.25, 0.1))
-    sites = [site for site in map(str, SITES) if run.has(f"gate_entropy.{site}")]
-    legend = Legend.plan(
-        [(Swatch(), SITE_COLORS[site], f"gates of {site}") for site in sites]
-        + [(Swatch(":"), GREY, "all experts alike")],
-        widest(max(laid.width + BAR, 4.6)),
-    )
-    page = Page(
-        laid.width + BAR,
-        laid.height + legend.height,
-        title="Gates and experts while they learn",
-        subtitle=f"{run.name} · {run.meta.get('variant', '')}",
-        footer=str(run.meta.get("signature", "")),
-    )
-    panels = []
-    (left, top), *corners = laid.corners
-    axes = page.axes(left + LEFT, top + ABOVE, wide, size[1] - ABOVE - BELOW)
-    chart(axes, title="entropy of gates", xlabel="update", ylabel="nats", width=wide, whole=(True, False))
-    for site in sites:
-        axes.plot(*run.line(f"gate_entropy.{site}", "update"), color=SITE_COLORS[site], lw=1.1)
-    axes.axhline(np.log(most), color=GREY, lw=1, ls=":")
-    share_limits([axes])
-    panels.append(axes)
+    titles = ["entropy of gates", *(f"{site} · layer {layer}" for site, layer in modules)]
+    entropy, *panels = sheet.panels(titles, [(24.0, max(most * 1.4, 10.0))] * len(titles), bar=True, share="")
+    frame_chart(entropy, "update", "nats", whole=(True, False))
+    for site in [site for site in map(str, SITES) if run.has(f"gate_entropy.{site}")]:
+        entropy.plot(*run.line(f"gate_entropy.{site}", "update"), color=SITE_COLORS[site], label=f"gates of {site}")
+    entropy.axhline(np.log(most), color=GREY, linestyle=":", label=EVEN)
+    share_limits([entropy])
     largest = max(float(np.nanmax(shares * len(shares))) for shares in modules.values())
     norm = TwoSlopeNorm(1, 0, max(largest, 1.1))
-    for ((site, layer), shares), (left, top) in zip(modules.items(), corners, strict=True):
-        axes = page.axes(left + LEFT, top + ABOVE, wide, len(shares) * max(BAND, 0.9 / most))
-        step = updates[1] - updates[0] if len(updates) > 1 else 1.0
-        edges = np.concatenate([[updates[0] - step], updates])  # noted at an update: of those since the line before
-        axes.pcolormesh(edges, np.arange(len(shares) + 1), shares * len(shares), cmap="RdBu_r", norm=norm)
-        axes.set_title(f"{site} · layer {layer}", size=LABEL, loc="left", pad=4, weight="bold")
+    step = updates[1] - updates[0] if len(updates) > 1 else 1.0
+    edges = np.concatenate([[updates[0] - step], updates])  # noted at an update: of those since the line before
+    for axes, shares in zip(panels, modules.values(), strict=True):
+        rows = np.arange(len(shares) + 1)
+        shades = axes.pcolormesh(edges, rows, shares * len(shares), cmap="RdBu_r", norm=norm)
+        frame_chart(axes, "update", "expert", whole=(True, False))
         axes.set_ylim(len(shares), 0)
-        axes.set_yticks(np.arange(len(shares)) + 0.5, [str(expert) for expert in range(len(shares))])
-        axes.set_ylabel("expert" if left == 0 else "", size=TICK, labelpad=3)
-        axes.set_xlabel("update", size=TICK, labelpad=2)
-        axes.locator_params(axis="x", nbins=4, integer=True)
-        axes.xaxis.set_major_formatter(short_number)
-        panels.append(axes)
-    for axes in panels:
+        number_cells(axes, y=len(shares))
+        axes.grid(visible=False)
+    for axes in (entropy, *panels):
         axes.set_xlim(updates[0], updates[-1] if updates[-1] > updates[0] else updates[0] + 1)
-    bar = ScalarMappable(norm, "RdBu_r")
-    height = min(size[1] - ABOVE - BELOW, 2.0)
-    page.color_bar(laid.width + 0.1, ABOVE, height, bar, label="responsibility, × even", unit="× even")
-    legend.draw(page, laid.height)
-    return page.finished()
+    sheet.scale(shades, [entropy, *panels], "responsibility, × even")
+    sheet.headline("Gates and experts while they learn", f"{run.name} · {run.record.get('variant', '')}")
 
 
-def module_shares(run: TrainingHistory) -> dict[Module, NDArray[np.float64]]:
+def module_shares(run: Training) -> dict[Module, Array]:
     """By module [e u]: the mean responsibility of every expert at every line of metrics.csv."""
     columns: dict[Module, dict[int, str]] = {}
-    for name in run.metrics.columns:
-        kind, *parts = str(name).split(".")
+    for name in map(str, run.metrics.columns):
+        kind, *parts = name.split(".")
         if kind == SHARES and len(parts) == 3 and parts[0] in SITE_COLORS and parts[1].isdigit() and parts[2].isdigit():
-            columns.setdefault((parts[0], int(parts[1])), {})[int(parts[2])] = str(name)
+            columns.setdefault((parts[0], int(parts[1])), {})[int(parts[2])] = name
     return {
         module: np.stack([run.metrics[names[expert]].to_numpy(float) for expert in sorted(names)])
         for module, names in columns.items()
@@ -210,7 +144,7 @@ def module_shares(run: TrainingHistory) -> dict[Module, NDArray[np.float64]]:
 GATES = PlotFigure(
     "gates",
     "Gates and experts of a mixture (`train mae`) while they learn: entropies, and how much each expert counts.",
-    gates_figure,
+    draw_gates,
     source=TRAINED,
     order=410,
 )

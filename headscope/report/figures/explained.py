@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from headscope.report.layout.grid import tick_step
-from headscope.report.layout.legend import Entry, Legend
-from headscope.report.layout.output import widest
-from headscope.report.layout.page import LABEL, PALE, TICK, Page
-from headscope.report.layout.panels import Panels, shared_pitch
+from headscope.report.charts import draw_bars
+from headscope.report.grid import layer_panels
+from headscope.report.sheet import PALE, Sheet, letters
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
@@ -23,12 +20,10 @@ PARTS = {
     "syntax": ("syntax", "#cc79a7"),
 }
 """The groups of a description in words, and their colours (Okabe and Ito)."""
-PITCH, HEIGHT = 0.16, 1.0
-LEFT, ABOVE, BELOW = 0.34, 0.2, 0.4
 MEAN_GAP = 0.6  # columns between the heads and the layer's mean
 
 
-def explained_shares(run: Study) -> Figure:
+def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
     """A bar for every head and one for the mean of its layer; the line at the end of a bar is the 95 % interval.
 
     What is above a bar only the sentence says. Parts that a group takes away (the held-out share fell) are not drawn.
@@ -38,55 +33,32 @@ def explained_shares(run: Study) -> Figure:
     known = run.heads.dropna(subset=["explained"])
     if known.empty:
         raise MissingTable(f"run {run.name}: no head has an explained share; analyse more sentences")
-    counted = set(zip(known["site"], known["layer"], strict=True))
-    most = run.most_heads
-    cells = most + MEAN_GAP + 1
-    pitch = shared_pitch(PITCH, cells, run, left=LEFT + 0.1, most=13.9, only=counted)
-    size = (LEFT + cells * pitch + 0.1, ABOVE + HEIGHT + BELOW)
-    panels = Panels.plan(run, size, widest=widest(13.9), only=counted)
-    entries: list[Entry] = [("    ", color, words) for words, color in PARTS.values()]
-    entries += [("    ", PALE, "only the sentence says it"), ("μ", "", "mean of the layer")]
-    page_width = max(panels.flow.width, 4.6)
-    legend = Legend.plan(entries, widest(page_width))
-    page = Page(
-        page_width,
-        panels.flow.height + legend.height,
-        title="What explains each head",
-        subtitle=f"{run.model} · {run.data} · share on sentences that the description was not fitted to",
-        footer=run.signature,
-    )
-    for panel, (left, top) in panels:
-        site, layer, count = panel
-        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, (count + MEAN_GAP + 1) * pitch, HEIGHT)
-        _draw(axes, run.heads_of(site, layer).sort_values("head"), pitch)
-    legend.draw(page, panels.flow.height)
-    return page.finished()
+    layers = set(zip(known["site"], known["layer"], strict=True))
+    size = ((run.most_heads + MEAN_GAP + 1) * 1.7, 11.0)
+    for (site, layer), axes in layer_panels(sheet, run, size, layers).items():
+        _draw_layer(axes, run.heads_of(site, layer).sort_values("head"), run.most_heads)
+    sheet.key(letters("μ", "mean of the layer"))
+    note = "share on sentences that the description was not fitted to"
+    sheet.headline("What explains each head", f"{run.model} · {run.data} · {note}")
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, pitch: float) -> None:
-    count = len(rows)
-    place = np.array([*rows["head"], count + MEAN_GAP], dtype=float) + 0.5
+def _draw_layer(axes: Axes, rows: pd.DataFrame, heads: int) -> None:
+    places = np.array([*rows["head"], heads + MEAN_GAP], dtype=float)
     counted = np.isfinite(rows["explained"].to_numpy(float))  # without a share of the whole there are no parts
     drawn = np.append(counted, counted.any())
-    axes.bar(place[drawn], 1.0, width=0.86, color=PALE, linewidth=0)
-    height = np.zeros(count + 1)
-    for group, (_, color) in PARTS.items():
-        name = f"explained_{group}"
-        values = rows[name].to_numpy(float) if name in rows else np.zeros(count)
-        values = np.where(counted, values, np.nan)
-        known = values[np.isfinite(values)]
-        part = np.nan_to_num(np.append(values, known.mean() if known.size else 0.0)).clip(min=0)
+    axes.bar(places[drawn], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
+    height, parts = np.zeros(len(places)), {}
+    for group, (words, color) in PARTS.items():
+        column = rows.get(f"explained_{group}", pd.Series(0.0, index=rows.index))
+        values = column.astype(float).where(counted)
+        part = np.nan_to_num(np.append(values, values.mean())).clip(min=0)
         part = np.minimum(part, 1 - height)
-        axes.bar(place, part, bottom=height, width=0.86, color=color, linewidth=0)
+        parts[words] = color, part
         height = height + part
+    draw_bars(axes, places, parts)
     low, high = (rows[f"explained_{end}"].to_numpy(float).clip(0, 1) for end in ("low", "high"))
-    axes.vlines(place[:-1][counted], low[counted], high[counted], color="black", linewidth=0.7)
-    shown = list(range(0, count, tick_step(count, pitch)))
-    axes.set_xticks([*(head + 0.5 for head in shown), place[-1]], [*map(str, shown), "μ"])
-    axes.set_xlim(0, count + MEAN_GAP + 1)
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-    axes.tick_params(labelsize=TICK, length=2)
-    axes.set_xlabel("head", size=LABEL, labelpad=1.5)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.vlines(places[:-1][counted], low[counted], high[counted], color="black", linewidth=0.7)
+    step = next(step for step in (1, 2, 5, 10, 20, 50) if heads / step <= 12 or step == 50)
+    shown = range(0, heads, step)
+    axes.set_xticks([*shown, places[-1]], [*map(str, shown), "μ"])
+    axes.set(xlim=(-0.5, heads + MEAN_GAP + 0.5), ylim=(0, 1), yticks=[0, 0.5, 1], xlabel="head", ylabel="share")

@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from headscope.config import option
-from headscope.config.declarations import HeadFunction, head_functions
+from headscope.config.declarations import head_functions
 from headscope.description.sentences import leading_group
+from headscope.report.charts import draw_bars, hide_frame
 from headscope.report.figures.explained import PARTS
-from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
-from headscope.report.layout.legend import Function, Legend, contrast, fit, legend_entries
-from headscope.report.layout.output import widest
-from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
+from headscope.report.grid import MISSING, Grid, blank_entries, cell_inches, frame_grid, grids_of
+from headscope.report.marks import Function, contrast, fit, function_entries
 from headscope.report.registry import PlotFigure
+from headscope.report.sheet import PALE, RULE, Sheet, swatch
 from headscope.results.study import Study
 
-COUNTS, NARROW = 1.5, 0.8  # inches of the bars beside a map, and where the width is scarce
-BAND = 0.125  # inches a function needs in its cell
+COUNTS = 14.0
+"""Ems of the bars beside a map."""
 SHADE = 0.38  # of the colour of what explains a head without a function
 MOST = 4  # functions of one head that are all written; more are counted
+SEVERAL, SEVERAL_COLOR = "several functions", "#555555"
+Grounds = Mapping[tuple[int, int], tuple[str, str]]
+"""By layer and head what explains most of a head, in words, and its shade."""
 
 
 @dataclass(frozen=True)
@@ -34,69 +39,46 @@ class FunctionsOptions:
     unsupported: bool = option(False, "Also draw functions that lack evidence, hollow; they count in no bar.")
 
 
-def functions_figure(run: Study, *, unsupported: bool = False) -> Figure:
-    """A cell per head, a coloured band per function; beside it the heads per layer by function.
+def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
+    """A cell per head, a coloured band per function; beside it the heads per layer by function, each counted once.
 
     Of a run with `explained` heads without a function have the shade of what explains most of them. With `unsupported`
     functions that lack evidence have hollow bands; the bars do not count them. Sites without heads are left out.
     """
-    every = grids_of(run, unsupported=unsupported)
+    every = grids_of(run, unsupported=options.unsupported)
     grids = [grid for grid in every if grid.heads.size] or every
-    busiest = max((grid.busiest for grid in grids), default=0)
-    slots = max(grid.heads.shape[1] for grid in grids) if grids else 0
-    tall = max(_cell(slots)[1], BAND * min(busiest, MOST))
-    sizes = [_panel_size(grid, tall) for grid in grids]
-    laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
-    entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
-    grounds = [_grounds(run, grid) for grid in grids]
-    shades = dict(found for of_site in grounds for found in of_site.values())
-    entries += [
-        ("    ", shades[word], f"no function found; mostly explained by {word}")
-        for word, _ in PARTS.values()
-        if word in shades
-    ]
-    entries.append(("    ", PALE, "no function found" + ", less than half explained" * bool(shades)))
-    if any(grid.ragged for grid in grids):
-        entries.append(("///", "", "no such head in this layer"))
-    legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
-    page = Page(
-        laid.width,
-        laid.height + legend.height,
-        title="Functions of attention heads",
-        subtitle=f"{run.model} · {run.data}",
-        footer=run.signature,
+    lines = min(max(grid.busiest for grid in grids), MOST)
+    counts = COUNTS if sheet.style.width is None or sheet.style.width > 5 else COUNTS / 2
+    sizes = [grid.size(lines) for grid in grids]
+    panels = sheet.panels(
+        [title for grid in grids for title in (grid.site, "")],
+        [size for wide, tall in sizes for size in ((wide, tall), (counts, tall))],
+        group=2,
+        share="",
     )
-    longest = max((sum(row.values()) for grid in grids for row in _families(grid)), default=0)
-    for grid, corner, of_site in zip(grids, laid.corners, grounds, strict=True):
-        _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=of_site)
-    legend.draw(page, laid.height)
-    return page.finished()
+    found = [_grounds(run, grid) for grid in grids]
+    for axes, bars, grid, grounds in zip(panels[::2], panels[1::2], grids, found, strict=True):
+        hide_frame(axes)
+        frame_grid(sheet, axes, grid, lines)
+        sheet.later.append(lambda axes=axes, grid=grid, grounds=grounds: _draw_heads(axes, grid, grounds))  # type: ignore[misc]
+        _draw_counts(bars, grid)
+        bars.set_ylim(axes.get_ylim())
+    shades = dict(shade for grounds in found for shade in grounds.values())
+    sheet.key(
+        *function_entries((mark for grid in grids for mark in grid.marks), colored=True),
+        *(
+            swatch(shades[word], f"no function found; mostly explained by {word}")
+            for word, _ in PARTS.values()
+            if word in shades
+        ),
+        swatch(PALE, "no function found" + ", less than half explained" * bool(shades)),
+        *blank_entries(grids),
+    )
+    sheet.headline("Functions of attention heads", f"{run.model} · {run.data}")
 
 
-def _reach(grid: Grid) -> float:
-    """Inches of the map, or of its title where that is longer: the bars stand beyond both."""
-    slots: int = grid.heads.shape[1]
-    return float(max(slots * _cell(slots)[0], text_width(grid.site, LABEL, weight="bold")))
-
-
-def _bars() -> float:
-    return COUNTS if widest(10.0) >= 6 else NARROW
-
-
-def _cell(slots: int) -> tuple[float, float]:
-    return cell_size(slots, besides=LEFT + 0.15 + _bars() + 0.1)
-
-
-def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
-    layers = len(grid.heads)
-    return LEFT + _reach(grid) + 0.15 + _bars(), ABOVE + layers * tall + BELOW
-
-
-def _grounds(run: Study, grid: Grid) -> dict[tuple[int, int], tuple[str, str]]:
-    """By layer and head what explains most of a head, in words, and a pale shade of its colour in `explained`.
-
-    Only of heads of which a description says at least half, and which have no function with evidence.
-    """
+def _grounds(run: Study, grid: Grid) -> Grounds:
+    """Of heads of which a description says at least half, and which have no function with evidence."""
     found = {}
     for row in run.heads[run.heads["site"] == grid.site].to_dict("records"):
         layer, head = int(row["layer"]), int(row["head"])
@@ -107,93 +89,56 @@ def _grounds(run: Study, grid: Grid) -> dict[tuple[int, int], tuple[str, str]]:
     return found
 
 
-def _draw_panel(
-    page: Page,
-    grid: Grid,
-    corner: tuple[float, float],
-    tall: float,
-    *,
-    longest: int,
-    grounds: Mapping[tuple[int, int], tuple[str, str]],
-) -> None:
-    layers, slots = grid.heads.shape
-    wide = _cell(slots)[0]
-    left, top = corner[0] + LEFT, corner[1] + ABOVE
-    axes = page.axes(left, top, slots * wide, layers * tall)
-    if grid.ragged:
-        axes.patch.set(hatch=MISSING, edgecolor=RULE, facecolor="white", linewidth=0)
+def _draw_heads(axes: Axes, grid: Grid, grounds: Grounds) -> None:
     for layer, row in enumerate(grid.functions):
         for slot, functions in enumerate(row):
-            if grid.heads[layer, slot] >= 0:
-                _, ground = grounds.get((layer, slot), ("", PALE))
-                _draw_head(axes, slot, layer, functions, wide, ground=ground)
-    axes.set(xlim=(0, slots), ylim=(layers, 0))
-    label_grid(axes, grid, title=grid.site, cell=wide)
-    bars = page.axes(left + _reach(grid) + 0.15, top, _bars(), layers * tall)
-    _draw_counts(bars, grid, longest=longest)
+            if grid.heads[layer, slot] < 0:
+                axes.add_patch(
+                    Rectangle((slot, layer), 1, 1, facecolor="white", edgecolor=RULE, hatch=MISSING, linewidth=0)
+                )
+                continue
+            _, ground = grounds.get((layer, slot), ("", PALE))
+            axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=ground, edgecolor="white"))
+            _draw_bands(axes, slot, layer, functions)
 
 
-def _draw_head(axes: Axes, x: int, y: int, functions: Sequence[Function], wide: float, *, ground: str) -> None:
-    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=ground, edgecolor="white", linewidth=0.8))
+def _draw_bands(axes: Axes, x: int, y: int, functions: Sequence[Function]) -> None:
     shown = functions if len(functions) <= MOST else functions[: MOST - 1]
     bands = max(len(shown) + (len(shown) < len(functions)), 1)
-    for number, function in enumerate(shown):
-        color = function.family.color
-        top = y + number / bands
+    width, size = cell_inches(axes)[0] * 0.95, rcParams["xtick.labelsize"]
+    texts = [(fit(function, width, size), function) for function in shown]
+    for number, (text, function) in enumerate(texts):
+        top, color = y + number / bands, function.family.color
         if function.hollow:
             inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
-            axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color, linewidth=1))
+            axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color))
         else:
-            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white", linewidth=0.8))
+            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
         ink = "black" if function.hollow else contrast(color)
-        _write(axes, x, top + 0.5 / bands, fit(function, wide - 0.03, TICK), ink)
+        axes.text(x + 0.5, top + 0.5 / bands, text, size=size, color=ink, ha="center", va="center_baseline")
     if len(shown) < len(functions):
-        _write(axes, x, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", "black")
+        hidden = f"+{len(functions) - len(shown)}"
+        axes.text(x + 0.5, y + 1 - 0.5 / bands, hidden, size=size, ha="center", va="center_baseline")
 
 
-def _write(axes: Axes, x: int, y: float, text: str, ink: str) -> None:
-    axes.text(x + 0.5, y, text, size=TICK, color=ink, ha="center", va="center_baseline")
-
-
-def _families(grid: Grid) -> list[dict[HeadFunction, int]]:
-    """Per layer: how many heads have at least one function of each family."""
-    rows = []
-    for row in grid.functions:
-        counts: dict[HeadFunction, int] = {}
-        for cell in row:
-            for family in dict.fromkeys(function.family for function in cell if not function.hollow):
-                counts[family] = counts.get(family, 0) + 1
-        rows.append(counts)
-    return rows
-
-
-def _draw_counts(axes: Axes, grid: Grid, *, longest: int) -> None:
-    """Stacked bars in line with the rows of the map; a head with two families counts in both."""
-    order = list(head_functions().values())
-    for layer, counts in enumerate(_families(grid)):
-        start = 0
-        for family in sorted(counts, key=lambda f: order.index(f) if f in order else len(order)):
-            axes.barh(
-                layer + 0.5,
-                counts[family],
-                left=start,
-                height=0.62,
-                color=family.color,
-                edgecolor="white",
-                linewidth=0.6,
-            )
-            start += counts[family]
-    axes.set(xlim=(0, longest), ylim=(len(grid.functions), 0), yticks=[])
-    axes.set_xticks(sorted({0, longest // 2, longest}))
-    axes.set_xlabel("heads with the function", size=LABEL, labelpad=2)
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(False)
+def _draw_counts(axes: Axes, grid: Grid) -> None:
+    """Stacked bars in line with the rows of the map; the key has the colours of the map already."""
+    rows = [[{function.family for function in cell if not function.hollow} for cell in row] for row in grid.functions]
+    families = {family for row in rows for cell in row for family in cell}
+    known = list(head_functions().values())
+    order = sorted(families, key=lambda family: (known.index(family) if family in known else len(known), family.name))
+    parts = {f"_{family.name}": (family.color, [row.count({family}) for row in rows]) for family in order}
+    parts[SEVERAL] = SEVERAL_COLOR, [sum(len(cell) > 1 for cell in row) for row in rows]
+    draw_bars(axes, np.arange(len(rows)) + 0.5, parts, width=0.62, level=True)
+    axes.set(yticks=[], xlabel="heads")
+    axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.spines["bottom"].set_visible(False)
 
 
 FUNCTIONS = PlotFigure(
     "functions",
     "Which function each head has, and how many heads of each layer have it.",
-    functions_figure,
+    draw_functions,
     Options=FunctionsOptions,
     every_run=True,
     order=20,

@@ -3,63 +3,51 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
 from headscope.config.declarations import head_functions
-from headscope.report.layout.grid import draw_cells
-from headscope.report.layout.legend import Function, Legend, functions_of
-from headscope.report.layout.output import widest
-from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
-from headscope.report.layout.panels import PanelLayer, Panels, shared_pitch
+from headscope.report.charts import Array, draw_cells, number_cells
+from headscope.report.grid import layer_panels
+from headscope.report.marks import functions_of
+from headscope.report.sheet import Sheet, letters
 from headscope.results.study import Study
 
 REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
 SEEN = 0.01  # share of all queries of a head from which on an offset is shown by itself
-LEAST = 1.15  # inches of a panel: room for its title and ticks
-PITCH = 0.105  # inches of a cell: room for a head number of 6.5 points
-LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
 
 
-def offset_histograms(run: Study) -> Figure:
+def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
     """Share of queries whose most attended key lies at each offset; positional heads are framed."""
-    rows = run.most_heads
-    pitch = PITCH if rows > 8 else 0.13
-    shares = offset_shares(run)  # before the page: a missing table must not cost a layout
-    columns = next(iter(shares.values())).shape[1]
+    shares = offset_shares(run)
+    heads, columns = run.most_heads, next(iter(shares.values())).shape[1]
     reach = (columns - 3) // 2
     counted = {layer for layer, histogram in shares.items() if histogram.any()} or set(shares)
-    cell = shared_pitch(PITCH, columns, run, left=LEFT + RIGHT, most=13.4, besides=BAR, only=counted)
-    width = max(columns * cell, LEAST)
-    size = (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW)
-    panels = Panels.plan(run, size, widest=widest(13.4, besides=BAR), only=counted)
+    size = (max(1.1 * columns, 12.0), heads * (1.25 if heads > 8 else 1.5))
+    panels = layer_panels(sheet, run, size, counted, bar=True, beside=7.5)
+    step = 4 if reach >= 8 else 2 if reach >= 2 else 1
+    ticks = range(-(reach // step) * step, reach + 1, step)
+    for (site, layer), axes in panels.items():
+        shades = draw_cells(axes, shares[site, layer], cmap="Blues", norm=Normalize(0, 1))
+        axes.vlines((1, columns - 1), 0, len(shares[site, layer]), color="#888888", linewidth=0.5)
+        axes.set(ylim=(heads, 0), xlabel="offset: key − query", ylabel="head")
+        number_cells(axes, y=heads)
+        axes.set_xticks(
+            [0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5],
+            ["<", *(f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in ticks), ">"],
+        )
+        _frame_positional(axes, run, site, layer, reach)
+    sheet.scale(shades, list(panels.values()), "share of queries")
     family = head_functions()["positional"]
     meaning = "positional head, with the offset that holds at least 90 %"
-    entries = [(family.glyph + family.letter, "", meaning), ("<  >", "", f"offsets beyond −{reach} and +{reach}")]
-    legend = Legend.plan(entries, widest(panels.flow.width + BAR))
-    page = Page(
-        panels.flow.width + BAR,
-        panels.flow.height + legend.height,
-        title="Offset of the most attended token",
-        subtitle=f"{run.model} · {run.data}",
-        footer=run.signature,
-    )
-    norm = Normalize(0, 1)
-    for panel, (left, top) in panels:
-        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, width, panel[2] * pitch)
-        _draw(axes, shares[panel[:2]], norm, first=left == 0)
-        _frame(axes, run, panel, reach)
-    bar = ScalarMappable(norm, "Blues")
-    page.color_bar(panels.flow.width + 0.08, ABOVE, min(rows * pitch, 2.0), bar, label="share of queries")
-    legend.draw(page, panels.flow.height)
-    return page.finished()
+    beyond = letters("<  >", f"offsets beyond −{reach} and +{reach}")
+    sheet.key(letters(family.glyph + family.letter, meaning), beyond)
+    sheet.headline("Offset of the most attended token", f"{run.model} · {run.data}")
 
 
-def offset_shares(run: Study) -> dict[tuple[str, int], NDArray[np.float64]]:
+def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
     """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail.
 
     Tails are shares of all queries, the others of those that have a key there.
@@ -81,40 +69,13 @@ def offset_shares(run: Study) -> dict[tuple[str, int], NDArray[np.float64]]:
     return shares
 
 
-def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bool) -> None:
-    draw_cells(axes, shares, cmap="Blues", norm=norm, edge=0.3)
-    heads, columns = shares.shape
-    reach = (columns - 3) // 2
-    step = 4 if reach >= 8 else 2 if reach >= 2 else 1
-    ticks = range(-(reach // step) * step, reach + 1, step)
-    axes.set_yticks(np.arange(heads) + 0.5, [str(head) for head in range(heads)])
-    axes.set_xticks(
-        [0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5],
-        ["<", *(f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in ticks), ">"],
-    )
-    for tail in (1, columns - 1):
-        axes.axvline(tail, color="#888888", linewidth=0.5)
-    axes.set_xlabel("offset: key − query", size=LABEL, labelpad=1.5)
-    if first:
-        axes.set_ylabel("head", size=LABEL, labelpad=2)
-
-
-def _frame(axes: Axes, run: Study, panel: PanelLayer, reach: int) -> None:
+def _frame_positional(axes: Axes, run: Study, site: str, layer: int, reach: int) -> None:
     """Frame the modal cell of positional heads and write the offset beside their row."""
-    site, layer, _ = panel
     heads = run.heads_of(site, layer)
     for head, labels in zip(heads["head"], heads["functions"], strict=True):
         for function in functions_of(labels):
-            if function.family.name == "positional" and _offset(function) is not None:
-                column = int(np.clip(_offset(function) or 0, -reach - 1, reach + 1)) + reach + 1
-                frame = Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", linewidth=0.9, zorder=3)
-                axes.add_patch(frame)
-                mark = function.mark if text_width(function.mark, TICK) < RIGHT else function.short
-                axes.text(2 * reach + 3.4, head + 0.5, mark, size=TICK, ha="left", va="center_baseline")
-
-
-def _offset(function: Function) -> int | None:
-    try:
-        return int(function.detail)
-    except ValueError:
-        return None
+            if function.family.name == "positional" and function.detail.lstrip("+-").isdigit():
+                column = int(np.clip(int(function.detail), -reach - 1, reach + 1)) + reach + 1
+                axes.add_patch(Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", zorder=3))
+                place = 2 * reach + 3.4, head + 0.5
+                axes.text(*place, function.mark, size=rcParams["ytick.labelsize"], ha="left", va="center_baseline")

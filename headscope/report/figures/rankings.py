@@ -7,27 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
 from headscope.config import option
 from headscope.config.declarations import measure_of
 from headscope.errors import ConfigError
-from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, contrast
-from headscope.report.layout.output import cell_pitch, widest
-from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, shorten, text_width
+from headscope.report.charts import Array, hide_frame
+from headscope.report.figures.needs import importances
+from headscope.report.grid import cell_inches
+from headscope.report.marks import SITE_COLORS, contrast
 from headscope.report.registry import PlotFigure
+from headscope.report.sheet import PALE, Sheet, em, shorten, swatch, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
-CELL, SMALLEST = 0.62, 0.42  # inches of a pair of rankings; below the smaller one intervals do not fit
+CELL = 7.0  # ems of a pair of rankings
 DRAWS, SEED = 1000, 1
 FEW = 3  # fewer are compared when that is asked for
-LONGEST = 2.0  # inches of a ranking's title
+LONGEST = 20.0  # ems of a ranking's title
 CLEAR = 200  # heads whose points do not run into each other; of more they are smaller and paler
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
 Ranks = pd.DataFrame
@@ -40,46 +41,37 @@ class RankingsOptions:
 
     ranking: tuple[str, ...] = option(
         (),
-        "Column of heads.csv; repeat it; default: all that rank heads of several layers.",
+        "Column of heads.csv; repeat it; default: all importances that rank heads of several layers.",
         metavar="NAME",
         repeat=True,
     )
 
 
-def rankings_figure(run: Study, ranking: Sequence[str] = ()) -> Figure:
+def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     """Spearman's correlation of every two rankings above the diagonal, the ranks of all heads below it.
 
     Rankings are columns of heads.csv that say which heads matter; `ranking` chooses some. Intervals are of heads drawn
     again with replacement (percentiles of 1,000 draws).
     """
-    ranks = ranks_of(run, ranking)
-    names = _titles(ranks)
-    left = max(text_width(name, LABEL) for name in names) + 0.12
-    bar = BAR if cell_pitch(CELL, len(names), besides=left + BAR) == CELL else 0.0  # the numbers are written, too
-    cell = cell_pitch(CELL, len(names), besides=left + bar, least=0.3)
-    side = cell * len(names)
-    below = left  # names stand upright
-    sites = list(dict.fromkeys(run.heads["site"]))
-    entries: list[Entry] = [("    ", SITE_COLORS[site], site) for site in sites]
-    entries.append(("", "", "below the diagonal: a point per head, its ranks from the most important (top right) down"))
-    legend = Legend.plan(entries, widest(max(left + side + bar, 4.6)))
-    interval = ", 95 % interval" if cell >= SMALLEST else ""
-    page = Page(
-        left + side + bar,
-        side + below + legend.height,
-        title="How much rankings of heads agree",
-        subtitle=f"{run.model} · {run.data} · Spearman's rank correlation of {len(ranks)} heads{interval}",
-        footer=run.signature,
+    ranks = ranks_of(run, options.ranking)
+    count, size = len(ranks.columns), float(rcParams["xtick.labelsize"])
+    names = [shorten(measure_of(name).words, LONGEST * em(), size) for name in ranks.columns]
+    beside = max(text_width(name, size) for name in names) / em() + 2
+    (axes,) = sheet.panels([""], [(count * CELL, count * CELL)], bar=True, beside=beside, above=beside)
+    shades = ScalarMappable(Normalize(-1, 1), "RdBu_r")
+    _draw_points(axes, ranks, [SITE_COLORS[site] for site in run.heads["site"]])
+    sheet.later.append(lambda: _write_correlations(axes, ranks, shades))
+    axes.set(xlim=(0, count), ylim=(count, 0))
+    axes.set_yticks(np.arange(count) + 0.5, names, parse_math=False)
+    axes.set_xticks(np.arange(count) + 0.5, names, parse_math=False, rotation=90)
+    hide_frame(axes)
+    sheet.scale(shades, [axes], "rank correlation")
+    sheet.key(
+        *(swatch(SITE_COLORS[site], site) for site in dict.fromkeys(run.heads["site"])),
+        "below the diagonal: a point per head, its ranks from the most important (top right) down",
     )
-    norm = Normalize(-1, 1)
-    shades = ScalarMappable(norm, "RdBu_r")
-    axes = page.axes(left, 0, side, side)
-    colors = [SITE_COLORS[site] for site in run.heads["site"]]
-    _draw(axes, ranks, shades, colors, cell)
-    if bar:
-        page.color_bar(left + side + 0.1, 0, min(side, 2.0), shades, label="rank correlation", unit="ρ")
-    legend.draw(page, side + below)
-    return page.finished()
+    what = f"Spearman's rank correlation of {len(ranks)} heads, 95 % interval"
+    sheet.headline("How much rankings of heads agree", f"{run.model} · {run.data} · {what}")
 
 
 def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
@@ -94,7 +86,7 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
     for name in rankings:
         if run.require(name) not in usable:
             raise ConfigError(f"run {run.name}: {name} is no ranking of all heads; choose from {', '.join(usable)}")
-    chosen = list(dict.fromkeys(rankings or [name for name in usable if measure_of(name).orders]))
+    chosen = list(dict.fromkeys(rankings or [each.name for each in importances(run) if each.name in usable]))
     if len(chosen) < 2:
         raise MissingTable(
             f"run {run.name} has {len(chosen)} rankings of all heads, and it takes two to compare; run "
@@ -103,7 +95,7 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
     return pd.DataFrame({name: usable[name] for name in chosen}).rank()
 
 
-def correlations(ranks: Ranks) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def correlations(ranks: Ranks) -> tuple[Array, Array, Array]:
     """Correlation of every two columns [m m], and the ends of its interval."""
     table = ranks.to_numpy(float)
     draws = np.random.default_rng(SEED).integers(len(table), size=(DRAWS, len(table)))
@@ -112,45 +104,35 @@ def correlations(ranks: Ranks) -> tuple[NDArray[np.float64], NDArray[np.float64]
     return _correlate(table), low, high
 
 
-def _correlate(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    centred = table - table.mean(axis=0)
-    norms = np.sqrt((centred**2).sum(axis=0))
+def _correlate(table: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(centred.T @ centred / np.outer(norms, norms))
+        return np.asarray(np.corrcoef(table, rowvar=False))
 
 
-def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str], cell: float) -> None:
-    names, count = _titles(ranks), len(ranks.columns)
-    value, low, high = correlations(ranks)
+def _draw_points(axes: Axes, ranks: Ranks, colors: Sequence[str]) -> None:
+    """The ranks of all heads below the diagonal."""
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
     place = EDGE + (1 - 2 * EDGE) * share
     fewer = min(1.0, CLEAR / len(ranks))
-    for row in range(count):
-        for column in range(count):
-            if row == column:
-                continue
-            if row < column:
-                color = shades.to_rgba(value[row, column])
-                axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="white", linewidth=0.8))
-                text = f"{value[row, column]:.2f}"
-                if cell >= SMALLEST:
-                    text += f"\n{low[row, column]:.2f} to\n{high[row, column]:.2f}"
-                text = text.replace("-", "−")
-                axes.text(column + 0.5, row + 0.5, text, size=TICK, color=contrast(color), ha="center", va="center")
-            else:
-                axes.add_patch(Rectangle((column, row), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.8))
-                xs, ys = column + place[:, column], row + 1 - place[:, row]
-                axes.scatter(xs, ys, s=1.6 * fewer, c=colors, linewidths=0, alpha=0.3 + 0.5 * fewer)
-    axes.set(xlim=(0, count), ylim=(count, 0))
-    axes.set_yticks(np.arange(count) + 0.5, names, parse_math=False)
-    axes.set_xticks(np.arange(count) + 0.5, names, parse_math=False, rotation=90)
-    axes.tick_params(labelsize=LABEL)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    for row in range(len(ranks.columns)):
+        for column in range(row):
+            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=PALE, edgecolor="white"))
+            xs, ys = column + place[:, column], row + 1 - place[:, row]
+            axes.scatter(xs, ys, s=1.6 * fewer, c=colors, linewidths=0, alpha=0.3 + 0.5 * fewer)
 
 
-def _titles(ranks: Ranks) -> list[str]:
-    return [shorten(measure_of(name).words, LONGEST, LABEL) for name in ranks.columns]
+def _write_correlations(axes: Axes, ranks: Ranks, shades: ScalarMappable) -> None:
+    """The correlations above the diagonal, with their intervals where these fit."""
+    value, low, high = correlations(ranks)
+    size = float(rcParams["xtick.labelsize"])
+    wide, tall = cell_inches(axes)
+    fits = bool(wide > text_width("−0.00 to", size) and tall > 4 * size / 72)
+    for row, column in zip(*np.triu_indices(len(value), 1), strict=True):
+        color = shades.to_rgba(value[row, column])
+        axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=color, edgecolor="white"))
+        text = f"{value[row, column]:.2f}" + f"\n{low[row, column]:.2f} to\n{high[row, column]:.2f}" * fits
+        place = column + 0.5, row + 0.5
+        axes.text(*place, text.replace("-", "−"), size=size, color=contrast(color), ha="center", va="center")
 
 
 def are_many(run: Study) -> bool:
@@ -161,7 +143,7 @@ def are_many(run: Study) -> bool:
 RANKINGS = PlotFigure(
     "rankings",
     "Rankings of heads against each other: how much they agree, with intervals, and the ranks of all heads.",
-    rankings_figure,
+    draw_rankings,
     Options=RankingsOptions,
     every_run=are_many,
     order=200,

@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import PercentFormatter
 
 from headscope.config import option
 from headscope.errors import ConfigError
-from headscope.report.figures.training import TrainingHistory
-from headscope.report.layout.legend import COLORS, MARKS, Entry, Legend
-from headscope.report.layout.output import panel_width, widest
-from headscope.report.layout.page import INK, Page, Swatch
-from headscope.report.layout.panels import chart
+from headscope.report.charts import draw_course, frame_chart
+from headscope.report.marks import MARKS, color_of
 from headscope.report.registry import TRAINED, PlotFigure
+from headscope.report.sheet import INK, Sheet
 from headscope.results.study import model_name
+from headscope.results.training import Training
 
-WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 4.0, 2.4, 0.55, 0.06, 0.4
 NAMES: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}
 LABELS = {"bleu": "validation BLEU", "valid_nll": "validation loss (nats per token)"}
 
@@ -33,7 +30,7 @@ class TransferOptions:
     )
 
 
-def transfer_points(runs: Sequence[TrainingHistory]) -> pd.DataFrame:
+def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
     """A row a run: what was tuned, share of the data, seed, and the best BLEU, or loss where a run has no BLEU.
 
     ConfigError for runs that did not begin with a trained model, unless without one (scratch).
@@ -43,7 +40,7 @@ def transfer_points(runs: Sequence[TrainingHistory]) -> pd.DataFrame:
         raise ConfigError("the figure needs runs with validation: give `headscope train` --valid-source FILE")
     rows = []
     for run in runs:
-        config, own = run.meta.get("config", {}), run.meta.get("options", {})
+        config, own = run.record.get("config", {}), run.record.get("options", {})
         tuned = "all parameters (FTAll)" if config.get("init") else "from scratch"
         values = run.metrics[column].dropna()
         rows.append(
@@ -57,49 +54,29 @@ def transfer_points(runs: Sequence[TrainingHistory]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def transfer_figure(runs: Sequence[TrainingHistory], *, untuned: float | None = None) -> Figure:
+def draw_transfer(runs: Sequence[Training], sheet: Sheet, options: TransferOptions) -> None:
     """A line for each way to tune, its seeds as dots; dashed the model before tuning."""
     table = transfer_points(runs)
     column = str(table.columns[-1])
-    entries: list[Entry] = [
-        (Swatch(mark=MARKS[n % len(MARKS)]), COLORS[n % len(COLORS)], str(name))
-        for n, name in enumerate(table["tuned"].unique())
-    ]
-    entries += [] if untuned is None else [(Swatch("--"), INK, "no tuning (NoFT)")]
-    wide = panel_width(WIDTH, 1, left=LEFT, gap=0, most=LEFT + WIDTH)
-    legend = Legend.plan(entries, widest(LEFT + wide))
-    page = Page(
-        LEFT + wide,
-        ABOVE + HEIGHT + BELOW + legend.height,
-        title="Transfer",
-        subtitle=", ".join(dict.fromkeys(_start(run) for run in runs)),
-        footer=str(runs[0].meta.get("signature", "")),
-    )
-    axes = page.axes(LEFT, ABOVE, wide, HEIGHT)
-    chart(axes, title="", xlabel="share of the training data", ylabel=LABELS[column], width=wide)
-    for number, (_, rows) in enumerate(table.groupby("tuned", sort=False)):
-        color, mark = COLORS[number % len(COLORS)], MARKS[number % len(MARKS)]
-        means = rows.groupby("fraction")[column].mean()
-        axes.plot(means.index, means, color=color, lw=1.2, marker=mark, ms=3.2)
-        axes.scatter(rows["fraction"], rows[column], s=4, color=color, alpha=0.6, lw=0)
-    if untuned is not None:
-        axes.axhline(untuned, color=INK, lw=1, ls="--")
+    (axes,) = sheet.panels([""], [(42.0, 25.0)])
+    frame_chart(axes, "share of the training data", LABELS[column])
+    for number, (name, rows) in enumerate(table.groupby("tuned", sort=False)):
+        color, means = color_of(number), rows.groupby("fraction")[column].mean()
+        draw_course(axes, means.index, means, color, label=str(name), marker=MARKS[number % len(MARKS)])
+        axes.scatter(rows["fraction"], rows[column], s=4, color=color, alpha=0.6, linewidth=0)
+    if options.untuned is not None:
+        axes.axhline(options.untuned, color=INK, linestyle="--", label="no tuning (NoFT)")
     axes.set_xlim(0, 1.04)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
-    legend.draw(page, ABOVE + HEIGHT + BELOW)
-    return page.finished()
-
-
-def _start(run: TrainingHistory) -> str:
-    """The model that tuning began with."""
-    init = run.meta.get("config", {}).get("init")
-    return f"from {model_name(init)}" if init else "from scratch"
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    inits = (run.record.get("config", {}).get("init") for run in runs)
+    starts = dict.fromkeys(f"from {model_name(init)}" if init else "from scratch" for init in inits)
+    sheet.headline("Transfer", ", ".join(starts))
 
 
 TRANSFER = PlotFigure(
     "transfer",
     "Quality of tuned models against the share of the data, by what was tuned: FTG, FTG+, all, from scratch.",
-    transfer_figure,
+    draw_transfer,
     Options=TransferOptions,
     source=TRAINED,
     runs="together",

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
-from headscope.report.layout.legend import functions_of
+from headscope.report.marks import functions_of
 from headscope.report.page.cards import card_parts, rows_by_head
 from headscope.report.page.examples import examples_data
 from headscope.results.answer import interval_text, number_text

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from headscope.config.declarations import measure_of
 from headscope.errors import HeadscopeError
-from headscope.evaluation.metrics.base import METRICS
 from headscope.files.reading import read_object, read_record
-from headscope.report.figures.training import TrainingHistory, load_history
-from headscope.report.layout.output import FigureStyle, figure_style
+from headscope.report.fork import read_run
 from headscope.report.page.compare import comparison
-from headscope.report.page.heads import cell_text, facts, marks, run_data
+from headscope.report.page.heads import facts, marks, run_data
 from headscope.report.page.svg import figure_svg
-from headscope.report.readers.fork import read_run
-from headscope.report.readers.pruning_runs import PruningRun, load_pruned
 from headscope.report.registry import find_figure, plot_figures
-from headscope.results.answer import Answer, AnswerTable, number_text
+from headscope.results.answer import Answer
 from headscope.results.removal import RECORD, Removal
 from headscope.results.study import Study
 from headscope.results.study_answers import main_importance
 from headscope.results.study_tables import HEAD_COLUMNS, RunError
-from headscope.signature import counted
+from headscope.results.sweep import PruningCells, open_pruned
+from headscope.results.training import Training, training_answers
 
 LIVE = "functions"
 """The figure that the page has as a map to choose heads from."""
-COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": "loss (nats)"}
 
 
 @dataclass
@@ -90,9 +85,9 @@ def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Repor
         runs[kind].append(read_run(run) if kind == "analysis" and isinstance(run, Path) else run)
     studies = runs["analysis"]
     names = names or distinct([study.name for study in studies])
-    pruning = load_pruned(runs["pruning"]) if runs["pruning"] else []
+    pruning = open_pruned(runs["pruning"]) if runs["pruning"] else []
     removals = [Removal.open(path) for path in runs["removal"]]
-    histories = [load_history(path) for path in runs["training"]]
+    histories = [Training.open(path) for path in runs["training"]]
     models = list(dict.fromkeys(study.model for study in studies))
     others = [*(run.name for run in pruning), *(path.resolve().name for path in (*runs["removal"], *runs["training"]))]
     return Report(
@@ -170,73 +165,27 @@ def draw(name: str, runs: Sequence[Any], prefix: str, **options: Any) -> list[Ma
     try:
         if figure.runs == "each" and not figure.is_of(runs[0]):
             return []
-        with figure_style(FigureStyle(signature=False)):
-            drawn = figure.drawn(runs, figure.Options(**options))
+        drawn = figure.drawn(runs, figure.Options(**options))
     except HeadscopeError:
         return []
     return [figure_svg(drawn, f"{prefix}-{name}", figure.summary)]
 
 
-def pruning_blocks(runs: Sequence[PruningRun], removals: Sequence[Removal]) -> Iterator[PageBlock]:
+def pruning_blocks(runs: Sequence[PruningCells], removals: Sequence[Removal]) -> Iterator[PageBlock]:
     """Verdicts first; then of every sweep its conclusions, its cells and what it costs where."""
     for removal in removals:
         yield PageBlock("Pruning", removal.folder.resolve().name, removal.answers())
     for number, run in enumerate(runs):
         kinds = [*(["quality"] if run.measured else []), "sites", *(["gates"] if run.gates else [])]
         drawn = [svg for kind in kinds for svg in draw("pruning", [run], f"sweep{number}-{kind}", figure=kind)]
-        yield PageBlock("Pruning", run.name, list(sweep_answers(run)), drawn)
+        yield PageBlock("Pruning", run.name, run.answers(), drawn)
 
 
-def sweep_answers(run: PruningRun) -> Iterator[Answer]:
-    """How many heads can go, and all cells."""
-    yield Answer("", f"{run.model}: " + ("; ".join(run.notes) or counted(len(run.cells), "run")))
-    cells = run.cells.map(cell_text)
-    if run.measured:
-        cells["difference"] = [
-            change_text(*own) for own in zip(run.cells["metric"], run.cells["difference"], strict=True)
-        ]
-    columns = [name for name in map(str, cells) if (cells[name] != "").any()]
-    rows = cells[columns].itertuples(index=False, name=None)
-    titles = tuple(COLUMNS.get(name, name.replace("kept_", "kept in ").replace("_", " ")) for name in columns)
-    yield Answer(
-        "All runs of the sweep" if run.measured else "Runs that chose heads", "", AnswerTable(titles, tuple(rows))
-    )
-
-
-def change_text(metric: str, difference: float) -> str:
-    """`worse by 12`, `better by 1`, by the metric's direction."""
-    if not difference or difference != difference or metric not in METRICS.names():
-        return cell_text(difference)
-    worse = (difference < 0) == METRICS.get(metric).higher_is_better
-    return f"{'worse' if worse else 'better'} by {number_text(abs(difference))}"
-
-
-def training_blocks(histories: Sequence[TrainingHistory]) -> Iterator[PageBlock]:
+def training_blocks(runs: Sequence[Training]) -> Iterator[PageBlock]:
     """The best of every training, and curves of all quantities."""
-    if not histories:
-        return
-    columns = ("run", "variant", "updates", "seconds", "best validation loss", "best BLEU")
-    rows = [
-        (
-            name,
-            str(history.meta.get("variant", "")),
-            f"{history.metrics['update'].max():,.0f}",
-            number_text(history.metrics["seconds"].max()),
-            *(best_of(history, column, choose) for column, choose in (("valid_nll", np.argmin), ("bleu", np.argmax))),
-        )
-        for name, history in zip(distinct([history.name for history in histories]), histories, strict=True)
-    ]
-    yield PageBlock(
-        "Training", "", [Answer("", "", AnswerTable(columns, tuple(rows)))], draw("training", histories, "all")
-    )
-
-
-def best_of(history: TrainingHistory, column: str, choose: Callable[[Any], Any]) -> str:
-    """The best of what was measured on the validation text, and the update at which that was."""
-    if not history.has(column):
-        return ""
-    x, y = history.line(column, "update")
-    return f"{number_text(y[choose(y)])} at update {x[choose(y)]:,.0f}"
+    if runs:
+        answers = training_answers(runs, distinct([run.name for run in runs]))
+        yield PageBlock("Training", "", answers, draw("training", runs, "all"))
 
 
 def distinct(names: Sequence[str]) -> list[str]:

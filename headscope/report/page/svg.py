@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from io import StringIO
 from xml.sax.saxutils import quoteattr
 
@@ -11,7 +10,7 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from headscope.report.layout.output import STYLE
+from headscope.report.styles import FigureStyle
 from headscope.results.result import CONTROL
 
 PROPERTY = re.compile(r"\s*([\w-]+):\s*([^;]*)")
@@ -21,8 +20,7 @@ LONG = re.compile(r"(\d\.\d\d)\d+")
 def figure_svg(figure: Figure, name: str, title: str) -> Markup:
     """A figure as an `svg` element: no style of its own, ids that begin with `name`, hundredths of a point."""
     content = StringIO()
-    with rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
+    with FigureStyle().in_use(), rc_context({"svg.hashsalt": name}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     svg = content.getvalue()
     svg = CONTROL.sub("\ufffd", svg[svg.index("<svg") :])

@@ -20,9 +20,9 @@ from headscope.config.declarations import measured_columns
 from headscope.files.writing import write_atomically
 from headscope.heads import SITES
 from headscope.report.figures.explained import PARTS
-from headscope.report.layout.legend import contrast
-from headscope.report.layout.output import check_page
+from headscope.report.marks import contrast
 from headscope.report.page.report import PageBlock, Report, gather
+from headscope.report.styles import check_page
 from headscope.results.result import CONTROL
 from headscope.version import VERSION
 

@@ -26,13 +26,9 @@ class BarOptions:
     color: str = option("tab:blue", "Colour of the bars.")
 
 
-def bars(run: Any, *, color: str) -> Any:
+def bars(run: Any, figure: Any, options: BarOptions) -> None:
     """A bar for every head."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.add_subplot().bar(range(len(run.heads)), run.heads[run.require("last_key")], color=color)
-    return figure
+    figure.add_subplot().bar(range(len(run.heads)), run.heads[run.require("last_key")], color=options.color)
 
 
 @analysis

@@ -17,15 +17,11 @@ class SpreadOptions:
     column: str = option("confidence", "Column of heads.csv.", metavar="NAME")
 
 
-def spread(runs: Sequence[Any], *, column: str) -> Any:
+def spread(runs: Sequence[Any], figure: Any, options: SpreadOptions) -> None:
     """A box for every run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    axes = figure.add_subplot(ylabel=column)
-    axes.boxplot([run.heads[run.require(column)].dropna() for run in runs])
+    axes = figure.add_subplot(ylabel=options.column)
+    axes.boxplot([run.heads[run.require(options.column)].dropna() for run in runs])
     axes.set_xticklabels([run.name for run in runs])
-    return figure
 
 
 SPREAD = PlotFigure("spread", "Boxes of a column, one a run.", spread, Options=SpreadOptions, runs="together")

@@ -1,21 +1,22 @@
-"""What marks, lines and colours mean: entries set in lines below a figure, and function labels of heads.
+"""Marks and colours: of the functions of heads, of methods of ranking and pruning, of sites.
 
-Of labels (`positional:-1;syntactic:nsubj>;rare`) each family has a glyph, a letter and a colour of its own (Okabe and
+Each family of labels (`positional:-1;syntactic:nsubj>;rare`) has a glyph, a letter and a colour of its own (Okabe and
 Ito's palette), so that neither colour vision nor size decides whether a figure can be read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from matplotlib.artist import Artist
 from matplotlib.colors import to_rgb
 
 from headscope.config.declarations import HeadFunction, criterion_names, head_functions, measured_columns
 from headscope.pruning.options.learn import learners
-from headscope.report.layout.page import INK, TICK, Flow, Page, Swatch, flow, text_width, wrap
+from headscope.report.sheet import letters, swatch, text_width
 
 # head word and dependent as Voita et al. 2019 abbreviate them
 ENDS = {"nsubj": ("v", "s"), "obj": ("v", "o"), "dobj": ("v", "o"), "amod": ("n", "a"), "advmod": ("v", "a")}
@@ -24,12 +25,11 @@ LONG = 4  # letters of a relation's name that a mark can show
 
 @dataclass(frozen=True)
 class Function:
-    """One label of one head."""
+    """One label of one head; `hollow` where only the estimate would give it: in brackets, without a colour behind."""
 
     family: HeadFunction
     detail: str
     hollow: bool = False
-    """Whether only the estimate would give it: drawn in brackets, without a colour behind."""
 
     @property
     def glyph(self) -> str:
@@ -55,6 +55,14 @@ class Function:
         mark = self.family.glyph + self._letters
         return f"({mark})" if self.hollow else mark
 
+    @property
+    def meaning(self) -> str:
+        """What the mark stands for: of relations each by itself, else the family."""
+        if self.family.detail != "relation" or not self.detail:
+            return self.family.meaning
+        relation = self.detail.rstrip("<>")
+        return f"{relation}, dependent to head" if self.detail.endswith("<") else f"{relation}, head to dependent"
+
 
 def functions_of(labels: object, *, hollow: bool = False) -> tuple[Function, ...]:
     """The functions in one cell of the `functions` column; an unknown family keeps its first letter.
@@ -62,10 +70,10 @@ def functions_of(labels: object, *, hollow: bool = False) -> tuple[Function, ...
     `hollow` reads the column `functions_unsupported`, in which every label has a reason in brackets.
     """
     functions = []
+    families = head_functions()
     for label in filter(None, (part.strip() for part in str(labels or "").split(";"))):
         name, _, detail = (label.partition(" (")[0] if hollow else label).partition(":")
         short = name.strip().lower()
-        families = head_functions()
         family = families.get(short) or families.get(short.removesuffix("_token"))
         family = family or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
         functions.append(Function(family, detail, hollow))
@@ -98,36 +106,26 @@ def fit(function: Function, width: float, size: float) -> str:
 def contrast(color: str | Iterable[float]) -> str:
     """Black or white, whichever is easier to read on `color` (WCAG relative luminance)."""
     channels = to_rgb(color) if isinstance(color, str) else tuple(color)[:3]
-    red, green, blue = map(_linear, channels)
-    return "black" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "white"
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels]
+    return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "white"
 
 
-def _linear(channel: float) -> float:
-    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
-
-
-def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[str, str, str]]:
-    """One entry per family that occurs, then one per relation, in the families' order; what hollow ones are."""
+def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Artist | str]:
+    """An entry of the key for each family that occurs, or for each of its relations, in the families' order."""
     marks = set(functions)
-    present = {replace(function, hollow=False) for function in marks}
-    families = head_functions().values()
-    order = [*families, *sorted({f.family for f in present} - set(families), key=str)]
-    entries = []
-    for family in (family for family in order if any(f.family == family for f in present)):
-        color = family.color if boxed else ""
-        details = sorted({f for f in present if f.family == family and f.detail}, key=lambda f: f.detail)
-        if family.detail == "relation" and details:
-            entries += [(f.mark, color, _relation(f.detail)) for f in details]
-        else:
-            entries.append((family.glyph + family.letter, color, family.meaning))
+    order = {family: place for place, family in enumerate(head_functions().values())}
+    entries: dict[str, Artist | str] = {}
+    for function in sorted(
+        {replace(function, hollow=False) for function in marks},
+        key=lambda function: (order.get(function.family, len(order)), function.family.name, function.detail),
+    ):
+        whole = function.family.detail == "relation" and function.detail
+        mark = function.mark if whole else function.family.glyph + function.family.letter
+        entry = letters(mark, function.meaning)
+        entries.setdefault(function.meaning, swatch(function.family.color, entry) if colored else entry)
     if any(function.hollow for function in marks):
-        entries.append(("(  )", "", "by the estimate alone; the evidence does not suffice"))
-    return entries
-
-
-def _relation(label: str) -> str:
-    relation = label.rstrip("<>")
-    return f"{relation}, dependent to head" if label.endswith("<") else f"{relation}, head to dependent"
+        entries["hollow"] = letters("(  )", "by the estimate alone; the evidence does not suffice")
+    return list(entries.values())
 
 
 COLORS = (
@@ -139,6 +137,11 @@ SITE_COLORS = {"encoder-self": "#0072b2", "decoder-self": "#d55e00", "cross": "#
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 CHANCE = "#999999"
 """Grey is of random choices, and of nothing else."""
+
+
+def color_of(number: int) -> str:
+    """The colour of the so many-th run or head; those beyond all colours have the same ones again."""
+    return COLORS[number % len(COLORS)]
 
 
 @dataclass(frozen=True)
@@ -153,31 +156,29 @@ def method_style(name: str) -> MethodStyle:
     """The colour and the mark of a method; random choices are grey, methods that nothing declares come last."""
     if re.fullmatch(r"random\b.*", name):
         return MethodStyle(CHANCE, "o")
-    table = _table()
+    table = _method_styles()
     if name in table:
         return table[name]
     number = sum(map(ord, name))
     relative = table.get(_family(name, table))
-    return MethodStyle(relative.color if relative else COLORS[number % len(COLORS)], MARKS[number % len(MARKS)])
+    return MethodStyle(relative.color if relative else color_of(number), MARKS[number % len(MARKS)])
 
 
 @cache
-def _table() -> dict[str, MethodStyle]:
+def _method_styles() -> dict[str, MethodStyle]:
     """Every method that there is: a colour for each family, and marks that tell apart what has the same colour."""
-    families: list[str] = []
-    colors: list[str] = []
-    table = {}
     ranking = [measure for _, measure in measured_columns().values() if measure.keep]
     shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
     criteria = (name for name in criterion_names() if name != "random")
     named = (*learners(), *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
+    families: list[str] = []
+    table: dict[str, MethodStyle] = {}
     for name in dict.fromkeys(named):
         family = _family(name, families)
-        if family not in families:
-            families.append(family)
-        color = COLORS[families.index(family) % len(COLORS)]
-        table[name] = MethodStyle(color, MARKS[colors.count(color) % len(MARKS)])
-        colors.append(color)
+        families += [family] if family not in families else []
+        color = color_of(families.index(family))
+        alike = sum(style.color == color for style in table.values())
+        table[name] = MethodStyle(color, MARKS[alike % len(MARKS)])
     return table
 
 
@@ -185,65 +186,3 @@ def _family(name: str, known: Iterable[str]) -> str:
     """The shortest known name that this one begins with, up to the end of a word; else its own name."""
     begins = (family for family in known if re.match(rf"{re.escape(family)}(?![a-z0-9])", name))
     return min(begins, key=len, default=name)
-
-
-HIGH = 0.13  # inches of a box
-
-
-Entry = tuple[str | Swatch, str, str]
-"""What stands in the figure, its colour (of letters: of the box behind them, empty for none), what it means."""
-
-
-@dataclass(frozen=True)
-class Legend:
-    """Entries and where they stand."""
-
-    entries: list[tuple[str | Swatch, str, list[str]]]
-    """The meaning in lines."""
-    flow: Flow
-
-    @classmethod
-    def plan(cls, entries: Sequence[Entry], width: float) -> Legend:
-        """Measure the entries, so that the page can be made high enough."""
-        lines = [wrap(text, width - _box(mark) - 0.06, TICK) for mark, _, text in entries]
-        sizes = [
-            (_box(mark) + 0.06 + max((text_width(line, TICK) for line in its), default=0), HIGH * max(len(its), 1))
-            for (mark, _, _), its in zip(entries, lines, strict=True)
-        ]
-        wrapped = [(mark, color, its) for (mark, color, _), its in zip(entries, lines, strict=True)]
-        return cls(wrapped, flow(sizes, width, gap=(0.22, 0.045)))
-
-    @property
-    def height(self) -> float:
-        """Inches, nothing when there is nothing to explain."""
-        return self.flow.height + 0.1 if self.entries else 0.0
-
-    def draw(self, page: Page, top: float) -> None:
-        """Write the entries into the page, from `top` down."""
-        for (mark, color, meaning), (left, down) in zip(self.entries, self.flow.corners, strict=True):
-            y = top + 0.1 + down
-            if isinstance(mark, Swatch):
-                _draw_swatch(page, mark, (left, y), color or INK)
-            else:
-                if color:
-                    page.box(left, y, _box(mark), HIGH, color)
-                page.text(left + 0.03, y + 0.012, mark, size=TICK, color=contrast(color) if color else "black")
-            for number, line in enumerate(meaning):
-                page.text(left + _box(mark) + 0.06, y + 0.012 + number * HIGH, line, size=TICK)
-
-
-def method_entries(names: Sequence[str]) -> list[Entry]:
-    """An entry for each method, in its colour and with its mark."""
-    return [(Swatch(mark=method_style(name).mark), method_style(name).color, name) for name in names]
-
-
-def _draw_swatch(page: Page, swatch: Swatch, corner: tuple[float, float], color: str) -> None:
-    left, top = corner
-    if swatch.band:
-        page.box(left, top + 0.02, _box(swatch), HIGH - 0.04, color)
-    else:
-        page.line(left, top + HIGH / 2, _box(swatch), color, swatch)
-
-
-def _box(mark: str | Swatch) -> float:
-    return 0.26 if isinstance(mark, Swatch) else text_width(mark, TICK) + 0.06

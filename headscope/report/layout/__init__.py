@@ -1,1 +1,0 @@
-"""Parts of figures: pages, grids, panels, saving."""

@@ -1,1 +1,0 @@
-"""The panels of pruning figures, one kind a file."""

@@ -1,1 +1,0 @@
-"""Finished runs read back from their files."""

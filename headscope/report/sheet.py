@@ -1,0 +1,298 @@
+"""A sheet: a matplotlib figure with a headline, panels in lines, a key of what is drawn, and scales of colours.
+
+Sizes are in ems, the height of letters, so that they suit every style. matplotlib's constrained layout places panels
+and labels; a sheet is as high as its panels, headline and key need.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from numpy.typing import NDArray
+
+from headscope.errors import ConfigError
+from headscope.report.styles import FigureStyle
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, GREY, PALE, RULE = "#222222", "#777777", "#eaeaea", "#bbbbbb"
+LINE = 150.0
+"""Ems of a line of panels, where no width is asked for."""
+NARROWEST = 48.0
+BESIDE, ABOVE, EDGE = 4.5, 5.0, 1.5
+"""Ems that labels take beside a panel, those that they take above and below it, and those around everything."""
+BAR = 8.0
+"""Ems that a scale of colours takes."""
+TALLEST = 200.0
+"""Inches of a page of PDF."""
+
+
+class Sheet(Figure):
+    """A figure in a style, which `draw(run, sheet, options)` fills and `finish` sets."""
+
+    def __init__(self, style: FigureStyle, signature: str = "") -> None:
+        super().__init__(layout="constrained")
+        FigureCanvasAgg(self)
+        self.style, self.signature = style, signature
+        self.later: list[Callable[[], None]] = []
+        """What is done when panels have their places."""
+        self.sizes: dict[Axes, tuple[float, float]] = {}
+        """Ems that the place of each panel has, which are those of the largest in its line and column."""
+        self.title = self.subtitle = ""
+        self._entries: list[Artist] = []
+        self._notes: list[str] = []
+        self._body: float | None = None
+        self._outer: Callable[[], None] = lambda: None
+        if style.width:
+            self.set_figwidth(style.width)
+
+    def headline(self, title: str, subtitle: str) -> None:
+        """What the figure shows, and of which model and data."""
+        self.title, self.subtitle = title, subtitle
+
+    def panels(
+        self,
+        titles: Sequence[str],
+        sizes: Sequence[tuple[float, float]],
+        *,
+        starts: Collection[int] = (),
+        bar: bool = False,
+        beside: float = BESIDE,
+        above: float = ABOVE,
+        share: str = "xy",
+        group: int = 1,
+    ) -> list[Axes]:
+        """Panels with their titles, set in lines like words; `starts` are the numbers of those that begin a line.
+
+        `sizes` are ems without labels, `beside` and `above` those of labels. With `bar` a scale of colours has room at
+        the right. Labels and ticks of the axes in `share` stand at outer panels alone. Panels of a `group` follow each
+        other in one line.
+        """
+        columns = self._columns(titles, sizes, group, beside, BAR * bar)
+        ends = [*sorted({*starts} - {0}), len(titles)]
+        longest = int(max(np.diff([0, *ends]))) // group
+        columns = group * -(-longest // -(-longest // columns))  # lines of a like length
+        places: list[tuple[int, int]] = []
+        for number in range(len(titles)):
+            line, column = places[-1] if places else (-1, columns)
+            places.append((line + 1, 0) if number in starts or column + 1 >= columns else (line, column + 1))
+        widths, heights = np.zeros(columns), np.zeros(places[-1][0] + 1)
+        for (line, column), (width, height) in zip(places, sizes, strict=True):
+            widths[column], heights[line] = max(widths[column], width), max(heights[line], height)
+        if not self.style.width:
+            self.set_figwidth(em() * max(widths.sum() + columns * beside + BAR * bar + EDGE, NARROWEST))
+        self._body = float(heights.sum() + above * len(heights))
+        grid = self.add_gridspec(len(heights), columns, width_ratios=widths, height_ratios=heights)
+        found = [self.add_subplot(grid[place]) for place in places]
+        for axes, title, (line, column) in zip(found, titles, places, strict=True):
+            self.sizes[axes] = widths[column], heights[line]
+            self.name_panel(axes, title)
+        self._outer = lambda: _strip_inner(dict(zip(places, found, strict=True)), share)
+        return found
+
+    def _columns(
+        self, titles: Sequence[str], sizes: Sequence[tuple[float, float]], group: int, beside: float, bar: float
+    ) -> int:
+        """How many groups of panels fit beside each other; where a width is asked for, also somewhat narrower ones."""
+        room = (self.style.width / em() if self.style.width else LINE) - bar - EDGE
+        widest = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
+        size = float(rcParams["axes.titlesize"])
+        title = max(text_width(title, size, weight="bold") for title in titles) / em()
+        needed = max(0.75 * widest, min(title - beside, 20.0)) if self.style.width else widest
+        return max(1, int(room // (needed + group * beside)))
+
+    def name_panel(self, axes: Axes, title: str) -> None:
+        """The title of a panel, cut where it does not fit above it."""
+        axes.set_title(" ")
+
+        def write() -> None:
+            room = axes.get_window_extent().width / self.dpi + em()
+            axes.set_title(shorten(title, room, rcParams["axes.titlesize"], weight="bold"), parse_math=False)
+
+        self.later.append(write)
+
+    def scale(
+        self, shades: ScalarMappable, axes: Sequence[Axes], label: str, values: Sequence[NDArray[np.float64]] = ()
+    ) -> None:
+        """A bar of colours beside panels; it has a point at an end beyond which some of the `values` lie."""
+        finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
+        low, high = (float(end or 0) for end in shades.get_clim())
+        below, above = (finite < low - 1e-9).any(), (finite > high + 1e-9).any()
+        bottom, *_, top = sorted(end for each in axes for end in (each.get_position().y0, each.get_position().y1))
+        share = (top - bottom) / (self.subplotpars.top - self.subplotpars.bottom)  # before the layout
+        height = max(share * (self._body or 30.0), 4.0)
+        length = min(height, 24.0)
+        bar = self.colorbar(
+            shades,
+            ax=list(axes),
+            shrink=length / height,
+            aspect=length / 1.1,
+            anchor=(0, 1),
+            pad=0.02,
+            extend="both" if below and above else "min" if below else "max" if above else "neither",
+        )
+        bar.set_label(wrap(label, length * em(), rcParams["axes.labelsize"]), parse_math=False)
+        bar.outline.set(linewidth=rcParams["axes.linewidth"], edgecolor=RULE)
+
+    def key(self, *entries: Artist | str) -> None:
+        """Add entries to the key, which has all that panels draw with a label; texts stand below it, side by side."""
+        self._entries += [entry for entry in entries if isinstance(entry, Artist)]
+        self._notes += [entry for entry in entries if isinstance(entry, str)]
+
+    def finish(self) -> Sheet:
+        """Set everything, once: the sheet keeps these places. ConfigError where the width asked for is too small."""
+        self._outer()
+        width, edge = self.get_figwidth(), EDGE * em() / 2
+        style = self.style
+        head = (
+            (self.title, rcParams["figure.titlesize"], "bold", INK),
+            (self.subtitle, rcParams["axes.labelsize"], "normal", GREY),
+        )
+        heading = [self._text(*line) for line in head if line[0] and style.title]
+        notes = side_by_side(self._notes, width - EDGE * em(), rcParams["font.size"])
+        foot = [self._text(notes, rcParams["font.size"], "normal", INK)] if notes else []
+        if style.signature and self.signature:
+            foot.append(self._text(self.signature, rcParams["figure.labelsize"], "normal", GREY))
+        above, below = (sum(map(_height, texts)) + em() * 0.6 * len(texts) for texts in (heading, foot))
+        legend = self._legend(width - 2 * edge)
+        key = 0.0 if legend is None else legend.get_window_extent().height / self.dpi + em()
+        body = self.get_figheight() if self._body is None else self._body * em()
+        height = edge + above + body + key + below + edge
+        if height > TALLEST:
+            raise ConfigError(f"the figure is {height:.0f} inches high, of at most {TALLEST:.0f}; choose less to draw")
+        self.set_figheight(height)
+        _stack(heading, height - edge, edge)
+        _stack(foot, edge + below, edge)
+        if legend is not None:
+            legend.set_bbox_to_anchor((edge / width, (edge + below) / height), self.transFigure)
+        engine: Any = self.get_layout_engine()
+        engine.set(rect=(edge / width, (edge + below + key) / height, 1 - 2 * edge / width, body / height))
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="constrained_layout not applied")
+                engine.execute(self)
+        except UserWarning:
+            smaller = "" if style.name == "paper" else ", or --style paper"
+            raise ConfigError(f"--width {width:g} is too narrow for this figure; give more{smaller}") from None
+        for work in self.later:
+            work()
+        self.set_layout_engine("none")
+        return self
+
+    def _text(self, text: str, size: Any, weight: str, color: str) -> Text:
+        lines = wrap(text, self.get_figwidth() - EDGE * em(), float(size), weight=weight)
+        return self.text(0, 0, lines, size=size, weight=weight, color=color, va="top", parse_math=False)
+
+    def _legend(self, room: float) -> Any:
+        """The key: what panels draw with a label, then the other entries, in as many columns as fit."""
+        entries: dict[str, Any] = {}
+        for axes in self.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                entries.setdefault(label, handle)
+        entries |= {str(entry.get_label()): entry for entry in self._entries}
+        if not entries:
+            return None
+        size = float(rcParams["legend.fontsize"])
+        labels = [wrap(label, room - 4 * em(), size) for label in entries]
+        widest = max(text_width(line, size) for label in labels for line in label.split("\n")) + 4.2 * em()
+        columns = min(max(1, int(room // widest)), len(labels))
+        columns = -(-len(labels) // -(-len(labels) // columns))
+        legend = self.legend(list(entries.values()), labels, ncols=columns, loc="lower left")
+        legend.set_in_layout(False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        return legend
+
+
+def letters(text: str, meaning: str) -> str:
+    """An entry of the key for letters in a panel."""
+    return f"{text}  {meaning}"
+
+
+def swatch(color: str, meaning: str, *, hatch: str = "") -> Artist:
+    """An entry of the key for an area."""
+    return Patch(facecolor=color, edgecolor=RULE, linewidth=0.4, hatch=hatch, label=meaning)
+
+
+def stroke(color: str, meaning: str, line: Any = "-", **look: Any) -> Artist:
+    """An entry of the key for a line or a mark."""
+    return Line2D([], [], color=color, linestyle=line, label=meaning, **look)
+
+
+def em() -> float:
+    """Inches of an em in the style in use."""
+    return float(rcParams["font.size"]) / 72
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, size: float, *, weight: str = "normal") -> float:
+    """Width in inches of one line of text."""
+    font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width) / 72
+
+
+def shorten(text: str, width: float, size: float, *, weight: str = "normal") -> str:
+    """The text, shortened with an ellipsis until it fits a width in inches."""
+    short = text
+    while len(short) > 1 and text_width(short + "…" * (short != text), size, weight=weight) > width:
+        short = short[:-1]
+    return short if short == text else short.rstrip() + "…"
+
+
+def wrap(text: str, width: float, size: float, *, weight: str = "normal") -> str:
+    """The text in lines of about a width in inches, broken after pipes too, and in a word where it must be."""
+    lines = []
+    for line in text.split("\n"):
+        letters = int(0.95 * len(line) * width / max(text_width(line, size, weight=weight), 1e-9))
+        lines += textwrap.wrap(line.replace("|", "|\0 "), max(letters, 8)) if letters < len(line) else [line]
+    return "\n".join(lines).replace("|\0 ", "|").replace("|\0", "|")
+
+
+def side_by_side(texts: Sequence[str], width: float, size: float) -> str:
+    """Texts in lines of about a width in inches, as many in a line as fit."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and text_width(f"{lines[-1]}     {text}", size) <= 0.95 * width:
+            lines[-1] += f"     {text}"
+        else:
+            lines += wrap(text, width, size).split("\n")
+    return "\n".join(lines)
+
+
+def _height(text: Text) -> float:
+    return float(text.get_window_extent().height) / float(text.get_figure(root=True).dpi)  # type: ignore[union-attr]
+
+
+def _stack(texts: Sequence[Text], top: float, left: float) -> None:
+    """Texts below each other, in inches from the lower left corner."""
+    for text in texts:
+        text.set(x=left, y=top, transform=text.get_figure(root=True).dpi_scale_trans)  # type: ignore[union-attr]
+        top -= _height(text) + em() * 0.6
+
+
+def _strip_inner(panels: dict[tuple[int, int], Axes], share: str) -> None:
+    """No labels of an axis that all share at panels that have another one below or before them."""
+    for (line, column), axes in panels.items():
+        if "x" in share and (line + 1, column) in panels:
+            axes.set_xlabel("")
+            axes.tick_params(labelbottom=False)
+        if "y" in share and column:
+            axes.set_ylabel("")
+            axes.tick_params(labelleft=False)

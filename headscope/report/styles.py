@@ -1,0 +1,126 @@
+"""How figures are set (for print or a screen, how wide, with or without title and signature) and written to files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headscope.errors import ConfigError
+from headscope.files.output_checks import check_file
+from headscope.files.writing import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOOKS = Path(__file__).parent / "looks"
+STYLES = ("paper", "screen")
+NARROWEST, WIDEST = 2.0, 60.0  # inches that a figure may be asked to have
+FORMATS = (".png", ".svg", ".pdf")
+MOST_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
+
+
+@dataclass(frozen=True)
+class FigureStyle:
+    """`paper` has letters of 6 to 9 points, `screen` letters a third larger; `width` in inches is that of the figure.
+
+    Without a width a figure is as wide as its cells and panels need.
+    """
+
+    name: str = "screen"
+    width: float | None = None
+    title: bool = True
+    signature: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in STYLES:
+            raise ConfigError(f"--style {self.name!r} is not known; choose from {', '.join(STYLES)}")
+        if self.width is not None and not NARROWEST <= self.width <= WIDEST:
+            raise ConfigError(f"--width {self.width:g}: give inches from {NARROWEST:g} to {WIDEST:g}")
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Within the block matplotlib draws in this style."""
+        from matplotlib import style
+
+        with style.context([LOOKS / "headscope.mplstyle", LOOKS / f"{self.name}.mplstyle"]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
+            yield
+
+
+def check_path(path: Path, *, force: bool = False) -> Path:
+    """ConfigError for an extension that is no format, OutputError for a file that must not be replaced."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(
+            f"--out {path}: cannot write {path.suffix or 'a file without extension'}; "
+            f"end the name with one of {', '.join(FORMATS)}"
+        )
+    check_file(path, force=force)
+    return path
+
+
+def check_page(out: Path, *, force: bool = False) -> None:
+    """As `check_path`, for a page."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {out}: the report is one HTML page; end the name with .html")
+    check_file(out, force=force)
+
+
+def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: bool = False) -> Path:
+    """Write the figure in the format of the path's extension; never leaves half a file.
+
+    The signature of the numbers is in the file's metadata, which have no date: the same run gives the same bytes. `dpi`
+    is of PNG; None: that of the figure's style.
+    """
+    from matplotlib import rcParams
+
+    check_path(path, force=force)
+    kind = path.suffix.lower()
+    signature = getattr(figure, "signature", "")
+    metadata: dict[str, dict[str, Any]] = {
+        ".png": {"Software": "headscope", "Description": signature},
+        ".svg": {"Creator": "headscope", "Date": None, "Description": signature},
+        ".pdf": {"Creator": "headscope", "CreationDate": None, "Subject": signature},
+    }
+    with getattr(figure, "style", FigureStyle()).in_use():
+        dpi = dpi or int(rcParams["savefig.dpi"])
+        width, height = (int(inches * dpi) for inches in figure.get_size_inches())
+        image = kind == ".png" or any(artist.get_rasterized() for artist in figure.findobj())
+        if image and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
+            instead = ", or write .svg or .pdf" if kind == ".png" else ""
+            raise ConfigError(f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one{instead}")
+        return write_atomically(
+            path, lambda place: figure.savefig(place, format=kind[1:], dpi=dpi, metadata=metadata[kind])
+        )
+
+
+def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = False) -> list[Path]:
+    """Where the figure of each run, given by its directory, goes.
+
+    `out` is a file for one run. It may contain `{run}`, the directory's name; for several runs without
+    it, `out` is a directory that gets `{run}-{figure}.png` files.
+    """
+    if "{run}" not in str(out):
+        directory = len(runs) > 1 and out.suffix.lower() not in FORMATS
+        if not (directory or out.is_dir()):
+            if len(runs) > 1:
+                raise ConfigError(
+                    f"--out {out} is one file for {len(runs)} runs; "
+                    f"put {{run}} into the name, such as {out.stem}-{{run}}{out.suffix}, or name a directory"
+                )
+            return [check_path(out, force=force)]
+        out = out / f"{{run}}-{figure}.png"
+    names = _distinct([run.resolve() for run in runs])
+    return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
+
+
+def _distinct(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart."""
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["-".join(path.parts[-depth:]).replace("/", "") for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError("the same run was named twice; name each run once")

@@ -1,0 +1,230 @@
+"""A sweep, or runs that chose heads once, as their folders have them: cells, the heads that each keeps, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.files.reading import read_object, read_record, read_text
+from headscope.files.tables import read_csv
+from headscope.heads import SITES, HeadId
+from headscope.results.answer import Answer
+from headscope.results.choices import choice_answers, run_answers, sweep_answers
+from headscope.results.result import Result
+from headscope.results.study import Study, model_name
+from headscope.results.study_tables import HEAD_COLUMNS, RunError
+
+COLUMNS = (
+    *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
+    "cell",
+)
+HEAD = list(HEAD_COLUMNS)
+GATES = ("update", *HEAD_COLUMNS, "gate", "open")
+UNPRUNED = "unpruned"
+RELABELLED = "relabelled"
+"""Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
+KEY = ["method", "control", "size"]
+NAMED = 3  # runs whose folders make the name of them all
+TEXTS = (*KEY, "metric", "cell", "site", "functions", RELABELLED)
+
+
+@dataclass(eq=False)
+class PruningCells(Result):
+    """Cells with their sizes, the heads that each keeps, and trajectories of gates by name of the cell.
+
+    `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
+    (`measured`). `survivors` has a row for every head that stays; `functions` where labels are known. These are of the
+    heads of `labelled`, empty for the unpruned model; of a pruned one `survivors` has the cells whose heads it has.
+    """
+
+    name: str
+    record: dict[str, Any]
+    cells: pd.DataFrame
+    survivors: pd.DataFrame
+    gates: Mapping[str, Path] = field(default_factory=dict)
+    labelled: str = ""
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> PruningCells:
+        """The sweep in a folder that `headscope prune sweep` wrote."""
+        path = Path(folder)
+        record = read_object(path / "sweep.json", error=RunError)
+        cells = read_csv(path / "sweep.csv", columns=COLUMNS, texts=TEXTS, error=RunError)
+        if not len(cells):
+            raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
+        survivors = read_csv(path / "survivors.csv", columns=(*HEAD, "cell"), texts=TEXTS, error=RunError)
+        gates = {file.parent.name: file for file in sorted(path.glob("runs/*/gates.csv"))}
+        labelled, digest = record.get("labelled") or {}, record.get("digests", {}).get("checkpoint")
+        own = not labelled or labelled.get("digest") == digest
+        name = "" if own else model_name(labelled.get("path"))
+        return cls(path.resolve().name, record, cells, survivors, gates, name)
+
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:  # type: ignore[override]
+        """`sweep` and `survivors`."""
+        return {"sweep": self.cells, "survivors": self.survivors}
+
+    def answers(self) -> list[Answer]:
+        """The conclusions of a sweep and its sizes; of runs that chose heads how many stay in each."""
+        if self.measured:
+            rows: list[Any] = sizes_with_verdicts(self.cells, self.record.get("verdicts", [])).to_dict("records")
+            said: dict[str, Any] = {
+                "conclusions": [],
+                "remarks": [],
+                "directions": {},
+            }  # none yet
+            return sweep_answers(said | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
+        chosen = self.cells[self.cells["method"] != UNPRUNED]
+        if len(chosen) == 1:
+            return choice_answers(self.record, self.name)
+        runs: list[Any] = chosen.to_dict("records")
+        return run_answers(runs, self.name)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are numbers of quality."""
+        return "value" in self.cells
+
+    @property
+    def sites(self) -> list[str]:
+        """The gated sites."""
+        return [site.value for site in SITES if f"kept_{site.value}" in self.cells]
+
+    @property
+    def model(self) -> str:
+        """The last part of the checkpoint's path, with the one before it where it tells nothing."""
+        return model_name(self.record.get("source", {}).get("path"))
+
+    @property
+    def unpruned(self) -> pd.DataFrame:
+        """The cells of the model with all heads."""
+        return self.cells[self.cells["method"] == UNPRUNED]
+
+    def trajectory(self, cell: str) -> pd.DataFrame:
+        """The gates of a cell while they learnt."""
+        return read_csv(self.gates[cell], columns=GATES, texts=TEXTS, error=RunError)
+
+    def with_labels(self, labels: Study) -> PruningCells:
+        """The same, labelled by a run of `analyze` on this model, or on one without some heads."""
+        heads = labels.heads[[*HEAD, "functions"]]
+        bare = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
+        own = self.record.get("digests", {}).get("checkpoint") or self.record.get("source", {}).get("digest")
+        checkpoint = labels.record.get("checkpoint") or {}
+        if not own or not checkpoint.get("digest") or own == checkpoint["digest"]:
+            joined = bare.merge(heads, on=HEAD, how="left").fillna({"functions": ""})
+            return replace(self, survivors=joined, labelled="")
+        stay = _numbered(heads, Path(checkpoint["path"]))
+        stay = stay[stay["site"].isin(self.sites)]
+        survivors = bare.merge(stay, on=HEAD, how="left")
+        if len(stay) < self.cells["of"].max():  # of a pruned model: nothing is known of the heads of other cells
+            cells = survivors.groupby("cell")["functions"]
+            same = {cell for cell, of in cells if of.notna().all() and len(of) == len(stay)}
+            survivors = survivors[survivors["cell"].isin(same)]
+        name = f"{model_name(checkpoint['path'])} (run {labels.name})"
+        return replace(self, survivors=survivors.fillna({"functions": ""}), labelled=name)
+
+
+def open_pruned(paths: Sequence[Path]) -> list[PruningCells]:
+    """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one.
+
+    RunError for a directory that is neither.
+    """
+    sweeps, selections = [], []
+    for path in paths:
+        if (path / "sweep.json").is_file():
+            sweeps.append(PruningCells.open(path))
+        elif (path / "pruning.json").is_file():
+            selections.append(path)
+        else:
+            raise RunError(
+                f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
+                "or `rank` wrote"
+            )
+    groups: dict[str, list[Path]] = {}
+    for selection in {path.resolve(): path for path in selections}.values():  # each once
+        source = read_object(selection / "pruning.json", error=RunError).get("source") or {}
+        groups.setdefault(str(source.get("digest")), []).append(selection)
+    return [*sweeps, *map(_selections, groups.values())]
+
+
+def sizes_with_verdicts(cells: pd.DataFrame, verdicts: pd.DataFrame | Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for every method and size, seeds put together, with its verdict."""
+    summary = cells.groupby(KEY, sort=False, dropna=False).agg(
+        seeds=("value", "size"),
+        kept=("kept", "mean"),
+        value=("value", "mean"),
+        sd=("value", "std"),
+        difference=("difference", "mean"),
+    )
+    judged = pd.DataFrame(verdicts if len(verdicts) else [], columns=[*KEY, "verdict", "worse_limit"])
+    return summary.reset_index().merge(judged, on=KEY, how="left").fillna(np.nan)
+
+
+def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
+    """Heads of a model without some, by the numbers that the `pruning.json` beside it gives them."""
+    record = read_record((checkpoint if checkpoint.is_dir() else checkpoint.parent) / "pruning.json")
+    if record.get("kind") not in ("removal", "shrink"):
+        return heads
+    kept = record["kept"]
+    try:
+        if record["output"]["export"] == "masked":
+            return heads[[row.head in kept[row.site][str(row.layer)] for row in heads.itertuples()]]
+        numbers = [kept[row.site][str(row.layer)][row.head] for row in heads.itertuples()]
+    except (KeyError, IndexError, TypeError):
+        raise RunError(f"{checkpoint} has other heads than the pruning.json beside it says; prune again") from None
+    return heads.assign(head=numbers)
+
+
+def _selections(paths: Sequence[Path]) -> PruningCells:
+    """Runs that chose heads once each; the unpruned model is the first cell."""
+    records = [read_object(path / "pruning.json", error=RunError) for path in paths]
+    rows, heads, gates = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Path]()
+    for path, record, cell in zip(paths, records, _cell_names(paths), strict=True):
+        if not str(record.get("kind")).startswith("choice by"):
+            raise RunError(
+                f"{path} is no run that chose heads; name what `headscope prune l0`, `subset` or `rank` wrote"
+            )
+        kept, per_site = read_text(path / "kept.txt").split(), record["kept_per_site"]
+        if not rows:
+            whole = {f"kept_{site}": int(counts["of"]) for site, counts in per_site.items()}
+            rows.append(_row(record, UNPRUNED) | whole | {"method": UNPRUNED, "size": "", "kept": int(record["heads"])})
+            heads += [_place(name) | rows[0] for name in [*kept, *record["removed"]]]
+        rows.append(_row(record, cell) | {f"kept_{site}": int(counts["kept"]) for site, counts in per_site.items()})
+        heads += [_place(name) | rows[-1] for name in kept]
+        if (path / "gates.csv").is_file():
+            gates[cell] = path / "gates.csv"
+    survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
+    signatures = "\n".join(dict.fromkeys(str(record.get("signature", "")) for record in records))
+    name = ", ".join(path.resolve().name for path in paths[:NAMED]) + (", …" if len(paths) > NAMED else "")
+    return PruningCells(name, {**records[0], "signature": signatures}, pd.DataFrame(rows), survivors, gates)
+
+
+def _cell_names(paths: Sequence[Path]) -> list[str]:
+    """The names of directories, with all that comes before where several have the same."""
+    names = [UNPRUNED, *(path.resolve().name for path in paths)]
+    return [path.resolve().name if names.count(path.resolve().name) == 1 else str(path.resolve()) for path in paths]
+
+
+def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
+    learning = record.get("learning", {})
+    priced = "lambda_paper" in learning and not learning.get("lambda_searched", True)
+    return {
+        "method": record["method"] if record["method"] != "rank" else record["ranking"]["by"],
+        "control": "",
+        "size": f"lambda {learning['lambda_paper']:g}" if priced else f"keep {record['kept']}",
+        "seed": record["options"]["seed"],
+        "kept": int(record["kept"]),
+        "of": int(record["heads"]),
+        "cell": cell,
+    }
+
+
+def _place(name: str) -> dict[str, Any]:
+    head = HeadId.parse(name)
+    return {"site": head.site.value, "layer": head.layer, "head": head.head}
