@@ -135,7 +135,13 @@ FORK_SENTENCES, FORK_EPOCHS, FORK_FIRST_EPOCHS = 160239, 40, 50  # what the fork
 
 def nuclear_norms(alphas: Sequence[Tensor]) -> list[Tensor]:
     """Σ of the singular values of each matrix [h h]; the gradient is U·Vᵀ, at repeated singular values too."""
-    return [torch.linalg.svdvals(alpha if alpha.dtype == torch.float64 else alpha.float()).sum() for alpha in alphas]
+    norms = dict[int, Tensor]()
+    for size in {len(alpha) for alpha in alphas}:  # together, as a device computes many small matrices best
+        numbers = [number for number, alpha in enumerate(alphas) if len(alpha) == size]
+        stacked = torch.stack([alphas[number] for number in numbers])
+        exact = stacked if stacked.dtype == torch.float64 else stacked.float()
+        norms.update(zip(numbers, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
+    return [norms[number] for number in range(len(alphas))]
 
 
 def growth_loss(
