@@ -18,6 +18,7 @@ from headscope.evaluation.quality import MeasuredMetrics, evaluation_signature, 
 from headscope.heads import all_heads, select_heads
 from headscope.progress import Progress, no_progress
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
+from headscope.results.result import Result
 from headscope.signature import Signature, counted, signed_rows
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 LOSS = "nll_per_token"
 
 
-@dataclass
-class EachHead:
+@dataclass(repr=False)
+class EachHead(Result):
     """A row per masked head: every metric and its difference to the first row, where no further head is masked.
 
     Heads are sorted `by` a column; `loss` is what the table's loss is called, of tokens or of labels.
@@ -71,10 +72,10 @@ class EachHead:
         metric = {LOSS: self.loss}.get(metric, metric)
         return f"Δ {metric}" if difference else metric
 
-    def to_json(self) -> dict[str, Any]:
-        """The table and the answers."""
-        record = {**signed_rows(self.table, self.signature), "remarks": self.remarks, "complete": self.complete}
-        return {"record": record, "answers": [answer.to_json() for answer in self.answers()]}
+    @property
+    def record(self) -> dict[str, Any]:  # type: ignore[override]
+        """The table."""
+        return {**signed_rows(self.table, self.signature), "remarks": self.remarks, "complete": self.complete}
 
 
 def _head(row: Mapping[Any, Any]) -> str:

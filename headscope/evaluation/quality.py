@@ -34,6 +34,7 @@ from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results.answer import Answer, AnswerTable
+from headscope.results.result import Result
 from headscope.signature import Signature, counted, signature_of
 
 if TYPE_CHECKING:
@@ -175,8 +176,8 @@ class Score:
         return "" if self.low != self.low else f"{self.low:.{self.decimals}f}–{self.high:.{self.decimals}f}"
 
 
-@dataclass
-class Evaluation:
+@dataclass(repr=False)
+class Evaluation(Result):
     """Scores of a corpus; `sentences` has a row each: sentence, tokens, nll, hypothesis (empty if not scored).
 
     Where that was interrupted it has those that were read as a whole.
@@ -216,10 +217,11 @@ class Evaluation:
         signed = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
         return [*found, *(Answer("", line, detail=True) for line in signed)]
 
-    def to_json(self) -> dict[str, Any]:
-        """What was measured, and the answers."""
+    @property
+    def record(self) -> dict[str, Any]:  # type: ignore[override]
+        """What was measured."""
         scores = [{**vars(score), "signature": score.signature or str(self.signature)} for score in self.scores]
-        record = {
+        return {
             "scores": scores,
             "tokens": self.tokens,
             "nll": self.nll,
@@ -228,10 +230,6 @@ class Evaluation:
             "signature": str(self.signature),
             "complete": self.complete,
         }
-        return {"record": record, "answers": [answer.to_json() for answer in self.answers()]}
-
-    def __repr__(self) -> str:
-        return f"<Evaluation: {self.answers()[0].sentence}>"
 
 
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:

@@ -39,6 +39,7 @@ from headscope.pruning.options.shared import HeadChoice, PruningOptions, Selecti
 from headscope.pruning.removal.export import choose_export, split_export
 from headscope.results.answer import Answer
 from headscope.results.choices import choice_answers
+from headscope.results.result import Result
 from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
@@ -150,8 +151,8 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
     return gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
 
 
-@dataclass
-class Selection:
+@dataclass(repr=False)
+class Selection(Result):
     """Which heads go and stay, and what is known of it.
 
     `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt. `quality` is what
@@ -188,16 +189,10 @@ class Selection:
 
     def answers(self) -> list[Answer]:
         """How many heads stay, what that costs, and which go."""
-        return choice_answers(self.record(), self.folder.resolve().name)
+        return choice_answers(self.record, self.folder.resolve().name)
 
-    def to_json(self) -> dict[str, Any]:
-        """What `pruning.json` says, and the answers."""
-        return {"record": self.record(), "answers": [answer.to_json() for answer in self.answers()]}
-
-    def __repr__(self) -> str:
-        return f"<Selection: {self.answers()[0].sentence}>"
-
-    def record(self) -> dict[str, Any]:
+    @property
+    def record(self) -> dict[str, Any]:  # type: ignore[override]
         """What `pruning.json` says."""
         return {
             "headscope": VERSION,
@@ -240,7 +235,7 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
                 raise
             except HeadscopeError as error:
                 problem = error
-    build.finish(choice.record() | {"options": config.settings()})
+    build.finish(choice.record | {"options": config.settings()})
     if problem is not None:
         raise problem
 

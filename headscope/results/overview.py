@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from headscope.results.answer import Answer, AnswerTable, list_text
-from headscope.results.result import Result
+from headscope.results.result import StoredResult
 from headscope.signature import counted
 
 LABELS, LAYERS = 12, 12
 
 
-class Overview(Result):
+class Overview(StoredResult):
     """Format, architecture, attention by site, size, and what of the metrics, objectives and analyses fits.
 
     `record` is what `headscope show --json` prints.

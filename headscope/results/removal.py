@@ -13,7 +13,7 @@ from headscope.config.declarations import imported
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers
-from headscope.results.result import Result
+from headscope.results.result import StoredResult
 from headscope.results.study_tables import RunError
 from headscope.signature import counted
 
@@ -27,7 +27,7 @@ VERDICTS = {
 }
 
 
-class Removal(Result):
+class Removal(StoredResult):
     """A model without some heads: the heads, the proof, quality, size and speed before and after.
 
     `record` is what pruning.json holds, `folder` the directory of all files (of a model in memory the one that it was

@@ -24,15 +24,12 @@ class Result:
 
     tables: Mapping[str, pd.DataFrame]
     record: dict[str, Any]
+    signature: Any
+    """Everything that the numbers depend on, in one line, to cite with them."""
 
     def answers(self) -> list[Answer]:
         """What the result says, most asked first; those with `detail` come last."""
         raise NotImplementedError
-
-    @property
-    def signature(self) -> str:
-        """Everything that the numbers depend on, in one line, to cite with them."""
-        return str(self.record.get("signature", ""))
 
     def to_json(self) -> dict[str, Any]:
         """The record and the answers."""
@@ -45,6 +42,15 @@ class Result:
         """The answers, for a notebook."""
         shown = "".join(answer_html(answer) for answer in self.answers() if not answer.detail)
         return f"<div>{shown}<p><small>{text_html(self.signature)}</small></p></div>"
+
+
+class StoredResult(Result):
+    """A result whose record has its signature, as in its folder."""
+
+    @property
+    def signature(self) -> str:
+        """As the record says it."""
+        return str(self.record.get("signature", ""))
 
 
 def answer_html(answer: Answer) -> str:

@@ -21,7 +21,7 @@ from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, r
 from headscope.heads import SITES, HeadId, Layout, Site
 from headscope.registry import unknown
 from headscope.results.answer import Answer
-from headscope.results.result import Result
+from headscope.results.result import StoredResult
 from headscope.results.study_tables import (
     COLUMNS,
     HEAD_COLUMNS,
@@ -53,7 +53,7 @@ class LeftOut:
         return self.why.startswith(INTERRUPTED)
 
 
-class Study(Result):
+class Study(StoredResult):
     """What an analysis found about every head; independent of the model.
 
     `tables` has "heads" first: a row a head with site, layer, head, every measure with its 95 % interval (`…_low`,

@@ -16,7 +16,7 @@ from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
 from headscope.results.answer import Answer
 from headscope.results.choices import choice_answers, run_answers, sweep_answers
-from headscope.results.result import Result
+from headscope.results.result import StoredResult
 from headscope.results.study import Study, model_name
 from headscope.results.study_tables import HEAD_COLUMNS, RunError
 
@@ -35,7 +35,7 @@ TEXTS = (*KEY, "metric", "cell", "site", "functions", RELABELLED)
 
 
 @dataclass(eq=False)
-class PruningCells(Result):
+class PruningCells(StoredResult):
     """Cells with their sizes, the heads that each keeps, and trajectories of gates by name of the cell.
 
     `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality

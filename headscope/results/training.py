@@ -15,7 +15,7 @@ from headscope.files.reading import read_object
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
 from headscope.results.answer import Answer, AnswerTable, number_text
-from headscope.results.result import Result
+from headscope.results.result import StoredResult
 from headscope.results.study_tables import RunError
 
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
@@ -24,7 +24,7 @@ SHARES = "expert_share"
 """Columns of how much experts count, which have a figure of their own."""
 
 
-class Training(Result):
+class Training(StoredResult):
     """The history of a training; `record` is what run.json holds, `metrics` what metrics.csv does."""
 
     def __init__(self, record: dict[str, Any], metrics: pd.DataFrame, folder: Path) -> None:

@@ -24,6 +24,7 @@ from headscope.evaluation.text_mode import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.results.answer import Answer
+from headscope.results.result import Result
 from headscope.signature import counted, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
@@ -37,8 +38,8 @@ from headscope.training.variant import Variant
 from headscope.version import VERSION
 
 
-@dataclass(frozen=True)
-class TrainingResult:
+@dataclass(frozen=True, repr=False)
+class TrainingResult(Result):
     """How a run ended: why, in which epoch, after how many updates.
 
     `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
@@ -73,10 +74,10 @@ class TrainingResult:
             found.append(Answer("Checkpoints", f"{self.folder}: {', '.join(written)}"))
         return [*found, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields and the answers."""
-        record = {**vars(self), "folder": str(self.folder)}
-        return {"record": record, "answers": [answer.to_json() for answer in self.answers()]}
+    @property
+    def record(self) -> dict[str, Any]:  # type: ignore[override]
+        """The fields."""
+        return {**vars(self), "folder": str(self.folder)}
 
 
 def train(

@@ -200,7 +200,7 @@ def test_a_sweep_takes_a_direction_with_the_name(folder: Path, tmp_path: Path) -
     rows = result.survivors.groupby("method")[["site", "layer", "head"]]
     kept = {method: set(group.itertuples(index=False, name=None)) for method, group in rows}
     assert not kept["sink:lowest"] & kept["sink:highest"] and kept["entropy"]
-    assert result.record()["directions"]["sink:lowest"] == "removes the highest first, as asked"
+    assert result.record["directions"]["sink:lowest"] == "removes the highest first, as asked"
     assert (tmp_path / "out" / "cells" / "sink-lowest-keep8-seed1.json").is_file()
 
 

@@ -56,6 +56,7 @@ from headscope.pruning.sweep.table import (
 )
 from headscope.results.answer import Answer
 from headscope.results.choices import sweep_answers
+from headscope.results.result import Result
 from headscope.results.sweep import sizes_with_verdicts
 from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
@@ -67,8 +68,8 @@ SAID = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Result):
     """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
 
     `baseline` says why there are no verdicts, `notes` of which cells no model is kept, and where functions are of other
@@ -103,13 +104,10 @@ class Sweep:
         """By method how many heads can go; then every size, and how each method ranks."""
         name, metric = self.context.config.out.resolve().name, self.context.metric_title
         rows: list[Any] = sizes_with_verdicts(self.table, self.verdicts).to_dict("records")
-        return sweep_answers(self.record(), rows, name, metric)
+        return sweep_answers(self.record, rows, name, metric)
 
-    def to_json(self) -> dict[str, Any]:
-        """What was measured, and the answers."""
-        return {"record": self.record(), "answers": [answer.to_json() for answer in self.answers()]}
-
-    def record(self) -> dict[str, Any]:
+    @property
+    def record(self) -> dict[str, Any]:  # type: ignore[override]
         """As JSON values; NaN becomes null."""
         tables = {"cells": self.table, "verdicts": self.verdicts}
         rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
@@ -314,7 +312,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         write_csv(config.out / name, frame)
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
-    record = {**record} | {name: result.record()[name] for name in SAID} | {"labelled": labelled}
+    record = {**record} | {name: result.record[name] for name in SAID} | {"labelled": labelled}
     record["missing"] = [cell.name for cell in context.cells if cell.name not in finished]
     write_json(config.out / RECORD, SWEEP.described(record))
     return result
