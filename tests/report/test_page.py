@@ -22,9 +22,9 @@ from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
 from headscope.report.page.cards import window
 from headscope.report.page.examples import examples_data, pack
-from headscope.report.page.report import Report, gather
+from headscope.report.page.report import PageBlock, Report, gather
 from headscope.report.page.svg import figure_svg
-from headscope.report.page.write import asset, data_json, page_html, without_code, write_page
+from headscope.report.page.write import asset, cell_html, data_json, page_html, without_code, write_page
 from headscope.results.answer import number_text
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
@@ -386,3 +386,9 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
 ])  # fmt: skip
 def test_words_of_a_window(text: str, at: int, found: dict[int, str]) -> None:
     assert window(text, at) == found
+
+
+def test_the_first_word_of_the_clearest_head_is_a_link_and_numbers_are_none() -> None:
+    block = PageBlock("Findings", names={"2.1": "encoder-self.2.1", "0.9": "encoder-self.0.9"})
+    html = str(cell_html("2.1 looks back, 0.9 of <b>", block, "the clearest"))
+    assert html == '<a class="head" href="#head=0/encoder-self.2.1">2.1</a> looks back, 0.9 of &lt;b&gt;'

@@ -27,8 +27,8 @@ from headscope.results.result import CONTROL
 from headscope.version import VERSION
 
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
-NAMING = ("head", "which")
-"""Columns of answers that name heads."""
+NAMING, FIRST_NAMES = ("head", "which"), ("the clearest",)
+"""Columns of answers that name heads, and those whose first word names one."""
 
 
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:
@@ -135,11 +135,11 @@ def prose_html(text: str) -> Markup:
 
 def cell_html(text: str, block: PageBlock, column: str = "") -> Markup:
     """A cell or a sentence of an answer; names of heads are links: full ones, and short ones where heads are named."""
-    words = text.split(" ") if column in NAMING else []
-    if any(word in block.names for word in words):
-        return Markup(" ").join(
-            _link(word, block.names[word], block.run) if word in block.names else word for word in words
-        )
+    words = text.split(" ") if column in (*NAMING, *FIRST_NAMES) else []
+    naming = words[:1] if column in FIRST_NAMES else words
+    if any(word in block.names for word in naming):
+        links = [_link(word, block.names[word], block.run) if word in block.names else word for word in naming]
+        return Markup(" ").join([*links, *words[len(naming) :]])
     html = str(escape(CONTROL.sub("\ufffd", text)))
     return Markup(HEAD_NAME.sub(lambda name: _link(name[0], name[0], block.run), html))
 
