@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import STDIN, made_of, read
+from headscope.cli.options import STDIN, options_from, read
 from headscope.config import AnalyzeConfig
 from headscope.config.declarations import analysis_options, declarations
 from headscope.errors import ConfigError, DataError
@@ -80,7 +80,7 @@ def option_owners() -> dict[str, type[Any]]:
     return {analysis.name: analysis.Options for analysis in declarations()}
 
 
-@made_of(AnalyzeConfig, verbose=True, typed=("source", "target"), owners=option_owners)
+@options_from(AnalyzeConfig, verbose=True, typed=("source", "target"), owners=option_owners)
 def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass.
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headscope.progress import console_for_text
@@ -182,8 +183,5 @@ def stages() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-@contextmanager
-def updates(title: str, total: int, *, unit: str = "steps") -> Iterator[Callable[[int], None]]:
-    """A progress bar of updates or other steps."""
-    with progress(title, total, unit=unit) as step:
-        yield step
+updates = partial(progress, unit="steps")
+"""A progress bar of updates or other steps."""

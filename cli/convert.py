@@ -7,11 +7,11 @@ from typing import Any
 
 from headscope.cli import console
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config.small import ConvertConfig
 
 
-@made_of(ConvertConfig, config=False)
+@options_from(ConvertConfig, config=False)
 def convert(values: Mapping[str, Any], *, json: bool) -> None:
     """Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.
 

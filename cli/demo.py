@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config.small import DemoConfig
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WIDTH = 80  # of the rules between parts
 
 
-@made_of(DemoConfig, config=False, json=False)
+@options_from(DemoConfig, config=False, json=False)
 def demo(values: Mapping[str, Any]) -> None:
     """See what headscope does, on a pretrained BERT and a small translation model; needs no network.
 

@@ -9,7 +9,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config import EvaluateConfig
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headscope.evaluation.quality import Evaluation
 
 
-@made_of(EvaluateConfig, verbose=True)
+@options_from(EvaluateConfig, verbose=True)
 def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Score translations, how well the model predicts a text, or how near it is to the intact one.
 

@@ -119,7 +119,7 @@ PATIENCE = timedelta(seconds=10)
 GRACE = 2.0  # seconds
 
 
-def described(error: BaseException) -> str | None:
+def user_message(error: BaseException) -> str | None:
     """The message for an error that the user can fix; None for a bug of headscope."""
     if isinstance(error, HeadscopeError):
         return one_line(error)
@@ -226,7 +226,7 @@ def reports_error(error: BaseException) -> bool:
     return True
 
 
-def one_process(context: typer.Context, *, shared: tuple[str, ...]) -> None:
+def forbid_torchrun(context: typer.Context, *, shared: tuple[str, ...]) -> None:
     """Under torchrun, refuse a sub-command that is not `shared`: rank 0 raises ConfigError, the other ranks exit.
 
     Commands that are not shared would do, print and write the same in every process.
@@ -260,7 +260,7 @@ HELP = ("--help", "-h", ALL)
 
 
 def built(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
-    """The command of a function that `made_of` made."""
+    """The command of a function that `options_from` made."""
     group = Application(add_completion=False)
     group.command(name=name, help=help)(function)
     return typer.main.get_command(group)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.options import default_words, made_of, read
+from headscope.cli.options import default_words, options_from, read
 from headscope.config.option import NoOptions, declared_options
 from headscope.config.small import ListConfig
 
@@ -19,7 +19,7 @@ BESIDE = 20
 """Columns of what stands beside a summary: it is the summary that is read."""
 
 
-@made_of(ListConfig, config=False)
+@options_from(ListConfig, config=False)
 def list(values: Mapping[str, Any], *, json: bool) -> None:
     """List what there is of one kind (analyses, criteria, metrics …), and what of it fits a checkpoint.
 

@@ -14,10 +14,10 @@ import typer
 from headscope.cli.failures import (
     Application,
     LazyGroup,
-    described,
+    forbid_torchrun,
     help_context,
-    one_process,
     reports_error,
+    user_message,
 )
 from headscope.cli.usage_errors import usage_errors
 from headscope.errors import HeadscopeWarning, one_line, options_as_flags
@@ -91,7 +91,7 @@ def main(
     ),
 ) -> None:
     """What the attention heads of a trained Transformer do, how much each one matters, and which can go."""
-    one_process(context, shared=SHARED)
+    forbid_torchrun(context, shared=SHARED)
 
 
 WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
@@ -137,7 +137,7 @@ def _run() -> None:
             sys.exit(exit_status())
         if _interrupted(error) or (received() and not isinstance(error, SystemExit)):
             _end_interrupted()
-        if line := described(error):
+        if line := user_message(error):
             if reports_error(error):
                 print(f"error: {line}", file=sys.stderr, flush=True)
             sys.exit(2)

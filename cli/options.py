@@ -57,7 +57,7 @@ SetOfAnalysis = Annotated[
 SWITCHES = ("json", "verbose")
 
 
-def made_of(
+def options_from(
     *classes: type[Any],
     config: bool = True,
     json: bool = True,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import typer
 
 from headscope.cli.failures import Application, PlainGroup, built, unknown_command
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
@@ -86,7 +86,7 @@ def plot() -> None:
 def _command(figure: PlotFigure) -> Any:
     runs, looks = _runs(figure), () if figure.page else (FigureLook,)
 
-    @made_of(runs, FigureFile, figure.Options, *looks, config=False, json=False)
+    @options_from(runs, FigureFile, figure.Options, *looks, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
         from headscope.results.study_tables import files_of
 

@@ -9,9 +9,9 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, LazyGroup, built, one_process
+from headscope.cli.failures import Application, LazyGroup, built, forbid_torchrun
 from headscope.cli.next_commands import after_choice, after_removal, command_line
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, learners
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
@@ -57,10 +57,10 @@ app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True,
 @app.callback(help=SUMMARY)
 def prune(context: typer.Context) -> None:
     """Refuse torchrun where a method does not share its work."""
-    one_process(context, shared=(*learners(), "rank", "sweep"))
+    forbid_torchrun(context, shared=(*learners(), "rank", "sweep"))
 
 
-@made_of(RankConfig, verbose=True)
+@options_from(RankConfig, verbose=True)
 def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 
@@ -85,7 +85,7 @@ def show_choice(choice: Selection, *, json: bool, verbose: bool, options: Mappin
     show_result(choice, verbose=verbose, files=[f"Results: {choice.folder}"], commands=commands)
 
 
-@made_of(RemoveConfig, verbose=True)
+@options_from(RemoveConfig, verbose=True)
 def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
@@ -115,7 +115,7 @@ def show_removal(removal: Removal, options: Mapping[str, Any], *, json: bool, ve
     show_result(removal, verbose=verbose, files=files, commands=[after_removal(removal, options)])
 
 
-@made_of(ShrinkConfig, verbose=True)
+@options_from(ShrinkConfig, verbose=True)
 def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """The whole way to a smaller model: rank, allocate, refit, remove, verify, measure on two texts, write.
 
@@ -137,7 +137,7 @@ def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     show_removal(removal, values, json=json, verbose=verbose)
 
 
-@made_of(SweepConfig, verbose=True)
+@options_from(SweepConfig, verbose=True)
 def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Prune by several methods, to several sizes, with several seeds, measure all: one table.
 
@@ -166,7 +166,7 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
 def command_of(learner: DeclaredLearner) -> Any:
     """The command of a learner, with its options and those of all learners."""
 
-    @made_of(LearnConfig, learner.Options, verbose=True, panel=HEADS)
+    @options_from(LearnConfig, learner.Options, verbose=True, panel=HEADS)
     def command(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         method = read(LEARNERS.get(learner.name).Options, values)
         _learn(read(LearnConfig, values, method=method), json=json, verbose=verbose)

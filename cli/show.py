@@ -9,11 +9,11 @@ from typing import Any
 from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config.small import ShowConfig
 
 
-@made_of(ShowConfig, config=False, verbose=True)
+@options_from(ShowConfig, config=False, verbose=True)
 def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
     from headscope.api.commands import load

@@ -16,7 +16,7 @@ from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.failures import Application, PlainGroup, built, unknown_command
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config import option
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ class Variants(PlainGroup):
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
         classes = (TrainConfig, variant.Options, Going)
-        return built(made_of(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about)
+        return built(
+            options_from(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about
+        )
 
 
 app = Application(

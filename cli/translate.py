@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import made_of, read
+from headscope.cli.options import options_from, read
 from headscope.config.small import TranslateConfig
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headscope.formats.translate_options import TranslateOptions, Translation
 
 
-@made_of(TranslateConfig, json=False)
+@options_from(TranslateConfig, json=False)
 def translate(values: Mapping[str, Any]) -> None:
     """Translate: headscope translate CKPT < text > text. Empty lines stay empty.
 

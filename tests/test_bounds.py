@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.cli.failures import described, reports_error
+from headscope.cli.failures import reports_error, user_message
 from headscope.config import EvaluateConfig
 from headscope.config.option import SEED, WHOLE, configured
 from headscope.config.small import TranslateConfig
@@ -263,12 +263,12 @@ def test_what_memory_cannot_hold_is_one_line() -> None:
         MemoryError("Unable to allocate 128. GiB"),
         torch.OutOfMemoryError("out of memory"),
     ):
-        line = described(error)
+        line = user_message(error)
         assert line and line.startswith("there is not enough memory (") and "\n" not in line
-    assert described(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
-    assert described(FileNotFoundError(2, "No such file or directory", "x")) is None
-    assert described(CheckpointError("a\nb")) == "a b"
-    said = described(CheckpointError("a \x1b[96mstep\x1b[0m 3\x1b]8;;here\x07.")) or ""
+    assert user_message(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert user_message(FileNotFoundError(2, "No such file or directory", "x")) is None
+    assert user_message(CheckpointError("a\nb")) == "a b"
+    said = user_message(CheckpointError("a \x1b[96mstep\x1b[0m 3\x1b]8;;here\x07.")) or ""
     assert said.startswith("a \\x1b[96mstep") and said.isprintable()
 
 

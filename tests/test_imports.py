@@ -178,7 +178,7 @@ def test_commands_import_heavy_libraries_in_their_bodies(path: Path) -> None:
 
 
 def test_options_of_commands_are_made_of_declarations() -> None:
-    """`made_of` (cli/options.py) makes them of fields; `--version` alone is written by hand."""
+    """`options_from` (cli/options.py) makes them of fields; `--version` alone is written by hand."""
     written = {path.name for path in (ROOT / "cli").glob("*.py") if "typer.Option(" in path.read_text("utf-8")}
     written |= {path.name for path in (ROOT / "cli").glob("*.py") if "typer.Argument(" in path.read_text("utf-8")}
     assert written == {"main.py", "options.py"}

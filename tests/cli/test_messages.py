@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import headscope as hs
-from headscope.cli.failures import described
+from headscope.cli.failures import user_message
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site, select_heads
 from headscope.pruning.removal.verify import require
@@ -74,7 +74,7 @@ def test_only_what_was_left_out_is_said_to_be(
 
 
 def test_messages_say_nothing_that_is_not_so() -> None:
-    assert described(MemoryError()) == (
+    assert user_message(MemoryError()) == (
         "there is not enough memory; take a smaller --batch-tokens, --max-length or model"
     )
     with pytest.raises(CheckpointError, match="averaged") as merged:
