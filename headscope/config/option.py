@@ -173,9 +173,10 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
         (inner,) = (part for part in parts if part is not type(None))
         return _for_pydantic(inner, bounds) | None
     if origin is Annotated:
-        return Annotated[(_for_pydantic(parts[0], bounds), *parts[1:])]  # type: ignore[misc]
+        return Annotated[(_for_pydantic(parts[0], bounds), *parts[1:])]
     if origin is tuple:
-        return Annotated[tuple[_for_pydantic(parts[0], bounds), ...], BeforeValidator(_entries)]
+        entry: Any = _for_pydantic(parts[0], bounds)
+        return Annotated[tuple[entry, ...], BeforeValidator(_entries)]
     if hint is bool:
         return Annotated[bool, Strict()]
     if hint is int:
@@ -199,9 +200,9 @@ def _entries(value: Any) -> Any:
         return (value,)
     if isinstance(value, (Mapping, bytes)) or not isinstance(value, Iterable):
         raise ValueError("give a list")
-    entries = value.split(",") if isinstance(value, str) else value
-    stripped = (entry.strip() if isinstance(entry, str) else entry for entry in entries)
-    return tuple(entry for entry in stripped if entry != "")
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value)
 
 
 def _number(value: Any) -> Any:

@@ -158,7 +158,16 @@ def test_links_of_any_kind_are_relations_of_a_conllu_file(
             lines.append(f"{place}\t{word}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
         lines.append("")
     (tmp_path / "links.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = ("--parse", tmp_path / "links.conllu", "--relations", "coref", "--only", "syntactic", "--device", "cpu")
+    given = (
+        "--parse",
+        tmp_path / "links.conllu",
+        "--set",
+        "syntactic.relations=coref",
+        "--only",
+        "syntactic",
+        "--device",
+        "cpu",
+    )
     status, _, err = command("analyze", FOLDER, *given, "--out", tmp_path / "run")
     assert status == 0, err
     found = Study.open(tmp_path / "run")
