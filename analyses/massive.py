@@ -121,9 +121,9 @@ class Massive(Analysis):
         weights, seeings, visibles = [], [], []
         for block in heads.in_blocks():
 
-            def others(queries: slice = block.span) -> Tensor:  # [b q s]
-                keys: Tensor = massive[:, None] & (positions != positions[queries, None])
-                return keys
+            def others(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
+                different: Tensor = massive[:, None, keys] & (positions[keys] != positions[queries, None])
+                return different
 
             weight, seeing = block.weight_on_pairs(None, others, every_key=True)
             weights.append(weight)

@@ -41,11 +41,11 @@ class _Pattern(Analysis):
         raise NotImplementedError
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        of_queries, of_keys = heads.cached_per_batch(self.name, lambda: self.marks(heads.query_side.ids))
+        of_queries, of_keys = heads.cached_per_batch(self.name, lambda: self.marks(heads.query_side.ids.int()))
 
-        def earlier() -> Tensor:  # [b t s]
-            same = of_queries[:, heads.span, None] == of_keys[:, None]
-            return same.tril(heads.first_query - 1)
+        def earlier(keys: slice) -> Tensor:  # [b t n]
+            same = of_queries[:, heads.span, None] == of_keys[:, None, keys]
+            return same.tril(heads.first_query - keys.start - 1)
 
         score, named = heads.weight_on_pairs(self.name, earlier)
         suffix = "_random" if heads.batch.kind == "random" else ""
@@ -79,7 +79,7 @@ class PreviousToken(_Pattern):
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous: looks at the token before", order=4),)
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        positions = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device).expand_as(ids)
         return positions, positions + 1
 
 

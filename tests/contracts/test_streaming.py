@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -277,7 +276,10 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
     earlier = torch.rand(len(heads.keys), heads.queries.shape[1], heads.keys.shape[1], generator=noise) < 0.4
     parts: dict[str, list[Tensor]] = {"context": [heads.context.transpose(1, 2)]}
     for block in heads.in_blocks():
-        of_block = partial(earlier.__getitem__, (slice(None), block.span))
+
+        def of_block(keys: slice, queries: slice = block.span) -> Tensor:
+            return earlier[:, queries, keys]
+
         on_pairs, any_key = block.weight_on_pairs("random", of_block)
         on_own, _ = block.weight_on_pairs(None, of_block, every_key=True)
         values = {

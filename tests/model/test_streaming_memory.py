@@ -76,7 +76,7 @@ def earlier(queries: slice) -> Tensor:
 def observe(block: HeadBatch) -> None:
     """What analyses ask of a block."""
     block.maximum, block.entropy  # noqa: B018
-    block.weight_on_pairs("earlier", lambda: earlier(block.span))
+    block.weight_on_pairs("earlier", lambda keys: earlier(block.span)[..., keys])
     block.weight_on(torch.ones(B, T, 2))
     block.visible_on(torch.ones(B, T, 2))
 

@@ -21,7 +21,7 @@ from headscope.model.discovery import AttentionSite
 from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
 
-TENSORS = 16
+TENSORS = 10
 """As large as a block of weights that are there with it, itself among them, where analyses work on it."""
 
 
@@ -143,20 +143,20 @@ class HeadBatch:
         return self._of_rows(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype)) @ columns
 
     def weight_on_pairs(
-        self, name: str | None, match: Callable[[], Tensor], *, every_key: bool = False
+        self, name: str | None, match: Callable[[slice], Tensor], *, every_key: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
 
-        `match` says which keys [b t s] are meant for the queries; `name` is that of a pattern that is the same for all
-        layers, None of one that is this layer's alone. With `every_key` keys need not be counted.
+        `match` says which of the n keys of a slice [b t n] are meant for the queries; `name` is that of a pattern that
+        is the same for all layers, None of one that is this layer's alone. With `every_key` keys need not be counted.
         """
+        weights, visible, keys = self._rows
 
         def make() -> Tensor:
-            return match() & self.visible & (self.keys | every_key)[:, None]
+            return match(keys) & visible[..., keys] & (self.keys[:, None, keys] | every_key)
 
         pairs = make() if name is None else self._of_rows(f"pairs/{name}", make)
-        weights, _, keys = self._rows
-        on_pairs = torch.einsum("bhts,bts->bht", weights, pairs[..., keys].to(weights.dtype))
+        on_pairs = torch.einsum("bhts,bts->bht", weights, pairs.to(weights.dtype))
         any_key = pairs.any(dim=-1) if name is None else self.shared(f"any/{name}", lambda: pairs.any(dim=-1))
         return on_pairs, any_key
 

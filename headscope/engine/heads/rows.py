@@ -31,7 +31,7 @@ class SharedTensors:
 # place: of the million rows of a real BERT on 1,000 sentences none has its two largest weights within 1e-6,
 # but word-level sums come as near as 4e-7, and those are different numbers.
 TIE = {torch.float32: 2.5e-7, torch.float64: 1e-12}
-SHORT = 256
+SHORT = 128
 """Keys of rows that a CPU reads side by side, which is much faster than one row after the other."""
 
 
@@ -43,13 +43,28 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     their last digits change with the shape of the batch, and the place must not.
     """
     s = values.shape[-1]
-    if values.device.type != "cpu" or s >= SHORT:
+    if values.device.type != "cpu":
         max_weight = values.amax(dim=-1)
-        least = torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
-        return max_weight, (values >= least[..., None]).to(torch.uint8).argmax(dim=-1)
+        return max_weight, _first_at_least(values, _tied(max_weight))
+    if s >= SHORT:  # look at the largest of each part before at single ones
+        parts = torch.nn.functional.pad(values, (0, -s % SHORT), value=-torch.inf).unflatten(-1, (-1, SHORT))
+        by_part = parts.amax(dim=-1)
+        max_weight = by_part.amax(dim=-1)
+        part = _first_at_least(by_part, _tied(max_weight))
+        inside = parts.gather(-2, part[..., None, None].expand(*part.shape, 1, SHORT))[..., 0, :]
+        return max_weight, part * SHORT + _first_at_least(inside, _tied(max_weight))
     by_key = values.movedim(-1, 0).contiguous()  # [s …]
     max_weight = by_key.amax(dim=0)
-    near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
+    near = by_key >= _tied(max_weight)
     from_end = torch.arange(s, 0, -1, dtype=torch.uint8)
     first = s - (near * from_end.view(-1, *[1] * max_weight.ndim)).amax(dim=0).long()  # half the time of argmax
     return max_weight, first.clamp(max=s - 1)
+
+
+def _tied(max_weight: Tensor) -> Tensor:
+    """The least value that ties with the largest."""
+    return torch.minimum(max_weight, max_weight * (1 - TIE[max_weight.dtype]))
+
+
+def _first_at_least(values: Tensor, least: Tensor) -> Tensor:
+    return (values >= least[..., None]).view(torch.uint8).argmax(dim=-1)

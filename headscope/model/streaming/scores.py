@@ -11,6 +11,8 @@ from torch import Tensor
 from headscope.model.attention import ScoreOptions, precise_type
 from headscope.model.streaming.visibility import Visibility, query_blocks
 
+WIDTHS = 1024
+"""Blocks have a multiple of so many keys: memory of one size is used again, of sizes that grow the heap would."""
 PLACES = 72
 """Bytes for what is visible in a cell of a block, for a pattern in it, and on the way to both."""
 
@@ -45,8 +47,9 @@ class ScoreBlocks:
         return query_blocks(t, b * self.key.shape[2] * (tensors * h * self.query.itemsize + PLACES))
 
     def weights(self, queries: slice) -> tuple[Tensor, slice]:
-        """The weights [b h q n] of a block of queries, and the n keys that any of them sees."""
+        """The weights [b h q n] of a block of queries, and n keys, with those that any of them sees."""
         low, all_low, all_high, high = self.visibility.bounds(queries)
+        high = min(self.key.shape[2], low - (low - high) // WIDTHS * WIDTHS)
         keys = slice(low, high)
         block = self._scores(queries, keys)
         first = all_high if low >= all_low and all_high > low else low  # all queries see the keys before it
