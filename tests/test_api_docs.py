@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import runpy
 import sys
-import types
-from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-import pandas as pd
 import pytest
-import torch
-from typing_extensions import Unpack
 
 import headscope as hs
-from headscope.api.options import PathName, checked_value
-from headscope.config import AnalyzeConfig, EvaluateConfig
-from headscope.config.declarations import analysis_options
-from headscope.config.small import ConvertConfig, TranslateConfig
+from headscope.api.ranking import SCORING
+from headscope.api.removal import REMOVING
+from headscope.config.option import checked_value
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
@@ -111,140 +103,22 @@ def test_examples_and_page_use_the_public_api_alone() -> None:
 
 # Everything that the command line does.
 
-PLACES: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(hs.Model, name)
-        for name in ["analyze", "rank", "remove", "shrink", "evaluate", "evaluate_heads", "convert"]
-    },
-    **{name: getattr(hs.Model, name) for name in ("translate", "translations")},
-    **{name: getattr(hs.SmallModel, name) for name in ("save", "times")},
-    **{name: getattr(hs.Ranking, name) for name in ("lowest", "highest")},
-    **{"Study.write_alignment": hs.Study.write_alignment, "load": hs.load, "Texts": hs.Texts, "Refit": hs.Refit},
-}
-TEXT = {"source": "text", "source2": "second", "pairs": "Texts.pairs", "checkpoint": "load.source"}
-VALID = dict.fromkeys(("valid_source", "valid_target", "valid_source2", "valid_labels"), "remove.valid")
-HUB = {"hub_name": "push_to", "hub_public": "public"}
-REFIT = {
-    "compensate": "Refit.method",
-    **{name: f"Refit.{name}" for name in ("damping", "sequential", "feed_forward", "objective")},
-    **{name: f"Refit.{name}" for name in ("anchor", "check", "strength")},
-}
-AFTER = ("tune_updates", "freeze", "lr", "schedule", "warmup", "label_smoothing", "clip", "valid_sentences")
-ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
-    AnalyzeConfig: (
-        "analyze",
-        {**TEXT, "write_alignment": "Study.write_alignment.model", "alignment_heads": "Study.write_alignment.heads"},
-    ),
-    EvaluateConfig: (
-        "evaluate",
-        {
-            **{**TEXT, "text": "tokenised", "heads": "evaluate_heads.heads"},
-            "each_head": "another method: evaluate_heads",
-            "out": "what evaluate_heads returns has to_csv",
-            "per_sentence": "the sentences of an Evaluation have to_csv",
-            "force": "nothing is written",
-        },
-    ),
-    TranslateConfig: (
-        "translate",
-        {
-            **{**TEXT, "greedy": "beam", "nbest": "translations.nbest", "keep_bpe": "keep_pieces"},
-            "scores": "another method: translations",
-            "window": "all sentences are returned",
-        },
-    ),
-    ConvertConfig: ("convert", {**TEXT, **HUB, "out": "folder"}),
-    RemoveConfig: (
-        "remove",
-        {
-            **{**TEXT, **VALID, **REFIT, "calibration_sentences": "Refit.sentences", "out": "save.folder"},
-            **{name: f"save.{word}" for name, word in HUB.items()},
-            **{name: f"save.{name}" for name in ("force", "quantize")},
-            **{name: f"times.{name}" for name in ("rounds", "batch")},
-            "column": "merge_by takes numbers by head, of any column",
-        },
-    ),
-    ShrinkConfig: (
-        "shrink",
-        {
-            **{**TEXT, **dict.fromkeys(VALID, "shrink.valid"), "out": "save.folder"},
-            **{name: f"save.{word}" for name, word in HUB.items()},
-            **{name: f"save.{name}" for name in ("force", "quantize")},
-            "rounds": "times.rounds",
-        },
-    ),
-    RankConfig: (
-        "rank",
-        {
-            **{
-                **TEXT,
-                **VALID,
-                "run": "study",
-                "score_sentences": "max_sentences",
-                "max_sentences": "max_sentences",
-                "export": "remove.export",
-            },
-            **dict.fromkeys(("keep", "keep_fraction"), "highest.count"),
-            **{name: REFIT[name] for name in ("compensate", "sequential", "anchor")},
-            **dict.fromkeys((*AFTER, "out", "force", "remove"), "what follows the choice is for hs.prune"),
-        },
-    ),
-}
-HEADS, TEXTS = {"mask", "protect", "heads", "keep_only"}, {"target", "labels", "clean", "corrupt", "answer"}
 
-
-def kinds(hint: Any) -> set[Any]:
-    """The types of a union without None; what Python callers may give for paths and lists of words."""
-    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    wider = {Path: get_args(PathName), tuple[str, ...]: (str, Iterable[str]), tuple[int, ...]: (int, Iterable[int])}
-    return {kind for part in parts if part is not type(None) for kind in wider.get(part, (part,))}
-
-
-def names_in(thing: Any) -> dict[str, Any]:
-    """What annotations of a function or class mean; aliases that are written as strings are anything."""
-    names = {**vars(sys.modules[thing.__module__]), "Unpack": Unpack, "pd": pd, "nn": torch.nn}
-    return names | {name: Any for name, value in names.items() if isinstance(value, str)}
-
-
-@cache
-def keywords(place: str) -> dict[str, tuple[set[Any], Any]]:
-    """Types and defaults of the keywords of a function of the API, those in a TypedDict included."""
-    function = inspect.unwrap(PLACES[place])
-    names = names_in(function)
-    hints = get_type_hints(function, names)
-    parameters = inspect.signature(function).parameters
-    found = {name: (kinds(hints[name]), each.default) for name, each in parameters.items() if name in hints}
-    for name, each in parameters.items():
-        if each.kind is each.VAR_KEYWORD:
-            (more,) = get_args(hints[name])
-            found.pop(name)
-            written = {option: each.__forward_arg__ for option, each in more.__annotations__.items()}
-            found |= {option: (kinds(eval(hint, names_in(more))), None) for option, hint in written.items()}
-    return found
-
-
-@pytest.mark.parametrize("config", ELSEWHERE, ids=lambda config: config.__name__)
-def test_every_option_of_a_command_is_a_keyword_of_the_api(config: type[Any]) -> None:
-    """Of the same name, type and default, or another one that is named here, or it is said why there is none."""
-    method, elsewhere = ELSEWHERE[config]
-    hints, own = get_type_hints(config), keywords(method)
-    assert elsewhere.keys() - TEXT.keys() <= hints.keys()
-    for entry in fields(config):
-        word = elsewhere.get(entry.name)
-        if word is not None:
-            place, _, keyword = word.rpartition(".")
-            assert " " in word or keyword in keywords(place or method), f"{entry.name}: there is no {word}"
-        elif entry.name not in own:
-            assert entry.name in keywords("load"), f"{method} has no {entry.name}"
-        elif entry.name not in HEADS | TEXTS:
-            types, default = own[entry.name]
-            assert Any in types or types >= kinds(hints[entry.name]), entry.name
-            assert default in (None, inspect.Parameter.empty, entry.default), entry.name
-    words = {word.rpartition(".")[2] for word in elsewhere.values()} | {entry.name for entry in fields(config)}
-    assert own.keys() - words - analysis_options().keys() <= ONLY_PYTHON | TEXTS
-
-
-ONLY_PYTHON = {"self", "text", "progress", "parse", "study", "tokenised", "second", "refit", "valid"}
+def test_options_of_methods_are_those_of_commands() -> None:
+    """A misspelt one is refused with the nearest, by the class that the command is made of."""
+    assert set(SCORING) <= {entry.name for entry in fields(RankConfig)}
+    assert set(REMOVING) <= {entry.name for entry in fields(RemoveConfig)}
+    model = hs.load(hs.assets.trained(), device="cpu")
+    for call in (
+        lambda: model.analyze(["a"], bootstap=3),
+        lambda: model.rank(by="magnitude", stepz=3),
+        lambda: model.remove("cross.0.0", pda=True),
+        lambda: model.shrink(["a"], keeep=3),
+        lambda: model.evaluate(["a"], bootstap=3),
+        lambda: model.translate(["a"], baem=3),
+    ):
+        with pytest.raises(hs.HeadscopeError, match=r"unknown option of \w+ '\w+'; did you mean"):
+            call()
 
 
 @pytest.mark.parametrize("config", [LearnConfig, SweepConfig, RankConfig, ShrinkConfig])
@@ -253,7 +127,7 @@ def test_what_takes_options_as_the_commands_do_takes_all(config: type[Any]) -> N
     hints = get_type_hints(config)
     for entry in fields(config):
         if entry.default is not MISSING and entry.name != "method":
-            given = checked_value(entry.name, hints[entry.name], entry.default)
+            given = checked_value(entry, hints[entry.name], entry.default)
             assert given == entry.default and type(given) is type(entry.default), entry.name
 
 
