@@ -63,6 +63,9 @@ def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
         sheet.later.append(lambda axes=axes, grid=grid, grounds=grounds: _draw_heads(axes, grid, grounds))  # type: ignore[misc]
         _draw_counts(bars, grid)
         bars.set_ylim(axes.get_ylim())
+    longest = max([1.0, *(bars.dataLim.x1 for bars in panels[1::2])])
+    for bars in panels[1::2]:
+        bars.set_xlim(0, longest)
     shades = dict(shade for grounds in found for shade in grounds.values())
     sheet.key(
         *function_entries((mark for grid in grids for mark in grid.marks), colored=True),
