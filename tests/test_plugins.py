@@ -70,7 +70,7 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     sweep = [*judged, "--methods", "random", "--keep", "40", "--seeds", "1"]
     off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.0", "--out", "off.csv"]
     commands = [
-        ["convert", "--help"],
+        ["list", "engines"],
         numbers,
         [*numbers, "--force"],
         ["analyze", model, *text, "--only", "last_key", "--set", "last_key.last-keys=2", "--out", "run"],
@@ -109,8 +109,7 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         timeout=900,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "numbers (all parameters in a row, for NumPy)" in " ".join(ran.stdout.split())
-    assert "float16 (numbers: numbers in 16 bits)" in " ".join(ran.stdout.split())
+    assert "numbers all parameters in a row, for NumPy" in " ".join(ran.stdout.split())
     assert {path.name for path in (tmp_path / "numbers").iterdir()} == {"README.md", "conversion.json", "model.numbers"}
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
