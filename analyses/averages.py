@@ -48,15 +48,12 @@ class Averages(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         ratios: dict[str, Ratio] = {}
-        surprise = torch.special.entr(heads.weights)  # −w ln w [b h t s]
         for side in SIDES:
-            keys, several = heads.shared(f"keys {side}", lambda side=side: _keys(heads, side))  # type: ignore[misc]
-            count = keys.sum(dim=-1)[:, None]  # [b 1 t]
-            weight = torch.einsum("bhts,bts->bht", heads.weights, keys).clamp(min=torch.finfo(keys.dtype).tiny)
-            entropy = torch.einsum("bhts,bts->bht", surprise, keys) / weight + weight.log()  # of w / Σ w
-            evenness = (entropy / count.clamp(min=2).log()).clamp(0, 1)
-            chance = count / heads.visible.sum(dim=-1)[:, None].clamp(min=1)
-            values = {"evenness": evenness, "weight": weight, "chance": chance.expand_as(weight)}
+            keys, largest, several, chance = heads.shared(side, lambda side=side: _keys(heads, side))  # type: ignore[misc]
+            weight, surprise = (torch.einsum("bhts,bts->bht", of, keys) for of in (heads.weights, heads.surprise))
+            weight = weight.clamp(min=torch.finfo(keys.dtype).tiny)
+            entropy = surprise / weight + weight.log()  # of w / Σ w
+            values = {"evenness": (entropy / largest).clamp(0, 1), "weight": weight, "chance": chance.expand_as(weight)}
             ratios |= {f"{side}_{name}": heads.over_queries(value, only=several) for name, value in values.items()}
         return ratios
 
@@ -84,9 +81,11 @@ class Averages(Analysis):
         return evidence_signature(self.options)
 
 
-def _keys(heads: HeadBatch, side: str) -> tuple[Tensor, Tensor]:
-    """The counted keys of a side as numbers [b t s], and which queries see several of them [b t]."""
+def _keys(heads: HeadBatch, side: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The counted keys of a side as numbers [b t s], and of its queries: ln of their number, several, share of all."""
     everywhere = (heads.visible & heads.keys[:, None]).to(heads.context.dtype)
     first = heads.first_query
     keys = everywhere.triu(first + 1) if side == "after" else everywhere.tril(first - 1)
-    return keys, keys.sum(dim=-1) >= SEVERAL
+    count = keys.sum(dim=-1)  # [b t]
+    share = count / heads.visible.sum(dim=-1).clamp(min=1)
+    return keys, count.clamp(min=2).log()[:, None], count >= SEVERAL, share[:, None]

@@ -79,8 +79,16 @@ class HeadBatch:
     @property
     def weights(self) -> Tensor:
         """The weights [b h t s], in float32 at least."""
-        weights, _, keys = self._rows
-        return torch.nn.functional.pad(weights, (keys.start, self.keys.shape[1] - keys.stop))
+        return self._on_all_keys(self._rows.weights)
+
+    @property
+    def surprise(self) -> Tensor:
+        """−w ln w of the weights w [b h t s]."""
+        return self._on_all_keys(self._surprise)
+
+    def _on_all_keys(self, values: Tensor) -> Tensor:
+        keys = self._rows.keys
+        return torch.nn.functional.pad(values, (keys.start, self.keys.shape[1] - keys.stop))
 
     @property
     def visible(self) -> Tensor:
@@ -118,14 +126,17 @@ class HeadBatch:
         return self.argmax_position - self.positions
 
     @cached_property
-    def entropy(self) -> Tensor:
-        """−Σ_s w ln w of each query's weights on all keys, in nats [b h t]."""
+    def _surprise(self) -> Tensor:
         weights = self._rows.weights
         if weights.device.type != "cpu":
             terms: Tensor = torch.special.entr(weights)  # fewer kernels, where each has a price
-            return terms.sum(dim=-1)
-        logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # 0 ln 0 is 0
-        return -torch.einsum("bhts,bhts->bht", weights, logs)
+            return terms
+        return weights.clamp(min=torch.finfo(weights.dtype).tiny).log_().mul_(weights).neg_()  # 0 ln 0 is 0
+
+    @property
+    def entropy(self) -> Tensor:
+        """−Σ_s w ln w of each query's weights on all keys, in nats [b h t]."""
+        return self._surprise.sum(dim=-1)
 
     @property
     def visible_keys(self) -> Tensor:
