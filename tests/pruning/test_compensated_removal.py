@@ -335,7 +335,7 @@ def test_the_command_says_what_refitting_is_worth(
         (["--source", "text.en", "--sequential"], "--sequential is for --compensate least-squares, not none"),
         (["--source", "text.en", "--feed-forward"], "--feed-forward is for --compensate least-squares, not none"),
         (["--compensate", "least-squares", "--source", "text.en", "--set", "damping=-1"], "--damping is '-1'"),
-        (["--compensate", "least-squares", "--source", "text.en", "--set", "damping=nan"], "finite"),
+        (["--compensate", "least-squares", "--source", "text.en", "--set", "damping=nan"], "must be at least 0"),
         (["--compensate", "least-squares", "--source", "few.en"], "too few to refit output projections on: 2 of"),
         (["--compensate", "least-squares", "--source", "text.en", "--calibration-sentences", "3"], "too few"),
         (["--compensate", "least-squares", "--source", "text.en", "--valid-target", "few.en"], "is for --valid-source"),

@@ -88,7 +88,8 @@ class Refit:
                 checked_value(entry, types_of(Refit)[entry.name], getattr(self, entry.name))
         if self.method not in (*COMPENSATIONS, AUTO):
             raise ConfigError(unknown("compensation", self.method, [*COMPENSATIONS, AUTO]))
-        refits = {"--damping": self.damping is not None, "--sequential": self.sequential, "--anchor": bool(self.anchor)}
+        refits = {"--damping": self.damping is not None, "--feed-forward": self.feed_forward}
+        refits |= {"--sequential": self.sequential, "--anchor": bool(self.anchor)}
         for name, is_set in refits.items():
             if is_set and self.method not in ("least-squares", AUTO):
                 raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
