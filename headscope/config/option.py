@@ -152,6 +152,8 @@ def _demand(error: ValidationError) -> str:
     text = re.sub(r", (unable|got) .*", "", first["msg"])
     for theirs, ours in WORDS.items():
         text = text.replace(theirs, ours)
+    if place := [part for part in first["loc"] if isinstance(part, int)]:
+        text = text.replace("it must", f"its entry {place[0] + 1} must", 1)
     words = re.findall(r"'([^']+)'", text)
     near = get_close_matches(first["input"], words, n=1) if words and isinstance(first["input"], str) else []
     return text + (f"; did you mean {near[0]!r}?" if near else "")

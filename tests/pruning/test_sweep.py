@@ -556,22 +556,22 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"keep": ()}, "--keep"),
         ({"compensate": "least"}, "'least'"),
         ({"methods": ("l0",), "compensate": "mean"}, "--compensate mean"),
-        ({"allocate": "evenly"}, "--allocate 'evenly'.*global, per-layer"),
+        ({"allocate": "evenly"}, "--allocate is 'evenly'.*'global', 'per-layer'"),
         ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer.*--methods"),
         ({"keep": (3, 3)}, "--keep"),
         ({"keep_fraction": (1.2,)}, r"--keep-fraction.*1\.2.*\b1\b"),
-        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1.0.*0"),
+        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda .*-1.0.*0"),
         ({"lambdas": (1.0,)}, "--lambda.*l0.*--methods"),
         ({"methods": ("lrb",)}, "'lrb'.*'lrp'"),
         ({"sites": ("middle",)}, "--sites middle.*encoder-self"),
-        ({"seeds": 0}, "--seeds 0.*1"),
+        ({"seeds": 0}, "--seeds is 0.*1"),
         ({"from_scratch": True}, "--from-scratch.*l0.*subset"),
         ({"source": None, "target": None, "methods": ("subset",)}, "text"),
         ({"source": None, "target": None, "methods": ("gradient",)}, "gradient.*text"),
         ({"valid_target": None}, "--target.*--valid-target"),
         ({"target": None, "methods": ("subset",)}, "needs --target"),
         ({"valid_labels": Path("x")}, "--valid-labels.*'transformer'"),
-        ({"text": "lower"}, "--text 'lower'.*raw.*tokenised-lowercase"),
+        ({"text": "lower"}, "--text is 'lower'.*raw.*tokenised-lowercase"),
     ],
 )  # fmt: skip
 def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -615,7 +615,8 @@ def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
         return int(stopped.value.code or 0)
 
     asked = ["--methods", "random", "--seeds", "1", "--bootstrap", "20", "--margin", "99"]
-    assert run(*asked, "--keep", "3,x") == 2 and "--keep '3,x'" in capsys.readouterr().err
+    assert run(*asked, "--keep", "3,x") == 2
+    assert "--keep is '3,x'; its entry 2 must be a whole number" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         counted(patch, stop_after=1)
         assert run(*asked, "--keep", "3,7") == 130
