@@ -16,6 +16,7 @@ import torch
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.config.option import configured
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.fork.batches import SENTENCES, BatchSize, groups
 from headscope.engine.fork.pickles import mhr_pickles
@@ -220,15 +221,13 @@ def test_batches_do_not_matter_to_the_one_row() -> None:
 def test_options_are_checked() -> None:
     text: dict[str, Any] = {"checkpoint": "x", "out": Path("y"), "source": Path("z")}
     with pytest.raises(ConfigError, match=r"--mhr-rows is 'all'.*corpus.*batch.*generate"):
-        AnalyzeConfig(**text, mhr_pickles=True, mhr_rows="all")  # type: ignore[arg-type]
+        configured(AnalyzeConfig, {**text, "mhr_pickles": True, "mhr_rows": "all"})
     with pytest.raises(ConfigError, match=r"--mhr-rows.*--mhr-pickles"):
-        AnalyzeConfig(**text, mhr_rows="batch")
+        configured(AnalyzeConfig, {**text, "mhr_rows": "batch"})
     with pytest.raises(ConfigError, match=r"--mhr-max-tokens.*--mhr-rows batch"):
-        AnalyzeConfig(**text, mhr_pickles=True, mhr_max_tokens=100)
+        configured(AnalyzeConfig, {**text, "mhr_pickles": True, "mhr_max_tokens": 100})
     with pytest.raises(ConfigError, match=r"--mhr-batch-size.*0.*1"):
-        AnalyzeConfig(
-            checkpoint="x", out=Path("y"), source=Path("z"), mhr_pickles=True, mhr_rows="batch", mhr_batch_size=0
-        )
+        configured(AnalyzeConfig, {**text, "mhr_pickles": True, "mhr_rows": "batch", "mhr_batch_size": 0})
 
 
 def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:

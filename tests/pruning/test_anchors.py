@@ -320,7 +320,7 @@ def test_the_second_text() -> None:
         ({"method": "mean", "anchor": "mixed"}, "anchor.*least-squares.*mean"),
         ({"method": "none", "check": ["a b"]}, "check.*auto"),
         ({"method": "automatic"}, "'automatic'.*'auto'"),
-        ({"strength": 0.0}, "strength 0.*more than 0"),
+        ({"strength": 0.0}, "strength is 0.*more than 0"),
         ({"strength": 0.5, "sequential": True}, "strength 0.5.*sequential"),
         ({"strength": 0.5, "method": "none"}, "strength 0.5.*nothing"),
     ],

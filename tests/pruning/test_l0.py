@@ -347,15 +347,15 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--lambda", "-0.1"], "--lambda -0.1"),
-        (["--lambda", "zero"], "--lambda 'zero'"),
+        (["--lambda", "-0.1"], "--lambda is '-0.1'; it must be at least 0"),
+        (["--lambda", "zero"], "--lambda is 'zero'; it must be a number"),
         ([], "give --lambda L, or --keep N"),
         (["--keep", "99"], "--keep 99"),
         (["--lambda", "1", "--sites", "cros"], "--sites cros.*encoder-self, decoder-self, cross"),
         (["--lambda", "1", "--set", "freeze=all"], "--freeze is 'all'"),
-        (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as 'mean'.*paper.*code"),
+        (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as is 'mean'.*paper.*code"),
         (["--lambda", "1", "--protect", "cross.9.*"], r"'cross\.9\."),
-        (["--lambda", "1", "--updates", "0"], "--updates 0.*1"),
+        (["--lambda", "1", "--updates", "0"], "--updates is '0'.*1"),
     ],
 )
 def test_bad_options_are_one_line(options: list[str], message: str, tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_blocks_are_found_for_any_model() -> None:
     for kind, count in {"gpt2": 2, "t5": 3, "llama": 2, "marian": 3}.items():
         batch = next(iter(text_batches(speakers.checkpoint(kind), texts(kind), None)))
         assert len(feed_forward_outputs(speakers.checkpoint(kind), batch)) == count
-    with pytest.raises(ConfigError, match="sequential=True"):
-        RefitOptions(feed_forward=True)
+    with pytest.raises(ConfigError, match="give sequential too"):
+        Refit(feed_forward=True)
 
 
 def test_nothing_removed_is_nothing_refitted_and_modules_before_the_first_stay() -> None:

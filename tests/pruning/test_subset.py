@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
+from headscope.config.option import configured
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.pruning.gate_layout import gate_layout, top_k
@@ -184,7 +185,7 @@ def learnt(folder: Path, name: str, **options: Any) -> Any:
             source=folder / "a",
             target=folder / "a",
             out=folder / name,
-            method=SubsetOptions(**method),
+            method=configured(SubsetOptions, method),
             device="cpu",
             **given,
         )
@@ -208,7 +209,7 @@ def test_all_heads_and_none(tmp_path: Path) -> None:
     assert not learnt(tmp_path, "all", keep=total, updates=2).removed
     assert len(learnt(tmp_path, "one", keep=1, updates=2).kept) == 1
     assert (tmp_path / "all" / "removed.txt").read_text() == ""
-    with pytest.raises(ConfigError, match="--keep 0: at least 1 is needed"):
+    with pytest.raises(ConfigError, match="--keep is 0; it must be at least 1"):
         learnt(tmp_path, "none", keep=0)
     with pytest.raises(ConfigError, match=f"--keep {total + 1}: there are {total} heads"):
         learnt(tmp_path, "more", keep=total + 1)
@@ -223,11 +224,11 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
         (["--keep", "5"], "text"),
         (["--keep", "5", "--source", str(text)], "needs --target"),
         (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 0.05"),
-        (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown 0"),
+        (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown is '0'; it must be at least 1"),
         (["--keep", "5", "--source", str(text), "--dtype", "bfloat16"], "--dtype bfloat16: small updates"),
         (
-            ["--keep", "5", "--source", str(text), "--label-smoothing", "1"],
-            "--label-smoothing is 1.0; it must be at least 0 and less than 1",
+            ["--keep", "5", "--source", str(text), "--set", "label-smoothing=1"],
+            "--label-smoothing is .1.*; it must be less than 1",
         ),
     ):
         found = CliRunner().invoke(app, [*command, *options])

@@ -162,7 +162,7 @@ def test_a_new_run_in_the_folder_takes_the_old_files_away(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--save-confidence 'wasserstein'.*none, base"):
+    with pytest.raises(ConfigError, match=r"--save-confidence is 'wasserstein'.*'none', 'base'"):
         lessons.config(tmp_path, save_confidence="wasserstein")
     with pytest.raises(ConfigError, match="--compile"):
         lessons.config(tmp_path, save_confidence="base", compile=True)
