@@ -105,7 +105,7 @@ def test_messages_say_nothing_that_is_not_so() -> None:
         ("show text.txt", "text.txt is a text; give a checkpoint"),
         (
             f"analyze {MODEL} --source text.txt --parse stanze --out o",
-            "there is no file stanze; give stanza, or a CoNLL-U",
+            "there is no file stanze",
         ),
     ],
 )

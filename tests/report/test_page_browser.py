@@ -121,7 +121,7 @@ def test_sections_in_their_order_and_findings_lead_to_heads(reader: Reader) -> N
     first = reader.page.locator("#findings a.head").first
     first.click()
     assert reader.text("#card h3") == first.inner_text()
-    assert reader.page.locator(".figure svg").count() == 10
+    assert reader.page.locator(".figure svg").count() == 8
 
 
 def test_search_finds_a_head_by_its_name_before_longer_ones(chromium: Any, runs: dict[str, Path]) -> None:

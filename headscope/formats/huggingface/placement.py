@@ -43,7 +43,8 @@ def is_quantised(path: str, config: Any) -> bool:
     if settings is None:
         return False
     method = (settings if isinstance(settings, Mapping) else vars(settings)).get("quant_method")
-    if (name := str(getattr(method, "value", method))) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    name = str(getattr(method, "value", method))
+    if not any(known == name or known.startswith(f"{name}_") for known in AUTO_QUANTIZATION_CONFIG_MAPPING):
         raise CheckpointError(f"{path}: its weights are quantised ({name}), which transformers does not know")
     return True
 
