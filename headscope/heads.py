@@ -75,7 +75,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     `*` stands for every layer or every head; a model with one site needs no site in names: `2.5`. ConfigError for a
     name that is malformed or that selects no head of this model.
     """
-    there, of_file = list(all_heads(layout)), ""
+    heads, of_file = list(all_heads(layout)), ""
     if "," not in names and os.path.isfile(names):
         of_file, names = f"{names}: ", ",".join(read_text(Path(names), error=ConfigError).split())
     selected_heads: dict[HeadId, None] = {}
@@ -87,7 +87,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
         site = _site(match, layout)
         layer, number = (None if place == "*" else int(place) for place in match.groups()[1:])
         selected = [
-            head for head in there if head.site is site and layer in (None, head.layer) and number in (None, head.head)
+            head for head in heads if head.site is site and layer in (None, head.layer) and number in (None, head.head)
         ]
         if not selected:
             raise ConfigError(

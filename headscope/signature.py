@@ -1,17 +1,15 @@
-"""Signatures of numbers, and tables that bear theirs."""
+"""Signatures of numbers: everything that they depend on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headscope.version import VERSION
 
 if TYPE_CHECKING:
-    import pandas as pd
     import torch
 
 
@@ -29,7 +27,7 @@ class Signature:
     def __str__(self) -> str:
         return "|".join(f"{key}:{value}" for key, value in self.entries.items())
 
-    def having(self, **changes: str) -> Signature:
+    def with_entries(self, **changes: str) -> Signature:
         """A copy with entries replaced, or added at the front."""
         first = {key: value for key, value in changes.items() if key not in self.entries}
         return Signature({**first, **{key: changes.get(key, value) for key, value in self.entries.items()}})
@@ -80,8 +78,3 @@ def signature_of(
         signed["tf"] = version("transformers")
     numbers = {"boot": replicates, "seed": seed}
     return Signature(signed | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION})
-
-
-def signed_rows(frame: pd.DataFrame, signature: Signature) -> dict[str, Any]:
-    """A table as JSON values, with the signature of its numbers; NaN becomes null."""
-    return {"signature": str(signature), "rows": json.loads(frame.to_json(orient="records"))}

@@ -143,7 +143,7 @@ class ScoredModel(OpenModel):
             yield opened
 
     def _gated_signature(self, signature: Signature) -> Signature:
-        return signature.having(gates=self.gates) if self.gates else signature
+        return signature.with_entries(gates=self.gates) if self.gates else signature
 
     def _against(self, against: OpenModel | PathName | None) -> Against:
         """How the intact model is found; ConfigError for what is neither a model nor a path."""

@@ -28,7 +28,7 @@ def complete_record(
         "headscope": VERSION,
         "complete": study.complete,
         "signature": str(signature),
-        "signatures": {name: str(common.having(**own)) for name, own in entries.items()},
+        "signatures": {name: str(common.with_entries(**own)) for name, own in entries.items()},
         "command": list(command),
         "checkpoint": {
             "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,
@@ -92,4 +92,4 @@ def _signatures(
         for key, value in settings.items()
         if key != "m" and value
     }
-    return common, common.having(m="+".join(study.record["signatures"]), **own_settings)
+    return common, common.with_entries(m="+".join(study.record["signatures"]), **own_settings)

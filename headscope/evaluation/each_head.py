@@ -6,6 +6,7 @@ the encoder runs once, and again only for its own heads. BLEU and chrF need a tr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from headscope.heads import all_heads, select_heads
 from headscope.progress import Progress, no_progress
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
 from headscope.results.result import Result
-from headscope.signature import Signature, counted, signed_rows
+from headscope.signature import Signature, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +76,8 @@ class EachHead(Result):
     @property
     def record(self) -> dict[str, Any]:  # type: ignore[override]
         """The table."""
-        return {**signed_rows(self.table, self.signature), "remarks": self.remarks, "complete": self.complete}
+        rows = json.loads(self.table.to_json(orient="records"))  # NaN becomes null
+        return {"signature": str(self.signature), "rows": rows, "remarks": self.remarks, "complete": self.complete}
 
 
 def _head(row: Mapping[Any, Any]) -> str:

@@ -70,9 +70,10 @@ class Build:
         """The directory to write into; errors of the operating system become OutputError."""
         with write_errors(self.out):
             if self.temporary is None:
+                base = _base(self.out)
                 with deferred():
-                    self._stack.enter_context(_created(_base(self.out)))
-                    self.temporary = Path(tempfile.mkdtemp(dir=_base(self.out), prefix=_prefix(self.out)))
+                    self._stack.enter_context(_created(base))
+                    self.temporary = Path(tempfile.mkdtemp(dir=base, prefix=f"{BUILD}{self.out.resolve().name}-"))
                     self._stack.enter_context(locked(self.temporary))
             yield self.temporary
 
@@ -99,11 +100,6 @@ class Workplace:
     path: Path
     out: Path
     kind: OutputKind
-
-    def seal(self, record: Mapping[str, Any]) -> None:
-        """Write the record, with the kind and all files of the directory."""
-        with deferred():
-            seal(self.path, self.kind, dict(record), self.out)
 
     def finish(self) -> None:
         """Swap the complete run in."""
@@ -209,10 +205,6 @@ def _base(out: Path) -> Path:
     real = out.resolve()
     fixed = real.is_dir() and (os.path.ismount(real) or real == Path.cwd() or not os.access(real.parent, os.W_OK))
     return real if fixed else real.parent
-
-
-def _prefix(out: Path) -> str:
-    return f"{BUILD}{out.resolve().name}-"
 
 
 @contextmanager

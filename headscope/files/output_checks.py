@@ -23,8 +23,8 @@ class OutputKind:
 
     `record` is the JSON file with `"kind": name` and the list of the other files (empty: no record, `writes` decides);
     `writes` are patterns of all files that the command may write; a directory without a record that contains only
-    `unfinished` files is that of an unfinished run. A run that `goes_on` can be extended later and writes its record
-    first, so all files that match `writes` are its own.
+    `unfinished` files is that of an unfinished run. An `extensible` run may go on later and writes its record first, so
+    all files that match `writes` are its own.
     """
 
     name: str
@@ -78,7 +78,8 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     if not kind.record:
         known = {name for name in plain if matches(name, kind.writes)}
     elif kind_name == kind.name:
-        known = {name for name in plain if name == kind.record or (matches(name, kind.writes) and _named(name, record))}
+        listed = record["files"] if isinstance(record.get("files"), list) else []
+        known = {name for name in plain if name == kind.record or (matches(name, kind.writes) and name in listed)}
         known |= {name for name in plain if kind.extensible and matches(name, kind.writes)}
     elif kind.record not in files and kind.unfinished:
         known = {name for name in plain if matches(name, kind.unfinished)}
@@ -86,11 +87,6 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
         known = set()
     foreign = [name for name in files if name not in known]
     return Contents(tuple(sorted(known)), tuple(foreign), kind_name, record)
-
-
-def _named(name: str, record: Mapping[str, Any]) -> bool:
-    files = record.get("files")
-    return isinstance(files, list) and name in files
 
 
 def _files(folder: Path) -> Iterable[str]:

@@ -100,18 +100,6 @@ def read_record(path: Path) -> dict[str, Any]:
         return {}
 
 
-def read_objects(folder: Path) -> dict[str, dict[str, Any] | DataError]:
-    """`read_object` of every JSON file of a folder, in order, by its name without ending; errors beside the others."""
-    found: dict[str, dict[str, Any] | DataError] = {}
-    for path in sorted(folder.glob("*.json")):
-        if not path.name.startswith("."):
-            try:
-                found[path.stem] = read_object(path)
-            except DataError as error:
-                found[path.stem] = error
-    return found
-
-
 def file_digest(files: Sequence[Path]) -> str:
     """sha256 over the bytes of files, in the order given."""
     digest = hashlib.sha256()

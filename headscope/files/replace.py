@@ -96,10 +96,10 @@ def _permissions(new: Path, out: Path) -> int:
     """Those of `out` where it exists, else those that a directory gets that is made like any other."""
     if out.is_dir():
         return stat.S_IMODE(out.stat().st_mode) | stat.S_IRWXU
-    made = new / f"{TEMPORARY}permissions"
-    made.mkdir()
-    mode = stat.S_IMODE(made.stat().st_mode)
-    made.rmdir()
+    sample = new / f"{TEMPORARY}permissions"
+    sample.mkdir()
+    mode = stat.S_IMODE(sample.stat().st_mode)
+    sample.rmdir()
     return mode
 
 

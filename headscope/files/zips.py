@@ -62,7 +62,7 @@ def _is_of_torch(members: Iterable[zipfile.ZipInfo]) -> bool:
 def _is_intact_around(file: BinaryIO, info: zipfile.ZipInfo) -> bool:
     """Whether what torch writes around a member is whole: no checksum covers its header and the filling before it."""
     file.seek(info.header_offset)
-    _, *said, crc, size, whole, name, extra = struct.unpack("<4s3H2HIIIHH", file.read(30))
+    _, *header, crc, size, whole, name, extra = struct.unpack("<4s3H2HIIIHH", file.read(30))
     filling = file.read(name + extra)[name:]
     if filling[:1] != b"F" and filling[1:2] != b"B":
         return True  # of another program, or of a member of 4 GiB
@@ -71,7 +71,7 @@ def _is_intact_around(file: BinaryIO, info: zipfile.ZipInfo) -> bool:
     when = [hour << 11 | minute << 5 | second // 2, (year - 1980) << 9 | month << 5 | day]
     sizes = (info.CRC, info.compress_size, info.file_size)
     return (
-        said == [info.extract_version, info.flag_bits, info.compress_type, *when]
+        header == [info.extract_version, info.flag_bits, info.compress_type, *when]
         and all(value in (0, known) for value, known in zip((crc, size, whole), sizes, strict=True))
         and filling == b"FB" + struct.pack("<H", extra - 4) + b"Z" * (extra - 4)
         and (not info.flag_bits & 8 or file.read(16) == b"PK\x07\x08" + struct.pack("<III", *sizes))

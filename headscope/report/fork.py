@@ -43,8 +43,7 @@ def confidence_run(path: Path) -> Study:
         for head, value in enumerate(values):
             for name, entry in zip(columns, (site, layer, head, value, ""), strict=True):
                 columns[name].append(entry)
-    heads = {site_layer: len(values) for site_layer, (values, _) in scores.items()}
-    return _run(path, heads, _means_of(counts), table=pd.DataFrame(columns))
+    return fork_run(path, note=_means_of(counts), table=pd.DataFrame(columns))
 
 
 def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
@@ -66,40 +65,38 @@ def similarity_run(path: Path) -> Study:
     if named is not None:
         modules = _modules(path, "matrices between heads", _square)
         matrices = {f"{site}/{layer}/{named[1]}": matrix for (site, layer), (matrix, _) in modules.items()}
-        return matrices_run(path, matrices, note=_means_of([]))
+        return fork_run(path, matrices, note=_means_of([]))
     modules = _modules(path, "cosines or distances between heads", _matrices)
     kind = "cosine" if all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values()) else "l2"
     matrices = {f"{site}/{layer}/{kind}": m - (kind == "cosine") for (site, layer), (m, _) in modules.items()}
-    return matrices_run(path, matrices, note=_means_of([count for _, count in modules.values()]))
+    return fork_run(path, matrices, note=_means_of([count for _, count in modules.values()]))
 
 
 def alphas_run(path: Path) -> Study:
     """A file of alpha matrices."""
     modules = _modules(path, "alpha matrices", _square)
-    return matrices_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in modules.items()})
+    return fork_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in modules.items()})
 
 
-def matrices_run(
-    path: Path, matrices: Mapping[str, Array], *, note: str = "alphas", signature: str = "", model_type: str = ""
-) -> Study:
-    """A run of matrices [h h] by `{site}/{layer}/{measure}`; `signature` says what they are of, if not of a pickle."""
-    keys = {key: key.split("/") for key in matrices}
-    heads = {(site, int(layer)): len(matrices[key]) for key, (site, layer, _) in keys.items()}
-    return _run(path, heads, note, matrices=matrices, signature=signature, model_type=model_type)
-
-
-def _run(
+def fork_run(
     path: Path,
-    heads: Mapping[SiteLayer, int],
-    note: str,
+    matrices: Mapping[str, Array] = {},
     *,
     table: pd.DataFrame | None = None,
-    matrices: Mapping[str, Array] | None = None,
+    note: str = "alphas",
     signature: str = "",
     model_type: str = "",
 ) -> Study:
+    """A run of a table of heads, or of matrices [h h] by `{site}/{layer}/{measure}`.
+
+    `signature` says what they are of, if not of a pickle.
+    """
+    keys = {key: key.split("/") for key in matrices}
+    heads = [(site, int(layer), len(matrices[key])) for key, (site, layer, _) in keys.items()]
+    if table is not None:
+        heads = [(row["site"], row["layer"], row["head"] + 1) for row in table.to_dict("records")]
     layout: dict[str, list[int]] = {}
-    for (site, layer), count in heads.items():
+    for site, layer, count in heads:
         counts = layout.setdefault(site, [])
         counts += [0] * (layer + 1 - len(counts))
         counts[layer] = count
@@ -110,7 +107,7 @@ def _run(
         "data": {"note": note},
     }
     empty = pd.DataFrame({"site": [], "layer": [], "head": [], "functions": []})
-    return Study({"heads": empty if table is None else table}, record, arrays=matrices or {}, folder=path)
+    return Study({"heads": empty if table is None else table}, record, arrays=matrices, folder=path)
 
 
 def _means_of(counts: list[int]) -> str:
@@ -249,4 +246,4 @@ def checkpoint_alphas(path: Path) -> Study:
             "them; models of the MHR fork and of `headscope train mixing` have some"
         )
     signature = f"ckpt:{checkpoint.format}-sha256={checkpoint.digest[:12]}"
-    return matrices_run(path, matrices, signature=signature, model_type=checkpoint.model_type)
+    return fork_run(path, matrices, signature=signature, model_type=checkpoint.model_type)

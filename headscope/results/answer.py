@@ -68,9 +68,9 @@ def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:
     """Warnings among remarks, how many others there are and in which file; those themselves are details."""
     warnings = [remark for remark in remarks if remark.startswith("warning")]
     others = [remark for remark in remarks if remark not in warnings]
-    told = [Answer("Notes", f"{len(others)}, with --verbose and in {file}")] if others else []
+    summary = [Answer("Notes", f"{len(others)}, with --verbose and in {file}")] if others else []
     return [
         *(Answer("", remark, caution=True) for remark in warnings),
-        *told,
+        *summary,
         *(Answer("note", remark, detail=True) for remark in others),
     ]

@@ -70,10 +70,10 @@ def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
 def run_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
     """How many heads stay in each of several runs that chose heads once."""
     kept = [row["kept"] for row in rows]
-    said = f"{name}: {len(rows)} runs chose heads, {min(kept):,} to {max(kept):,} stay"
+    text = f"{name}: {len(rows)} runs chose heads, {min(kept):,} to {max(kept):,} stay"
     columns = [column for column in rows[0] if column not in ("cell", "control")]
     cells = [tuple(_cell(row[column]) for column in columns) for row in rows[:MOST_ROWS]]
-    return [Answer("", said), Answer("Each run", "", _filled([column.replace("_", " ") for column in columns], cells))]
+    return [Answer("", text), Answer("Each run", "", _filled([column.replace("_", " ") for column in columns], cells))]
 
 
 def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:

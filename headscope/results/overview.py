@@ -96,9 +96,9 @@ def peculiar(record: Record) -> Iterator[Answer]:
 def text(record: Record) -> Iterator[Answer]:
     """What the model reads and writes."""
     tokenizer = record["tokenizer"]
-    said = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "no tokenizer"
+    subwords = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "no tokenizer"
     limit = f"; at most {record['limit']:,} tokens" if record["limit"] else ""
-    yield Answer("Text", said + limit)
+    yield Answer("Text", subwords + limit)
     if tokenizer and (spoken := tokenizer.get("languages")):
         yield Answer("Languages", f"reads {spoken['reads']}, writes {spoken['writes'] or '?'}; {spoken['known']} known")
     if record["labels"]:
@@ -109,8 +109,9 @@ def fitting(record: Record) -> Iterator[Answer]:
     """Names of the metrics, objectives and analyses that fit."""
     metrics = ", ".join(dict.fromkeys(metric["name"] for metric in record["metrics"]))
     yield Answer("Metrics", metrics or "none fits")
-    yield Answer("Objectives", ", ".join(each["name"] for each in record["objectives"] if each["fits"]) or "none fits")
-    yield Answer("Analyses", ", ".join(each["name"] for each in record["analyses"] if each["fits"]) or "none fits")
+    for kind in ("objectives", "analyses"):
+        names = ", ".join(entry["name"] for entry in record[kind] if entry["fits"])
+        yield Answer(kind.capitalize(), names or "none fits")
 
 
 def details(record: Record) -> Iterator[Answer]:
@@ -118,11 +119,11 @@ def details(record: Record) -> Iterator[Answer]:
     needs = tuple((metric["name"], metric["needs"]) for metric in record["metrics"])
     if needs:
         yield Answer("What metrics need", "", AnswerTable(("metric", "needs"), needs), detail=True)
-    rows = tuple((each["name"], each["needs"], each["summary"]) for each in record["objectives"] if each["fits"])
+    rows = tuple((aim["name"], aim["needs"], aim["summary"]) for aim in record["objectives"] if aim["fits"])
     if rows:
         yield Answer("What objectives are", "", AnswerTable(("objective", "needs", "what"), rows), detail=True)
     columns = ("analysis", "what it measures")
-    measured = tuple((each["name"], each["why"] or each["summary"]) for each in record["analyses"])
+    measured = tuple((own["name"], own["why"] or own["summary"]) for own in record["analyses"])
     yield Answer("What analyses measure", "", AnswerTable(columns, measured), detail=True)
     yield Answer("Digest", str(record["digest"]), detail=True)
 

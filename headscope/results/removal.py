@@ -67,7 +67,7 @@ class Removal(StoredResult):
 
     def answers(self) -> list[Answer]:
         """Is it any good, what does it save, how was it proved; then all that else is in the record."""
-        questions = (verdict, comparison, most_saved, refit, checked, opening, made_of, proofs, compared, timed, notes)
+        questions = (verdict, comparison, most_saved, refit, checked, opening, origin, proofs, compared, timed, notes)
         return [answer for question in questions for answer in question(self)]
 
 
@@ -81,12 +81,12 @@ def verdict(removal: Removal) -> Iterator[Answer]:
         what += f", {after - before + gone:,} of zeros in their place"
     judged = None if quality is None else quality["verdict"]
     if judged is None:
-        said = "QUALITY NOT MEASURED" if quality is None else "NO VERDICT"
+        result = "QUALITY NOT MEASURED" if quality is None else "NO VERDICT"
     else:
-        said = VERDICTS[judged["verdict"]].format(margin=quality["margin"])
+        result = VERDICTS[judged["verdict"]].format(margin=quality["margin"])
     good = judged is not None and judged["verdict"] not in (OPEN, WORSE)
     heads = tuple(record["removed"])
-    yield Answer("", f"{removal.folder.resolve().name}: {what}   {said}", heads=heads, caution=not good)
+    yield Answer("", f"{removal.folder.resolve().name}: {what}   {result}", heads=heads, caution=not good)
 
 
 def merged_text(record: Mapping[str, Any]) -> str:
@@ -105,13 +105,10 @@ def comparison(removal: Removal) -> Iterator[Answer]:
     rows += [_time_row(timing) for timing in main_times(record["times"])]
     table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
     yield Answer("Quality, size and speed", _advice(record), table)
-    texts = [f"{counted(each['sentences'], 'line')} of {Path(each['text']).name}" for each in _measured(record)]
+    measured = [quality for quality in (record["quality"], record["elsewhere"]) if quality is not None]
+    texts = [f"{counted(quality['sentences'], 'line')} of {Path(quality['text']).name}" for quality in measured]
     if texts:
         yield Answer("Measured on", "; other text: ".join(texts), detail=True)
-
-
-def _measured(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [record[name] for name in ("quality", "elsewhere") if record[name] is not None]
 
 
 def _quality_rows(quality: Mapping[str, Any] | None, *, other: bool) -> Iterator[tuple[str, ...]]:
@@ -130,10 +127,10 @@ def _lost_text(judged: Mapping[str, Any] | None) -> str:
     if judged is None:
         return ""
     worse, limit = judged["worse"], judged["worse_limit"]
-    said = "as good" if worse == 0 else f"{'worse' if worse > 0 else 'better'} by {number_text(abs(worse), 2)}"
+    loss = "as good" if worse == 0 else f"{'worse' if worse > 0 else 'better'} by {number_text(abs(worse), 2)}"
     if limit != limit or limit <= 0:
-        return said
-    return f"{said}, perhaps {number_text(limit, 2)}{'' if worse > 0 else ' worse'}"
+        return loss
+    return f"{loss}, perhaps {number_text(limit, 2)}{'' if worse > 0 else ' worse'}"
 
 
 def _advice(record: Mapping[str, Any]) -> str:
@@ -201,9 +198,9 @@ def most_saved(removal: Removal) -> Iterator[Answer]:
         return
     share = 100 * before["attention_parameters"] / before["parameters"]
     saved = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
-    most = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
+    limit = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
     heads = counted(gone, "head")
-    yield Answer("", f"Attention is {share:.3g} % of this model's parameters: {heads} can save at most {most:.3g} %")
+    yield Answer("", f"Attention is {share:.3g} % of this model's parameters: {heads} can save at most {limit:.3g} %")
 
 
 def refit(removal: Removal) -> Iterator[Answer]:
@@ -218,9 +215,9 @@ def refit(removal: Removal) -> Iterator[Answer]:
             yield Answer("Refit", f"{compensation['method']}, {text}")
         return
     rows = choice["candidates"]
-    taken = next(row for row in rows if row["name"] == choice["taken"])
+    best = next(row for row in rows if row["name"] == choice["taken"])
     tried = f" of {len(rows) - 1} tried" if len(rows) > 2 else ""
-    harms = taken["check"]["harm"] > 1
+    harms = best["check"]["harm"] > 1
     on_other = "; worse on other text than no refit, see --compensate auto" if harms else ""
     yield Answer("Refit", f"{choice['taken']} taken{tried}, {text}{on_other}", caution=harms)
 
@@ -247,7 +244,7 @@ def opening(removal: Removal) -> Iterator[Answer]:
         yield Answer("Opens with", opens[0].replace("FOLDER", repr(name)))
 
 
-def made_of(removal: Removal) -> Iterator[Answer]:
+def origin(removal: Removal) -> Iterator[Answer]:
     """The source, and the heads that went by layer."""
     record, source = removal.record, removal.record["source"]
     digest = f"{Path(source['path']).name} ({source['format']}, {source['digest'][:12]})"
@@ -291,9 +288,9 @@ def compared(removal: Removal) -> Iterator[Answer]:
             taken = " (taken)" if row["name"] == choice["taken"] else ""
             rows.append((f"{name}{taken}", *_numbers(row["held_out"]), *_numbers(row["check"])))
     text = compensation["held_out"]
-    said = f"held out: {counted(text['sentences'], 'line')} of {Path(text['text']).name}"
-    said += f"; other: {counted(choice['sentences'], 'line')} of {Path(choice['text']).name}" if choice else ""
-    yield Answer("Compensations", said, AnswerTable(columns, tuple(rows)), detail=True)
+    sources = f"held out: {counted(text['sentences'], 'line')} of {Path(text['text']).name}"
+    sources += f"; other: {counted(choice['sentences'], 'line')} of {Path(choice['text']).name}" if choice else ""
+    yield Answer("Compensations", sources, AnswerTable(columns, tuple(rows)), detail=True)
 
 
 def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
@@ -308,11 +305,11 @@ def timed(removal: Removal) -> Iterator[Answer]:
     if not times:
         return
     rows = tuple((*_time_row(timing), f"{timing['at_most']:.2f}×") for timing in times)
-    said = f"at most: by FLOPs of a pass, by bytes that a step reads; the FLOPs left: {rest(after)}"
-    yield Answer("Times", said, AnswerTable(("", "before", "after", "faster", "on", "at most"), rows), detail=True)
+    limits = f"at most: by FLOPs of a pass, by bytes that a step reads; the FLOPs left: {flops_breakdown(after)}"
+    yield Answer("Times", limits, AnswerTable(("", "before", "after", "faster", "on", "at most"), rows), detail=True)
 
 
-def rest(after: Mapping[str, Any]) -> str:
+def flops_breakdown(after: Mapping[str, Any]) -> str:
     """Where the operations are that a removal has left, in words, the largest part first."""
     known = {"attention": after["attention_flops"], "the output layer": after["output_flops"]}
     parts = known | {"feed-forward blocks and others": after["flops"] - sum(known.values())}

@@ -114,8 +114,8 @@ class Study(StoredResult):
     @cached_property
     def arrays(self) -> Mapping[str, Array]:
         """Matrices between the heads of a layer, `{site}/{layer}/{measure}` to an array [h h]."""
-        found = self._arrays() if callable(self._arrays) else self._arrays
-        return {name: np.asarray(array, dtype=np.float64) for name, array in found.items()}
+        arrays = self._arrays() if callable(self._arrays) else self._arrays
+        return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
 
     @cached_property
     def examples(self) -> Sequence[Example]:
@@ -291,8 +291,8 @@ class Study(StoredResult):
 
     def _why(self, name: str, otherwise: str) -> str:
         """What the record says of an analysis that did not write its table."""
-        said = [f"{entry.analysis}: {entry.why}" for entry in self.left_out]
-        return next((f" ({line})" for line in [*said, *self.remarks] if line.startswith(f"{name}: ")), otherwise)
+        reasons = [f"{entry.analysis}: {entry.why}" for entry in self.left_out]
+        return next((f" ({line})" for line in [*reasons, *self.remarks] if line.startswith(f"{name}: ")), otherwise)
 
     def save(
         self, folder: str | PathLike[str], *, figures: bool = True, report: bool = False, force: bool = False

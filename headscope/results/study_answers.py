@@ -45,11 +45,11 @@ def subject(study: Study) -> Iterator[Answer]:
     yield Answer("", text, caution=not study.complete)
 
 
-def main_importance(study: Study, table: str = "importance") -> Measure | None:
+def main_importance(study: Study) -> Measure | None:
     """The measure that says which heads matter; None where none was measured that compares heads of all layers."""
-    if not study.has_table(table):
+    if not study.has_table("importance"):
         return None
-    rows = study.tables[table].dropna(subset=["value"])
+    rows = study.tables["importance"].dropna(subset=["value"])
     names = [name for name in dict.fromkeys(rows["measure"]) if measure_of(name).orders]
     ordered = [*(name for name in MEASURED if name in names), *names]
     return measure_of(ordered[0]) if ordered else None
@@ -71,11 +71,11 @@ def needed(study: Study) -> Iterator[Answer]:
     columns = ("head", f"{damage_words(study)} if off" if exact else measure.label, "95 %", "what it does")
     tested = ranked["p_adjusted"].dropna()
     zero = int((tested > LEVEL).sum())
-    said = [f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself"] if len(tested) else []
+    notes = [f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself"] if len(tested) else []
     if part := study.record.get("sampled", {}).get(measure.name):
-        said.append(f"{measure.words} on {part} sentences")
+        notes.append(f"{measure.words} on {part} sentences")
     question = f"Which heads the model needs{'' if exact else ' (estimated)'}"
-    yield _head_table(study, question, ranked, columns, "; ".join(said))
+    yield _head_table(study, question, ranked, columns, "; ".join(notes))
 
 
 def damage_words(study: Study) -> str:
@@ -92,8 +92,8 @@ def prompts(study: Study) -> Iterator[Answer]:
         return
     measure = measure_of("patching" if "patching" in names else names[0])
     ranked = ranked_rows(study, measure.name, "patching")
-    told = ranked[ranked["p_adjusted"] <= LEVEL]
-    if not len(told):
+    clear = ranked[ranked["p_adjusted"] <= LEVEL]
+    if not len(clear):
         few = (
             f"{counted(study.sentences, 'prompt')} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
         )
@@ -101,9 +101,9 @@ def prompts(study: Study) -> Iterator[Answer]:
         text = few if study.sentences < FEWEST_PROMPTS else none
         yield Answer("Which heads the answers need", text, caution=True)
         return
-    strongest = told.reindex(told["value"].abs().sort_values(ascending=False, kind="stable").index)
-    against = int((told["value"] < 0).sum())
-    sentence = f"{len(told)} of {len(ranked)} heads can be told from zero; {against} of them speak against the answer"
+    strongest = clear.sort_values("value", key=abs, ascending=False, kind="stable")
+    against = int((clear["value"] < 0).sum())
+    sentence = f"{len(clear)} of {len(ranked)} heads can be told from zero; {against} of them speak against the answer"
     columns = ("head", measure.label, "95 %", "what it does")
     yield _head_table(study, "Which heads the answers need", strongest, columns, sentence)
     yield from _estimates(study, measure.name)
@@ -227,9 +227,9 @@ def rankings(study: Study) -> Iterator[Answer]:
 
 def unmeasured(study: Study) -> Iterator[Answer]:
     """What could have been measured with more to go by."""
-    asked = {entry.analysis: entry.why for entry in study.left_out if "need" in entry.why and "--" in entry.why}
-    if asked:
-        parts = [f"{name} ({why})" for name, why in asked.items()]
+    reasons = {entry.analysis: entry.why for entry in study.left_out if "need" in entry.why and "--" in entry.why}
+    if reasons:
+        parts = [f"{name} ({why})" for name, why in reasons.items()]
         yield Answer("Not measured", "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else ""))
 
 
@@ -237,8 +237,8 @@ def cautions(study: Study) -> Iterator[Answer]:
     """What is missing in the numbers: an interruption, sentences that were cut or not aligned."""
     data = study.record.get("data", {})
     if not study.complete:
-        done = f"{study.sentences} of {data.get('in_corpus')} sentences"
-        yield Answer("Interrupted", f"the numbers are of {done}", caution=True)
+        part = f"{study.sentences} of {data.get('in_corpus')} sentences"
+        yield Answer("Interrupted", f"the numbers are of {part}", caution=True)
     if data.get("truncated"):
         cut = counted(data["truncated"], "sentence")
         yield Answer("Cut off", f"{cut} at the length limit (--max-length, --long)", caution=True)

@@ -74,12 +74,8 @@ class PruningCells(StoredResult):
         """The conclusions of a sweep and its sizes; of runs that chose heads how many stay in each."""
         if self.measured:
             rows: list[Any] = sizes_with_verdicts(self.cells, self.record.get("verdicts", [])).to_dict("records")
-            said: dict[str, Any] = {
-                "conclusions": [],
-                "remarks": [],
-                "directions": {},
-            }  # none yet
-            return sweep_answers(said | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
+            unfinished: dict[str, Any] = {"conclusions": [], "remarks": [], "directions": {}}
+            return sweep_answers(unfinished | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
         chosen = self.cells[self.cells["method"] != UNPRUNED]
         if len(chosen) == 1:
             return choice_answers(self.record, self.name)

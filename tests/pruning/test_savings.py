@@ -20,7 +20,7 @@ from headscope.model.native.beams import SearchConfig
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal.savings import Timing, affordable, speedup_bound, time_interleaved
-from headscope.results.removal import rest
+from headscope.results.removal import flops_breakdown
 from tests.makers import decoders
 from tests.makers.translators import WORDS, trained_here
 from tests.oracles import checkpoints
@@ -83,7 +83,7 @@ def test_what_counting_allows_and_what_is_left() -> None:
     step = replace(forward, what="decoding", tokens=3, context=11)
     read = [each.read + 8 * 11 * each.cache for each in (whole, half)]
     assert speedup_bound(step, whole, half) == pytest.approx(read[0] / read[1])
-    assert rest({"flops": 200, "attention_flops": 50, "output_flops": 30}) == (
+    assert flops_breakdown({"flops": 200, "attention_flops": 50, "output_flops": 30}) == (
         "60% feed-forward blocks and others, 25% attention, 15% the output layer"
     )
 

@@ -12,7 +12,7 @@ import pytest
 from headscope.errors import ConfigError
 from headscope.report.figures.confidence import load_confidence
 from headscope.report.figures.discrepancy import discrepancy_changes
-from headscope.report.fork import matrices_run
+from headscope.report.fork import fork_run
 from headscope.results.study_tables import RunError
 from tests.makers.figures import draw
 
@@ -28,7 +28,7 @@ def matrices(scale: float) -> dict[str, np.ndarray]:
 
 
 def test_changes_are_of_sums_over_pairs_in_per_cent(tmp_path: Path) -> None:
-    runs = [matrices_run(tmp_path / f"{scale}.pkl", matrices(scale)) for scale in (1.0, 1.25, 0.5)]
+    runs = [fork_run(tmp_path / f"{scale}.pkl", matrices(scale)) for scale in (1.0, 1.25, 0.5)]
     changes = discrepancy_changes(runs)
     np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
     np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)

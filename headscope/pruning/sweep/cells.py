@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import OutputKind
-from headscope.files.reading import read_objects
+from headscope.files.reading import read_object
 from headscope.files.replace import discard
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically
@@ -129,10 +129,11 @@ def write_cell(folder: Path, cell: Cell, record: Record) -> None:
 def read_cells(folder: Path) -> dict[str, Record]:
     """The records of finished cells by name; DataError for a file that is none."""
     records = {}
-    for name, found in read_objects(folder / CELLS).items():
-        if isinstance(found, DataError):
-            raise DataError(f"{found}; remove that file, and the same command does the cell again")
-        records[name] = found
+    for path in sorted((folder / CELLS).glob("[!.]*.json")):
+        try:
+            records[path.stem] = read_object(path)
+        except DataError as error:
+            raise DataError(f"{error}; remove that file, and the same command does the cell again") from None
     return records
 
 

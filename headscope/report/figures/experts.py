@@ -44,8 +44,8 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
     for module, axes in panels.items():
         rows = by_module[module].reset_index(drop=True)
         gate: Any = gates.loc[module]
-        title = axes_title(module, f"entropy {gate['entropy']:.2f} of {gate['even']:.2f} nats")
-        sheet.name_panel(axes, title)
+        entropy = f"entropy {gate['entropy']:.2f} of {gate['even']:.2f} nats"
+        sheet.name_panel(axes, f"{module[0]} · layer {module[1]} · {entropy}")
         _draw_use(axes, rows)
         axes.set(
             xlim=(0, largest * (1 + words / BARS)), ylim=(most - 0.5, -0.5), xlabel="responsibility", ylabel="expert"
@@ -59,11 +59,6 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
         "bar: mean responsibility; whisker: 95 % interval; beside it: its tokens by mutual information",
     )
     sheet.headline("What experts are used for", f"{run.model} · {run.data}")
-
-
-def axes_title(module: Module, more: str) -> str:
-    """The name of a module, and what is known of it."""
-    return f"{module[0]} · layer {module[1]} · {more}"
 
 
 def _draw_use(axes: Axes, rows: pd.DataFrame) -> None:

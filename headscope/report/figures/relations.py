@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib import rcParams
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from headscope.report.charts import Array, draw_cells, number_cells
@@ -82,12 +81,9 @@ def _draw_rates(run: Study, sheet: Sheet, table: pd.DataFrame, labels: list[str]
         for row, head in clear:
             ink = contrast(shades.to_rgba(np.ma.filled(shades.get_array(), np.nan)[row, head]))  # type: ignore[arg-type]
             fill = ink if (int(head), labels[row]) in supported else "none"
-            _dot(axes, GAP + head + 0.5, row + 0.5, ink, fill)
+            place = GAP + head + 0.5, row + 0.5
+            axes.plot(*place, "o", markersize=2.6, color=ink, markerfacecolor=fill, markeredgewidth=0.5)
     sheet.scale(shades, list(panels.values()), unit)
-
-
-def _dot(axes: Axes, x: float, y: float, ink: str, fill: str) -> None:
-    axes.plot(x, y, marker="o", markersize=2.6, color=ink, markerfacecolor=fill, markeredgewidth=0.5)
 
 
 def rate_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: str) -> Array:

@@ -11,17 +11,17 @@ from markupsafe import Markup
 
 from headscope.config.declarations import measure_of
 from headscope.errors import HeadscopeError
-from headscope.files.reading import read_object, read_record
+from headscope.files.reading import read_record
 from headscope.report.fork import read_run
 from headscope.report.page.compare import comparison
 from headscope.report.page.heads import facts, marks, run_data
 from headscope.report.page.svg import figure_svg
 from headscope.report.registry import find_figure, plot_figures
 from headscope.results.answer import Answer
-from headscope.results.removal import RECORD, Removal
+from headscope.results.removal import KINDS, RECORD, Removal
 from headscope.results.study import Study
 from headscope.results.study_answers import main_importance
-from headscope.results.study_tables import HEAD_COLUMNS, RunError
+from headscope.results.study_tables import RunError
 from headscope.results.sweep import PruningCells, open_pruned
 from headscope.results.training import Training, training_answers
 
@@ -90,17 +90,14 @@ def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Repor
     histories = [Training.open(path) for path in runs["training"]]
     models = list(dict.fromkeys(study.model for study in studies))
     others = [*(run.name for run in pruning), *(path.resolve().name for path in (*runs["removal"], *runs["training"]))]
-    return Report(
-        ", ".join(models or others) or "nothing",
-        studies,
-        [run_data(study, name) for study, name in zip(studies, names, strict=True)],
-        [*study_blocks(studies, names), *pruning_blocks(pruning, removals), *training_blocks(histories)],
-    )
+    shown = [run_data(study, name) for study, name in zip(studies, names, strict=True)]
+    blocks = [*study_blocks(studies, shown), *pruning_blocks(pruning, removals), *training_blocks(histories)]
+    return Report(", ".join(models or others) or "nothing", studies, shown, blocks)
 
 
 def kind_of(path: Path) -> str:
     """ "analysis", "pruning", "removal" or "training", by the files of a directory; "analysis" for anything else."""
-    if is_removal(path):
+    if read_record(path / RECORD).get("kind") in KINDS:
         return "removal"
     if (path / "sweep.json").is_file() or (path / RECORD).is_file():
         return "pruning"
@@ -114,17 +111,10 @@ def kind_of(path: Path) -> str:
     return "analysis"
 
 
-def is_removal(path: Path) -> bool:
-    """Whether a directory is what `headscope prune remove` or `shrink` wrote."""
-    try:
-        return read_object(path / RECORD, error=RunError).get("kind") in ("removal", "shrink")
-    except HeadscopeError:
-        return False
-
-
-def study_blocks(studies: Sequence[Study], names: Sequence[str]) -> Iterator[PageBlock]:
+def study_blocks(studies: Sequence[Study], shown: Sequence[Mapping[str, Any]]) -> Iterator[PageBlock]:
     """Findings of every study, the comparisons of the first with the others before them; then figures."""
-    short = [{study.short_name(name): name for name in head_names(study)} for study in studies]
+    names = [run["name"] for run in shown]
+    short = [{head["short"]: head["name"] for head in run["heads"]} for run in shown]
     several = len(studies) > 1
     for other, name in zip(studies[1:], names[1:], strict=True):
         answers = comparison(studies[0], other, (names[0], name))
@@ -141,11 +131,6 @@ def study_blocks(studies: Sequence[Study], names: Sequence[str]) -> Iterator[Pag
         wanted = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
         drawn = [svg for figure in wanted for svg in draw(figure, [study], f"run{number}")]
         yield PageBlock("Figures", f"Run {name}" if several else "", (), drawn)
-
-
-def head_names(study: Study) -> list[str]:
-    """`encoder-self.2.5` of every row."""
-    return [f"{site}.{layer}.{head}" for site, layer, head in study.heads[list(HEAD_COLUMNS)].itertuples(index=False)]
 
 
 def compared_measure(first: Study, second: Study) -> str:
