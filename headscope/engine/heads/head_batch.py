@@ -84,7 +84,7 @@ class HeadBatch:
     @property
     def surprise(self) -> Tensor:
         """−w ln w of the weights w [b h t s]."""
-        return self._on_all_keys(self._surprise)
+        return self._on_all_keys(-self._rows.weights * self._logs)
 
     def _on_all_keys(self, values: Tensor) -> Tensor:
         keys = self._rows.keys
@@ -126,17 +126,19 @@ class HeadBatch:
         return self.argmax_position - self.positions
 
     @cached_property
-    def _surprise(self) -> Tensor:
+    def _logs(self) -> Tensor:
+        """Natural logarithms of the weights [b h t n] on the keys of `rows`; finite for 0."""
         weights = self._rows.weights
-        if weights.device.type != "cpu":
-            terms: Tensor = torch.special.entr(weights)  # fewer kernels, where each has a price
-            return terms
-        return weights.clamp(min=torch.finfo(weights.dtype).tiny).log_().mul_(weights).neg_()  # 0 ln 0 is 0
+        return weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # 0 ln 0 is 0
 
     @property
     def entropy(self) -> Tensor:
         """−Σ_s w ln w of each query's weights on all keys, in nats [b h t]."""
-        return self._surprise.sum(dim=-1)
+        weights = self._rows.weights
+        if weights.device.type != "cpu":
+            terms: Tensor = torch.special.entr(weights)  # fewer kernels, where each has a price
+            return terms.sum(dim=-1)
+        return -torch.einsum("bhts,bhts->bht", weights, self._logs)
 
     @property
     def visible_keys(self) -> Tensor:
