@@ -29,6 +29,7 @@ FLAGLESS = {
     for entry in fields(cls)
     if entry.metadata.get("flagless", False)
 }
+DEFAULTS = {entry.name: entry.default for entry in fields(AnalyzeConfig)}
 NEW_TEXT = {"source": "txt"}
 LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
@@ -39,7 +40,7 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     typed = ["headscope", *map(str, words)]
     for name in names:
         value = (options or {}).get(name)
-        if value not in (None, False, ""):
+        if value not in (None, False, "", DEFAULTS.get(name)):
             word, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else str(value)
             if name in FLAGLESS or "." in name:
                 typed += ["--set", f"{word}={'true' if value is True else text}"]
