@@ -169,13 +169,13 @@ def single_sentences(batches: Iterator[Batch]) -> list[Batch]:
     """Batches of one sentence each, of those that something is to be said of: of prompts, the answer."""
     return [
         batch.rows(torch.tensor([row]))
-        for batch in map(_asked, batches)
+        for batch in map(_answers_as_labels, batches)
         for row in range(len(batch.indices))
         if batch.labels is not None and bool((batch.labels[row] != IGNORED).any())
     ]
 
 
-def _asked(batch: Batch) -> Batch:
+def _answers_as_labels(batch: Batch) -> Batch:
     """A batch of prompts with the answers as its only labels; any other batch as it is."""
     if batch.contrasts is None or batch.labels is None:
         return batch

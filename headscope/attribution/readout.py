@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,15 +137,12 @@ class _ReadoutProbe:
                     self.outputs[place] = None
                     owner = owners.of(projection.output)
                     if owner is not None:
-                        stack.enter_context(owner[1].register_forward_hook(self._writer(place)))
+                        stack.enter_context(owner[1].register_forward_hook(partial(self._written, place)))
             stack.enter_context(layer.register_forward_pre_hook(self._end))
             yield
 
-    def _writer(self, place: tuple[Site, int]) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            self.outputs[place] = output.grad_fn
-
-        return hook
+    def _written(self, place: tuple[Site, int], _: nn.Module, __: Any, output: Tensor) -> None:
+        self.outputs[place] = output.grad_fn
 
     def _end(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.final = inputs[0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -342,19 +342,16 @@ class _Probe:
                 for name in ("query", "key", "value"):
                     owner = owners.of(getattr(self.projections[site_layer], name))
                     if owner is not None:
-                        stack.enter_context(owner[1].register_forward_hook(self._reader(site_layer, name)))
+                        stack.enter_context(owner[1].register_forward_hook(partial(self._read, (site_layer, name))))
             checkpoint.logits(batch)
 
     def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):
             self.tables.append((matrix_of(module), inputs[0]))
 
-    def _reader(self, site_layer: SiteLayer, name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            self.inputs.setdefault((site_layer, name), inputs[0])
-            self.products.setdefault((site_layer, name), output)
-
-        return hook
+    def _read(self, place: tuple[SiteLayer, str], _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.inputs.setdefault(place, inputs[0])
+        self.products.setdefault(place, output)
 
     def head_norms(self, site_layer: SiteLayer) -> tuple[Norm | None, Norm | None] | None:
         """The norms that each head's queries and its keys pass as they come from their projection.

@@ -240,7 +240,6 @@ def fitted(
     tables: Tables,
     *,
     steps: int = STEPS,
-    ridge: float = RIDGE,
     pair_ridge: float = PAIR_RIDGES[0],
 ) -> Description:
     """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least.
@@ -251,7 +250,7 @@ def fitted(
     flat = start.flat()
     watching = any(bool((~chosen).any()) for chosen in rows)
     penalty = torch.full_like(flat[:, :1], pair_ridge)
-    penalty[: len(start.theta)] = ridge
+    penalty[: len(start.theta)] = RIDGE
 
     def evaluate(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss, gradient, watched = loss_and_gradient(start.like(parameters), blocks, features, rows, tables)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from headscope.data.alignment import Aligned
 from headscope.data.encoded import Batch, CountedTokens, Side
 from headscope.description.features import Inventory
 from headscope.description.loglinear import Block, Tables
-from headscope.description.tokens import Numbers, Pairs, TokenReader
+from headscope.description.tokens import Embeddings, Numbers, Pairs, TokenReader
 from headscope.heads import SITES, Site
 
 NUMBERS = 2**26
@@ -144,10 +144,6 @@ class Laid:
     def heads(self) -> int:
         """All heads of these layers."""
         return sum(heads for _, heads in self.layers)
-
-
-Embeddings = Callable[[Numbers], Tensor]
-"""Ids [v] → static embeddings [v p] of unit length."""
 
 
 def lay_out(

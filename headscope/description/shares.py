@@ -59,35 +59,31 @@ def explained(laid: Laid, *, steps: int = STEPS, step: Callable[[int], None] = l
     each fit: of `FOLDS` halves, every group of the inventory.
     """
     groups = laid.inventory.groups()
-    halves = [_held_out(laid, half, steps, step) for half in range(FOLDS)]
-    gained = {group: sum((found.gained[group] for found in halves), torch.zeros(())) for group in groups}
-    position = [sum(parts, torch.zeros(())) for parts in zip(*(found.position for found in halves), strict=True)]
-    unmet = sum((found.unmet for found in halves), torch.zeros(()))
-    pairs = [found.pairs for found in halves if found.pairs is not None]
+    halves = (_held_out(laid, half, steps, step) for half in range(FOLDS))
+    gains, positions, tables, unmets = zip(*halves, strict=True)
+    gained = {group: sum((gain[group] for gain in gains), torch.zeros(())) for group in groups}
+    position = [sum(parts, torch.zeros(())) for parts in zip(*positions, strict=True)]
+    pairs = [table for table in tables if table is not None]
     sentences = torch.cat([block.sentences for block in laid.blocks])
     room = torch.cat([block.room for block in laid.blocks])
     even = torch.cat([block.even for block in laid.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
     gained = {group: torch.where(informative, gain, 0.0) for group, gain in gained.items()}
-    of_unmet, there, even_there = unmet
-    needed = even_there.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
-    present = informative & (there.sum(dim=0) >= LEAST_ROOM * needed)  # [h]
-    of_unmet, there = (torch.where(present, part, 0.0) for part in (of_unmet, there))
-    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, pairs, (of_unmet, there))
+    unmet_gained, unmet_room, unmet_even = sum(unmets, torch.zeros(()))
+    needed = unmet_even.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
+    present = informative & (unmet_room.sum(dim=0) >= LEAST_ROOM * needed)  # [h]
+    unmet = torch.where(present, unmet_gained, 0.0), torch.where(present, unmet_room, 0.0)
+    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, pairs, unmet)
 
 
-@dataclass(frozen=True)
-class _HeldOut:
-    """As in `Explained`, of the half that was not fitted to; zero for the other."""
+def _held_out(
+    laid: Laid, half: int, steps: int, step: Callable[[int], None]
+) -> tuple[Mapping[str, Tensor], Sequence[Tensor], Tables | None, Tensor]:
+    """Fit all heads to one half, group after group, and look at the other after each.
 
-    gained: Mapping[str, Tensor]
-    position: Sequence[Tensor]
-    pairs: Tables | None
-    unmet: Tensor  # [3 b h]: gained, room, and even weights
-
-
-def _held_out(laid: Laid, half: int, steps: int, step: Callable[[int], None]) -> _HeldOut:
-    """Fit all heads to one half, group after group, and look at the other after each."""
+    Gained, position and pairs as in `Explained`, and gained, room and even weights [3 b h] of keys that were not met;
+    zero for the half that was fitted to.
+    """
     fitting = [_of_half(block, half) for block in laid.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
     held_out = [half_of(block.sentences) != half for block in laid.blocks]
@@ -113,7 +109,7 @@ def _held_out(laid: Laid, half: int, steps: int, step: Callable[[int], None]) ->
     for block, rows in zip(laid.blocks, held_out, strict=True):
         new = block.visible & ~torch.isin(_words(block), met) & rows[:, None, None]
         unmet.append(torch.stack(among(block.weights, description.log_probabilities(block, used, projected), new)))
-    return _HeldOut(gained, position, projected, torch.cat(unmet, dim=1))
+    return gained, position, projected, torch.cat(unmet, dim=1)
 
 
 def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -216,29 +217,24 @@ def shape(text: str, starts: bool) -> str:
 
 
 WIDEST = 512
+Embeddings = Callable[[Numbers], Tensor]
+"""Ids [v] → static embeddings [v p] of unit length; p is 0 where the model shows no table."""
 
 
-class StaticEmbeddings:
-    """Rows of the table of one side, each of length 1, of at most `WIDEST` dimensions."""
-
-    def __init__(self, table: Tensor | None) -> None:
-        self.table = table
-
-    def __call__(self, ids: Numbers) -> Tensor:
-        """Embeddings [v p] of ids [v]; p is 0 where there is no table."""
-        if self.table is None:
-            return torch.zeros(len(ids), 0)
-        rows: Tensor = self.table[torch.from_numpy(ids).to(self.table.device)].float().cpu()
-        rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
-        if rows.shape[1] > WIDEST:
-            rows = rows @ torch.linalg.svd(rows, full_matrices=False)[2][:WIDEST].T
-        return rows
-
-
-def static_embeddings(checkpoint: Checkpoint, site: Site) -> tuple[StaticEmbeddings, StaticEmbeddings]:
-    """Those of the queries' side and of the keys' side of a site; without a table where the model shows none."""
-    query, key = (StaticEmbeddings(_table(checkpoint, side)) for side in side_names(site))
+def static_embeddings(checkpoint: Checkpoint, site: Site) -> tuple[Embeddings, Embeddings]:
+    """Embeddings of the queries' side and of the keys' side of a site, of at most `WIDEST` dimensions."""
+    query, key = (partial(_embedded, _table(checkpoint, side)) for side in side_names(site))
     return query, key
+
+
+def _embedded(table: Tensor | None, ids: Numbers) -> Tensor:
+    if table is None:
+        return torch.zeros(len(ids), 0)
+    rows: Tensor = table[torch.from_numpy(ids).to(table.device)].float().cpu()
+    rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    if rows.shape[1] > WIDEST:
+        rows = rows @ torch.linalg.svd(rows, full_matrices=False)[2][:WIDEST].T
+    return rows
 
 
 def _table(checkpoint: Checkpoint, side: SideName) -> Tensor | None:

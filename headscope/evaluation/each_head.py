@@ -7,7 +7,6 @@ the encoder runs once, and again only for its own heads. BLEU and chrF need a tr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +49,15 @@ class EachHead(Result):
         rows = []
         for row in self.table.head(MOST_ROWS).to_dict("records"):
             values = (f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns)
-            rows.append((_head(row) if row["site"] else "none", *values))
+            head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
+            rows.append((head, *values))
         table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
         heads, text = counted(len(self.table) - 1, "head"), counted(self.sentences, "sentence")
         found = [Answer("", f"each of {heads} off alone, on {text}", caution=not self.complete)]
-        found += [Answer("Which head matters most, off alone", self._told(), table)]
+        found += [Answer("Which head matters most, off alone", self._interval_note(), table)]
         return [*found, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
 
-    def _told(self) -> str:
+    def _interval_note(self) -> str:
         """For how many heads the interval of the difference contains zero."""
         change = f"{self.by}_difference"
         if f"{change}_low" not in self.table or len(self.table) < 2:
@@ -78,10 +78,6 @@ class EachHead(Result):
         """The table."""
         rows = json.loads(self.table.to_json(orient="records"))  # NaN becomes null
         return {"signature": str(self.signature), "rows": rows, "remarks": self.remarks, "complete": self.complete}
-
-
-def _head(row: Mapping[Any, Any]) -> str:
-    return f"{row['site']}.{row['layer']}.{row['head']}"
 
 
 def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:

@@ -115,7 +115,10 @@ def open_all(config: EvaluateConfig) -> OpenedEvaluation:
     corpus = open_text(config, max_sentences=config.max_sentences)
     checkpoint = open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
-    return matched(checkpoint, corpus, config, against=against_option(config))
+    against = Against(partial(recorded, config))  # the checkpoint that the record beside the checkpoint names
+    if config.against is not None:
+        against = Against(partial(named, config.against, config), named=True)
+    return matched(checkpoint, corpus, config, against=against)
 
 
 def matched(
@@ -206,13 +209,6 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: 
 
 
 # The intact model that states are compared with.
-
-
-def against_option(config: EvaluateConfig) -> Against:
-    """The checkpoint of `--against`; without it the one that the record beside the checkpoint names."""
-    if config.against is None:
-        return Against(partial(recorded, config))
-    return Against(partial(named, config.against, config), named=True)
 
 
 def named(path: str, options: CheckpointOptions) -> Intact:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from headscope.config import EvaluateConfig
 from headscope.distributed import ALONE, Processes
@@ -16,10 +16,6 @@ from headscope.files.folders import OutputFile
 from headscope.files.output_checks import Input, inputs_of
 from headscope.files.tables import shielded
 from headscope.progress import Progress, no_progress
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 R = TypeVar("R", bound=Evaluation | EachHead)
 
@@ -32,44 +28,28 @@ def run_evaluation(
     Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
     can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
     """
-    return open_and_measure(
-        config, config.per_sentence, score_corpus, lambda done: done.sentences, progress=progress, processes=processes
-    )
+    return _open_and_measure(config, config.per_sentence, score_corpus, progress, processes)
 
 
 def run_each_head(
     config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> EachHead:
-    """Open checkpoint and corpus, measure with each head masked, and write `config.out` (see `score_each_head`).
-
-    Several `processes` share the text; all get the scores, and the first writes.
-    """
-    return open_and_measure(
-        config, config.out, score_each_head, lambda done: done.table, progress=progress, processes=processes
-    )
+    """As `run_evaluation`, with each head masked (see `score_each_head`); writes `config.out`."""
+    return _open_and_measure(config, config.out, score_each_head, progress, processes)
 
 
-def open_and_measure(
-    config: EvaluateConfig,
-    out: Path | None,
-    measure: Callable[..., R],
-    table: Callable[[R], pd.DataFrame],
-    *,
-    progress: Progress,
-    processes: Processes,
+def _open_and_measure(
+    config: EvaluateConfig, out: Path | None, measure: Callable[..., R], progress: Progress, processes: Processes
 ) -> R:
-    """Open everything, `measure` it, and let the first of several processes write the `table` to `out`.
-
-    OutputError before anything is measured where `out` must not or cannot be written.
-    """
+    """OutputError before anything is measured where `out` must not or cannot be written."""
     file = None if out is None else OutputFile(out, inputs=inputs_of(config), force=config.force)
     opened = replace(open_all(config), processes=processes)
     if file is not None:
-        found = [] if opened.intact is None else [Input(Path(opened.intact.path), checkpoint=True)]
-        file.protect([*found, *(Input(path) for path in opened.checkpoint.read_files)])
+        intact = [] if opened.intact is None else [Input(Path(opened.intact.path), checkpoint=True)]
+        file.protect([*intact, *(Input(path) for path in opened.checkpoint.read_files)])
     result = measure(opened, progress=progress if processes.main else no_progress)
     if file is not None and processes.main:
-        frame = table(result)
+        frame = result.table if isinstance(result, EachHead) else result.sentences
         written = file.write(lambda path: shielded(frame).to_csv(path, index=False), complete=result.complete)
         result.remarks += filter(None, [written.remark])
         result.late = written.late

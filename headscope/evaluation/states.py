@@ -24,7 +24,6 @@ from headscope.evaluation.likelihood import CorpusSums, LikelihoodOptions, read_
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.attention import is_tapped, untapped
-from headscope.model.forward import Pool, mean_pooled
 from headscope.model.taps import masked
 
 
@@ -50,13 +49,6 @@ def relative_l2(intact: Tensor, altered: Tensor) -> Tensor:
     length = intact.norm(dim=-1).clamp(min=torch.finfo(intact.dtype).tiny)
     distance: Tensor = (altered - intact).norm(dim=-1) / length
     return distance
-
-
-def state_distances(intact: Tensor, altered: Tensor, real: Tensor, pool: Pool = mean_pooled) -> Tensor:
-    """Cosine and relative l2 distance of pooled states [b t d] at real positions [b t], and Σ over tokens: [b 4]."""
-    first, other = pool(intact, real), pool(altered, real)
-    tokens = [(measure(intact, altered) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
-    return torch.stack([cosine(first, other), relative_l2(first, other), *tokens], dim=-1)
 
 
 def compare_states(
@@ -105,6 +97,8 @@ def _of_batch(
         if altered.shape != intact.shape:
             widths = f"their widths are {altered.shape[-1]} and {intact.shape[-1]}"
             raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")
-        columns.append(state_distances(intact, altered, real, whole.pooled))
+        sentences = whole.pooled(intact, real), whole.pooled(altered, real)
+        tokens = [(measure(intact, altered) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
+        columns.append(torch.stack([cosine(*sentences), relative_l2(*sentences), *tokens], dim=-1))  # [b 4]
     distances = torch.stack(columns, dim=1)
     return distances[..., :2], distances[..., 2:], real.sum(dim=-1)

@@ -22,7 +22,7 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.interface import through_attend
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
-from headscope.model.taps import frozen_parameters, unclipped
+from headscope.model.taps import Unclipped, frozen_parameters
 from headscope.model.transformers_models import is_linear
 
 
@@ -107,7 +107,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         marked_products(model),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
-        unclipped(),
+        Unclipped(),
         tapped(tap),
     ):
         base_of(model)(**probe_inputs(model))
@@ -119,7 +119,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
 
 def _slices(states: Tensor) -> Slices | None:
     """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
-    product = _product(states.grad_fn)
+    product: Any = next(filter(_stops, graph_nodes(states.grad_fn, stop=_stops)), None)  # the nearest matrix product
     source = None if product is None else _source(product)
     if source is None:
         return None
@@ -136,13 +136,8 @@ def _slices(states: Tensor) -> Slices | None:
     return Slices(*source, tuple(units))
 
 
-def _product(node: Any) -> Any:
-    """The matrix product nearest to `node` in the autograd graph (breadth first)."""
-
-    def stop(current: Any) -> bool:
-        return is_product(current) or marked_module(current) is not None
-
-    return next(filter(stop, graph_nodes(node, stop=stop)), None)
+def _stops(node: Any) -> bool:
+    return is_product(node) or marked_module(node) is not None
 
 
 def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:
@@ -176,11 +171,7 @@ def output_axis(module: nn.Module) -> int:
 
 def weight_of(product: Any) -> tuple[Tensor, int] | None:
     """The weight matrix of a product and its axis of outputs. Returns None if that is no parameter."""
-    return _weight([parent for parent, _ in product.next_functions])
-
-
-def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
-    for parent in reversed(parents):
+    for parent, _ in reversed(product.next_functions):
         transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
         leaf = parent.next_functions[0][0] if transposed else parent
         variable = getattr(leaf, "variable", None)

@@ -228,8 +228,10 @@ def _require_gradient(module: nn.Module, name: str, flag: bool) -> None:
     parameter.requires_grad_(flag and parameter.is_floating_point())
 
 
-class _Unclipped(TorchFunctionMode):
-    """Gives back what is to be clipped as it is, where gradients run through it."""
+class Unclipped(TorchFunctionMode):
+    """Within the block numbers that have gradients are not clipped: what a clip cuts off would seem to come from
+    nowhere (OLMo's `clip_qkv`). Which weight makes which number stays as it is, the numbers do not.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """As torch computes it; of a function that clips, its first argument."""
@@ -238,13 +240,6 @@ class _Unclipped(TorchFunctionMode):
 
 
 _CLIPS = frozenset(["clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_"])
-
-
-def unclipped() -> TorchFunctionMode:
-    """Within the block numbers that have gradients are not clipped: what a clip cuts off would seem to come from
-    nowhere (OLMo's `clip_qkv`). Which weight makes which number stays as it is, the numbers do not.
-    """
-    return _Unclipped()
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from headscope.pruning.closed_form.calibration import (
 )
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
-from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments, weighted
+from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
@@ -148,7 +148,7 @@ def test_a_weight_of_zero_is_no_anchor() -> None:
     first, second = (collect_moments(checkpoint, part) for part in (text("bert"), backwards("bert")))
     for projection in output_projections(checkpoint):
         alone = first.of(projection)
-        assert weighted([(alone, 1.0), (second.of(projection), 0.0)]) is alone
+        assert Mixture([(first, 1.0), (second, 0.0)]).of(projection) is alone
         assert mixed_moments(checkpoint, text("bert"), "none", moments=first).of(projection) is alone
     given = checkpoint, text("bert"), gone("bert"), RefitOptions(damping=1e-3, sequential=True)
     nothing = sequential_refits(*given, beside=[WeightedText(backwards("bert"), 0.0)])

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from headscope.errors import ConfigError, NumericalError
 from headscope.pruning.closed_form.refit import (
-    COMPENSATIONS,
+    SolvedRefit,
     block_errors,
+    compensation,
     damp,
     greedy_order,
     least_squares,
-    mean_shifted,
     reconstruction_error,
     refit_to_targets,
     remove_block,
     weigh,
-    zeroed,
 )
+from headscope.pruning.options.refit import COMPENSATIONS
 from tests.oracles import closed_form as oracle
 
 TOKENS, OUTPUTS, HEADS, WIDTH = 401, 11, 5, 3
@@ -171,7 +171,9 @@ def test_errors_weighted_by_a_fisher_matrix() -> None:
         expected = oracle.error(inputs.numpy(), weight.numpy(), other, shift, fisher.numpy())
         assert total == pytest.approx(expected, rel=1e-9)
         refit = least_squares(weight, torch.tensor(removed), **moments(inputs), affine=True, share=0)
-        assert reconstruction_error(weight, refit, **moments(inputs), fisher=fisher) == pytest.approx(expected)
+        weighed = SolvedRefit(weigh(refit.weight, fisher), weigh(refit.shift[:, None], fisher)[:, 0])
+        error = reconstruction_error(weigh(weight, fisher), weighed, **moments(inputs))
+        assert error == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("removed", [[1], [4, 0], [0, 1, 2, 3, 4]])
@@ -179,8 +181,8 @@ def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
     inputs, weight = problem()
     columns, its = blocks_of(weight.shape[1], HEADS)[removed].flatten(), moments(inputs)
     errors = {}
-    for name, compensation in COMPENSATIONS.items():
-        refit = compensation(weight, columns, **its, affine=True)
+    for name in COMPENSATIONS:
+        refit = compensation(name, weight, columns, **its, affine=True)
         assert not refit.weight[:, columns].any()
         errors[name] = reconstruction_error(weight, refit, **its)
         slow = oracle.error(inputs.numpy(), weight.numpy(), refit.weight.numpy(), refit.shift.numpy())
@@ -197,14 +199,14 @@ def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
 @pytest.mark.parametrize("name", COMPENSATIONS)
 def test_nothing_removed_is_nothing_changed(name: str) -> None:
     inputs, weight = problem()
-    refit = COMPENSATIONS[name](weight, torch.empty(0, dtype=torch.long), **moments(inputs), affine=True)
+    refit = compensation(name, weight, torch.empty(0, dtype=torch.long), **moments(inputs), affine=True)
     assert torch.equal(refit.weight, weight) and not refit.shift.any()
 
 
 def test_a_mean_needs_a_bias() -> None:
     inputs, weight = problem()
     with pytest.raises(ConfigError, match=r"least-squares.*none"):
-        mean_shifted(weight, torch.tensor([0]), **moments(inputs), affine=False)
+        compensation("mean", weight, torch.tensor([0]), **moments(inputs), affine=False)
 
 
 def test_a_head_that_writes_nothing_goes_first_for_nothing() -> None:
@@ -258,7 +260,7 @@ def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
     assert undamped.raised > 0 and undamped.weight.isfinite().all()
     its = moments(inputs)
     assert reconstruction_error(weight, refit, **its) < reconstruction_error(
-        weight, zeroed(weight, blocks[[2, 0]].flatten(), **its, affine=True), **its
+        weight, compensation("none", weight, blocks[[2, 0]].flatten(), **its, affine=True), **its
     )
 
 

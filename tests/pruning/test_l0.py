@@ -18,6 +18,7 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
+from headscope.model.mixing import linear
 from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import batch_loss, training_examples
@@ -29,7 +30,6 @@ from headscope.pruning.learning.learners.l0 import (
     initial_log_a,
     noisy_gates,
     nonzero_probability,
-    settled_gates,
 )
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.remove import RemoveConfig
@@ -53,14 +53,14 @@ def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: 
     def close(found: torch.Tensor, name: str) -> None:
         np.testing.assert_allclose(found.detach().numpy(), stored[f"{tag}/{name}"], rtol=1e-6, atol=1e-6)
 
-    close(settled_gates(log_a), "eval_gate")
+    close(linear.hard_concrete(log_a), "eval_gate")
     close((log_a > 0).double(), "eval_gate_hard")
-    close(torch.autograd.grad(settled_gates(log_a).sum(), log_a)[0], "d_evalgate_d_log_a")
+    close(torch.autograd.grad(linear.hard_concrete(log_a).sum(), log_a)[0], "d_evalgate_d_log_a")
     opened = nonzero_probability(log_a, temperature=temperature)
     close(opened, "closed_p_nonzero")
     close(opened.sum(), "penalty_sum")
     close(torch.autograd.grad(opened.sum(), log_a)[0], "d_penalty_d_log_a")
-    close((settled_gates(log_a) > 0).double().mean(), "nonzero_fraction")
+    close((linear.hard_concrete(log_a) > 0).double().mean(), "nonzero_fraction")
     each = log_a.detach().expand(64, -1).clone().requires_grad_()
     gates = noisy_gates(each, torch.tensor(stored[f"{tag}/train_u"], dtype=torch.float64), temperature=temperature)
     close(gates, "train_gate")
@@ -72,7 +72,7 @@ def test_gates_are_those_of_plain_arithmetic() -> None:
     noise = torch.Generator().manual_seed(5)
     for log_a in torch.randn(13, generator=noise).mul(3).tolist():
         its = torch.tensor([log_a], dtype=torch.float64)
-        assert math.isclose(settled_gates(its).item(), hard_concrete.evaluation_gate(log_a), abs_tol=1e-12)
+        assert math.isclose(linear.hard_concrete(its).item(), hard_concrete.evaluation_gate(log_a), abs_tol=1e-12)
         for temperature in (0.33, 0.7):
             opened = nonzero_probability(its, temperature=temperature).item()
             assert math.isclose(opened, hard_concrete.nonzero(log_a, temperature), abs_tol=1e-12)

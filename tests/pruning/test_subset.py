@@ -167,7 +167,7 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)
         torch.manual_seed(seed)  # the model's own dropout
         learner = Subset(gates, options, updates=50, generator=torch.Generator().manual_seed(seed))
-        Tuner(its, data, Recipe(updates=50, lr=0.0, gate_lr=0.4, tokens=500, smoothing=0.0), [], learner).run()
+        Tuner(its, data, Recipe(updates=50, lr=0.0, gate_lr=0.4, tokens=500), [], learner).run()
         found = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
         places.append((found - best) / (worst - best))
     assert sum(places) / len(places) < 0.3, places

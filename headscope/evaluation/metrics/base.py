@@ -34,6 +34,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.registry import Registry
 
 Pass = Literal["translations", "likelihood", "states"]
+NO_TARGET = "needs --target and --valid-target, the translations"
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class TranslationMetric(Metric):
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if not checkpoint.needs_target:
             return "needs a model that translates"
-        return None if has_target else "needs --target and --valid-target, the translations"
+        return None if has_target else NO_TARGET
 
     @abstractmethod
     def sums(self, read: Translations) -> Array:
@@ -187,8 +188,14 @@ class LikelihoodMetric(Metric):
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if cls.words and checkpoint.predicts == "words":
-            return _why_no_words(checkpoint, has_target=has_target)
-        return _why_unlabelled(checkpoint, has_labels=has_labels) if cls.labels else "needs a model that predicts words"
+            if checkpoint.two_sided is has_target:
+                return None
+            return NO_TARGET if checkpoint.two_sided else "reads one side only"
+        if not cls.labels:
+            return "needs a model that predicts words"
+        if why := no_labels(checkpoint):
+            return f"needs a classifier, and {why}"
+        return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"
 
     def sums(self, read: Likelihood) -> Array:
         """Sums by group of sentences and mask [g mask c]: Σ -log p and counts [g mask 2]."""
@@ -298,19 +305,6 @@ def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
             ):
                 needs[candidate.name] = option
     return needs
-
-
-def _why_no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-    if checkpoint.two_sided is has_target:
-        return None
-    return "needs --target and --valid-target, the translations" if checkpoint.two_sided else "reads one side only"
-
-
-def _why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
-    """Why a checkpoint has no labels to be right about. Returns None if it has."""
-    if why := no_labels(checkpoint):
-        return f"needs a classifier, and {why}"
-    return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"
 
 
 def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood:

@@ -29,7 +29,7 @@ from headscope.model.projections import (
     weight_of,
 )
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.taps import frozen_parameters, unclipped
+from headscope.model.taps import Unclipped, frozen_parameters
 from headscope.model.transformers_models import is_linear
 
 NumbersOfHeads = dict[str, dict[str, list[int]]]
@@ -160,7 +160,7 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
         hooked_matrices(model, receive),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
-        unclipped(),
+        Unclipped(),
         tapped(tap),
     ):
         base_of(model)(**probe_inputs(model))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import cycle, islice, takewhile
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from headscope.assets import sample, varied
 from headscope.data.corpus import Corpus, open_corpus
@@ -83,17 +83,17 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
     draws, count = random.Random(seed), corpus.count if count is None else count
 
     def lines(like: list[str], side: SideName) -> list[str]:
-        ids, made, start = checkpoint.plain_ids(side=side), list[str](), opening(like)
-        while len(made) < count:
+        ids, texts, start = checkpoint.plain_ids(side=side), list[str](), opening(like)
+        while len(texts) < count:
             text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
-            made += [text] if text else []
-        return [start + line for line in _legible(checkpoint, made, side)]
+            texts += [text] if text else []
+        return [start + line for line in _legible(checkpoint, texts, side)]
 
-    target = lines(_targets(corpus), "target") if corpus.has_target else None
-    sources = _sources(corpus)
+    target = lines(_lines(corpus, "target"), "target") if corpus.has_target else None
+    sources = _lines(corpus, "source")
     source = list(islice(cycle(sources), count)) if checkpoint.reads_sound else lines(sources, "source")
-    made = open_corpus(source, target=target, second=lines(_seconds(corpus), "source") if corpus.has_second else None)
-    return replace(made, name="random subwords")
+    second = lines(_lines(corpus, "second"), "source") if corpus.has_second else None
+    return replace(open_corpus(source, target=target, second=second), name="random subwords")
 
 
 def opening(lines: Sequence[str]) -> str:
@@ -110,16 +110,8 @@ def _after(start: str, lines: Sequence[str]) -> list[str]:
     return [" ".join(line.split()[count:]) for line in lines] if count else list(lines)
 
 
-def _sources(corpus: Corpus) -> list[str]:
-    return [sentence.source for sentence in corpus]
-
-
-def _targets(corpus: Corpus) -> list[str]:
-    return [sentence.target or "" for sentence in corpus]
-
-
-def _seconds(corpus: Corpus) -> list[str]:
-    return [sentence.second or "" for sentence in corpus]
+def _lines(corpus: Corpus, part: Literal["source", "target", "second"]) -> list[str]:
+    return [getattr(sentence, part) or "" for sentence in corpus]
 
 
 def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
@@ -138,29 +130,11 @@ def _legible(checkpoint: Checkpoint, lines: list[str], side: SideName) -> list[s
 
 def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName) -> float:
     encoded = checkpoint.encode(lines, side=side, limit=512)
-    return sum(each.unknown for each in encoded) / max(sum(len(each.ids) for each in encoded), 1)
-
-
-def _rewritten(
-    corpus: Corpus, write: Callable[[list[str], SideName], list[str]], *, name: str, recordings: bool
-) -> Corpus:
-    """A corpus whose lines are written anew, first those of the target, last those of the source; recordings stay.
-
-    So do the words that all lines of a side begin with.
-    """
-
-    def anew(lines: list[str], side: SideName) -> list[str]:
-        start = opening(lines)
-        return [start + line for line in write(_after(start, lines), side)]
-
-    target = anew(_targets(corpus), "target") if corpus.has_target else None
-    second = anew(_seconds(corpus), "source") if corpus.has_second else None
-    source = _sources(corpus) if recordings else anew(_sources(corpus), "source")
-    return replace(open_corpus(source, target=target, second=second), name=name)
+    return sum(line.unknown for line in encoded) / max(sum(len(line.ids) for line in encoded), 1)
 
 
 def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
-    """The words of a corpus in random order, as many to a line as before; recordings stay.
+    """The words of a corpus in random order, as many to a line as before; recordings stay, and how all lines begin.
 
     Where most lines have no spaces, its characters; its subwords where the tokenizer does not know many of those, as
     `l` of `Cl` in SMILES.
@@ -170,23 +144,32 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
     def reordered(split: list[list[T]]) -> list[list[T]]:
         units = [unit for line in split for unit in line]
         draws.shuffle(units)
-        rest = iter(units)
-        return [[next(rest) for _ in line] for line in split]
+        shuffled_units = iter(units)
+        return [[next(shuffled_units) for _ in line] for line in split]
 
     def shuffled(lines: list[str], side: SideName) -> list[str]:
         units, between = text_units(lines)
-        made = [between.join(line) for line in reordered(units)]
-        if between:
-            return made
-        if _unknown_share(checkpoint, made, side) <= _unknown_share(checkpoint, lines, side) + MANY:
-            return made
+        texts = [between.join(line) for line in reordered(units)]
+        if between or _unknown_share(checkpoint, texts, side) <= _unknown_share(checkpoint, lines, side) + MANY:
+            return texts
         plain = set(checkpoint.plain_ids(side=side))
-        ids = [[each for each in line.ids if each in plain] for line in checkpoint.encode(lines, side=side, limit=512)]
+        ids = [
+            [number for number in line.ids if number in plain]
+            for line in checkpoint.encode(lines, side=side, limit=512)
+        ]
         written = [_written(checkpoint, new, side) or old for new, old in zip(reordered(ids), lines, strict=True)]
         return _legible(checkpoint, written, side)
 
+    def anew(lines: list[str], side: SideName) -> list[str]:
+        start = opening(lines)
+        return [start + line for line in shuffled(_after(start, lines), side)]
+
+    target = anew(_lines(corpus, "target"), "target") if corpus.has_target else None
+    second = anew(_lines(corpus, "second"), "source") if corpus.has_second else None
+    source = _lines(corpus, "source")
+    source = source if checkpoint.reads_sound else anew(source, "source")
     name = f"{corpus.name}, its words in random order"
-    return _rewritten(corpus, shuffled, name=name, recordings=checkpoint.reads_sound)
+    return replace(open_corpus(source, target=target, second=second), name=name)
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
@@ -209,8 +192,8 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
     """
     if checkpoint.reads_sound or corpus.has_second:
         return None
-    texts = [_sources(corpus)]
-    texts += [_targets(corpus)] if corpus.has_target else []
+    texts = [_lines(corpus, "source")]
+    texts += [_lines(corpus, "target")] if corpus.has_target else []
     starts = [opening(lines) for lines in texts]
     languages = [language_of(_after(start, lines)) for start, lines in zip(starts, texts, strict=True)]
     known = [(start, language) for start, language in zip(starts, languages, strict=True) if language is not None]
@@ -218,7 +201,8 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
         return None
     source, *target = ([start + line for line in read_lines(varied(language))] for start, language in known)
     shipped = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
-    return shipped if _readable(checkpoint, shipped) else None
+    readable = all(_unknown_share(checkpoint, lines, side) <= UNREADABLE for side, lines in _by_side(shipped))
+    return shipped if readable else None
 
 
 CHECKED = 120
@@ -244,13 +228,6 @@ def _common() -> list[tuple[str, frozenset[str]]]:
     return found
 
 
-def _readable(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-    lines: dict[SideName, list[str]] = {"source": _sources(corpus)}
-    if corpus.has_target:
-        lines["target"] = _targets(corpus)
-    return all(_unknown_share(checkpoint, texts, side) <= UNREADABLE for side, texts in lines.items())
-
-
 def capped(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:
     """Lines spread over a text, so many that they have about as many subwords on all sides; at least `fewest`."""
     found = subwords(checkpoint, corpus)
@@ -260,12 +237,15 @@ def capped(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: in
 
 def subwords(checkpoint: Checkpoint, corpus: Corpus) -> int:
     """Subwords of a text, on all sides."""
+    encoded = (checkpoint.encode(lines, side=side, limit=512) for side, lines in _by_side(corpus))
+    return sum(len(line.ids) for texts in encoded for line in texts)
+
+
+def _by_side(corpus: Corpus) -> list[tuple[SideName, list[str]]]:
     sentences = list(corpus)
     sides: list[tuple[SideName, list[str]]] = [
         ("source", [line.source for line in sentences]),
         ("source", [line.second for line in sentences if line.second is not None]),
         ("target", [line.target for line in sentences if line.target is not None]),
     ]
-    return sum(
-        len(each.ids) for side, lines in sides if lines for each in checkpoint.encode(lines, side=side, limit=512)
-    )
+    return [(side, lines) for side, lines in sides if lines]

@@ -61,7 +61,7 @@ class RefitBench:
     ) -> None:
         self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, altered
         self.add_bias, self.batching, self.seed = add_bias, batching, seed
-        self.made: dict[frozenset[HeadId], Compensated] = {}
+        self.recent: dict[frozenset[HeadId], Compensated] = {}
         self.moments: dict[str, Moments] = {} if moments is None else {"": moments}
 
     def anchored_moments(self, anchor: OtherText) -> ModuleMoments:
@@ -96,34 +96,34 @@ class RefitBench:
 
     def compensated(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure what that does."""
-        gone = frozenset(heads)
-        if gone not in self.made:
-            for oldest in list(self.made)[:-1]:
-                del self.made[oldest]
-            self.made[gone] = self._compensated(heads)
-        return self.made[gone]
+        key = frozenset(heads)
+        if key not in self.recent:
+            for oldest in list(self.recent)[:-1]:
+                del self.recent[oldest]
+            self.recent[key] = self._compensated(heads)
+        return self.recent[key]
 
     def _compensated(self, heads: Sequence[HeadId]) -> Compensated:
         began = time.monotonic()
         choice = self._chosen(heads) if self.options.method == AUTO else None
-        taken = choice.taken.options if choice is not None else self.options.options(add_bias=self.add_bias)
-        refits = self.refits(heads, taken)
+        options = choice.taken.options if choice is not None else self.options.options(add_bias=self.add_bias)
+        refits = self.refits(heads, options)
         model, seconds = self.copy_with(refits).model, time.monotonic() - began
         performance = {"intact": self.held_out.of_intact}
-        if choice is None and taken.method == "none":
+        if choice is None and options.method == "none":
             with masked(self.checkpoint.model, heads):
                 performance["removed"] = self.held_out.measure(self._pooled)
         else:
             if choice is None:
-                refitted = self._candidate(taken, model)
+                refitted = self._candidate(options, model)
                 choice = self._choice([self._masked(heads), refitted], refitted)
             performance["removed"] = choice.masked.held_out
-            if taken.method != "none":
+            if options.method != "none":
                 performance["refitted"] = choice.taken.held_out
-        own = anchor_name(taken.anchor) == "text"
-        digest = opened(taken.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
-        made = self.checkpoint.with_model(model)
-        return Compensated(made, taken, self.text, refits, performance, seconds, choice, digest)
+        own = anchor_name(options.anchor) == "text"
+        digest = opened(options.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
+        compensated = self.checkpoint.with_model(model)
+        return Compensated(compensated, options, self.text, refits, performance, seconds, choice, digest)
 
     def refits(self, heads: Collection[HeadId], options: RefitOptions) -> Sequence[ModuleRefit]:
         """The refits of every module that changes."""
@@ -172,22 +172,21 @@ class RefitBench:
             copy.load_weights(self.refits(heads, options))
             candidates.append(self._candidate(options, copy.model))
         if self.options.sequential and heads:
-            best = best_candidate(
-                [each for each in candidates if each.options.method == "least-squares"], nothing
-            ).options
+            refits = [candidate for candidate in candidates if candidate.options.method == "least-squares"]
+            best = best_candidate(refits, nothing).options
             options = replace(best, strength=1.0, sequential=True, feed_forward=self.options.feed_forward)
             candidates.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
         return self._choice(candidates, best_candidate(candidates, nothing))
 
     def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
-        asked, modules = self.options, heads_by_module(self.checkpoint, heads)
+        requested, modules = self.options, heads_by_module(self.checkpoint, heads)
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
-        refit = replace(asked.options(add_bias=self.add_bias), sequential=False, feed_forward=False)
+        refit = replace(requested.options(add_bias=self.add_bias), sequential=False, feed_forward=False)
         anchors = TRIED_ANCHORS
-        if asked.anchor:
-            anchors = ("none", asked.anchor) if anchor_name(asked.anchor) else ("none",)
-        strengths = (1.0, HALF) if asked.strength == 1 else (asked.strength,)
+        if requested.anchor:
+            anchors = ("none", requested.anchor) if anchor_name(requested.anchor) else ("none",)
+        strengths = (1.0, HALF) if requested.strength == 1 else (requested.strength,)
         return [
             *([RefitOptions(method="mean", add_bias=self.add_bias)] if biased else []),
             *(replace(refit, anchor=anchor, strength=strength) for anchor in anchors for strength in strengths),
@@ -205,6 +204,6 @@ def refitted(
 ) -> Checkpoint:
     """The checkpoint refitted for the removal of `heads`, of the same size, rounded as its files would be."""
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
-    made = checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)
-    round_weights(made.model, made.written_in)
-    return made
+    result = checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)
+    round_weights(result.model, result.written_in)
+    return result

@@ -228,4 +228,4 @@ def best_candidate(candidates: Iterable[Candidate], masked: Candidate) -> Candid
 
     A harm of masking is 1 at most, so what masking gains on one text is no reason to leave the other as it is.
     """
-    return min(candidates, key=lambda each: (max(each.harms(masked)), each.held_out.damage + each.check.damage))
+    return min(candidates, key=lambda one: (max(one.harms(masked)), one.held_out.damage + one.check.damage))

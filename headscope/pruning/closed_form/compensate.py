@@ -30,7 +30,7 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
-from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, interpolate, reconstruction_error
+from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 
 
@@ -99,16 +99,15 @@ def refit_module(
     """What makes up for some heads of one module."""
     columns, affine = projection.columns(heads), projection.has_bias or options.add_bias
 
-    def refitted(method: str) -> SolvedRefit:
-        return COMPENSATIONS[method](
-            projection.weight, columns, mean=moments.mean, second=moments.second, affine=affine, share=options.damping
-        )
-
-    nothing, energy = refitted("none"), moments.output_energy(projection.weight) or 1.0
-    refit = interpolate(nothing, refitted(options.method), options.strength)
+    weight, mean, second = projection.weight, moments.mean, moments.second
+    nothing, refit = (
+        compensation(method, weight, columns, mean=mean, second=second, affine=affine, share=options.damping)
+        for method in ("none", options.method)
+    )
+    refit = interpolate(nothing, refit, options.strength)
+    energy = float(((weight @ second) * weight).sum()) or 1.0  # E‖W x‖²
     error, error_without = (
-        reconstruction_error(projection.weight, weights, mean=moments.mean, second=moments.second) / energy
-        for weights in (refit, nothing)
+        reconstruction_error(weight, weights, mean=mean, second=second) / energy for weights in (refit, nothing)
     )
     return ModuleRefit(projection, refit, error, error_without, affine)
 
@@ -131,22 +130,21 @@ class RefittedCopy:
     @classmethod
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy with these refits; without any it is the same model bit for bit."""
-        made = cls(checkpoint, [each.projection for each in refits])
-        made.load_weights(refits)
-        return made
+        refitted = cls(checkpoint, [module.projection for module in refits])
+        refitted.load_weights(refits)
+        return refitted
 
     def load_weights(self, refits: Collection[ModuleRefit]) -> None:
         """Set the projections of several modules to their refits."""
-        for each in refits:
-            self.put(each.projection, each.refit)
+        for module in refits:
+            self.put(module.projection, module.refit)
 
     @torch.no_grad()
     def put(self, projection: OutputProjection | FeedForwardOutput, refit: SolvedRefit) -> None:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
-        weight = owner.get_parameter("weight")
-        made = refit.weight / projection.gate
-        weight.copy_(made if isinstance(owner, nn.Linear) else made.T)
+        weight, matrix = owner.get_parameter("weight"), refit.weight / projection.gate
+        weight.copy_(matrix if isinstance(owner, nn.Linear) else matrix.T)
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")
             owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))
@@ -181,7 +179,7 @@ def measured_allocation(
     `known` keeps these by how many units of every module are gone. Passes begin at the layer whose module loses the
     unit.
     """
-    refits = _Refits(moments, orders, options or RefitOptions())
+    refit = _cached_refits(moments, orders, options or RefitOptions())
     known = {} if known is None else known
     trial = RefittedCopy(meters[0].checkpoint, [projection for projection, _ in orders])
     gone, damage, scores = [0] * len(orders), 0.0, dict[HeadId, float]()
@@ -193,7 +191,7 @@ def measured_allocation(
         state = " ".join(str(count + (other == number)) for other, count in enumerate(gone))
         if state not in known:
             for other, count in enumerate(gone):
-                trial.put(orders[other][0], refits.of(other, count + (other == number)))
+                trial.put(orders[other][0], refit(other, count + (other == number)))
             places = orders[number][0].places
             known[state] = fmean(
                 meter.measure(trial.model, layers=layers, places=places).damage
@@ -231,20 +229,18 @@ def measured_allocation(
     return scores
 
 
-class _Refits:
-    """Refits of every module with its first units gone, each made once."""
+def _cached_refits(
+    moments: ModuleMoments, orders: Sequence[ModuleOrder], options: RefitOptions
+) -> Callable[[int, int], SolvedRefit]:
+    """From the number of a module and how many of its units are gone to its refit; two of a module are kept."""
+    refits: dict[tuple[int, int], SolvedRefit] = {}
 
-    def __init__(self, moments: ModuleMoments, orders: Sequence[ModuleOrder], options: RefitOptions) -> None:
-        self.moments, self.orders, self.options = moments, orders, options
-        self.made: dict[tuple[int, int], SolvedRefit] = {}
-
-    def of(self, number: int, count: int) -> SolvedRefit:
-        """The refit of module `number` with `count` units gone; the last two of a module are kept."""
-        if (number, count) not in self.made:
-            projection, units = self.orders[number]
+    def refit(number: int, count: int) -> SolvedRefit:
+        if (number, count) not in refits:
+            projection, units = orders[number]
             heads = [head for unit in units[:count] for head in projection.units[unit]]
-            self.made.pop((number, count - 2), None)
-            self.made[number, count] = refit_module(
-                projection, reached(self.moments, projection), heads, self.options
-            ).refit
-        return self.made[number, count]
+            refits.pop((number, count - 2), None)
+            refits[number, count] = refit_module(projection, reached(moments, projection), heads, options).refit
+        return refits[number, count]
+
+    return refit

@@ -115,7 +115,7 @@ class DamageMeter:
         """The performance of the intact model."""
         total, predictions = (
             sum(float(tensor.double().sum()) for tensor in tensors)
-            for tensors in zip(*((each.values, each.counts) for _, each in self.intact), strict=True)
+            for tensors in zip(*((outcome.values, outcome.counts) for _, outcome in self.intact), strict=True)
         )
         value = self.objective.performance(total / predictions, 0.0)
         return Performance(self.objective.name, value, 0.0, self.sentences, predictions)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,18 +68,14 @@ class ContextMoments:
         """E x xᵀ − E x E xᵀ [m m]."""
         return self.second - torch.outer(self.mean, self.mean)
 
-    def output_energy(self, weight: Tensor) -> float:
-        """E‖W x‖² for W [d m]."""
-        return float(((weight @ self.second) * weight).sum())
-
     def to(self, device: str | torch.device) -> ContextMoments:
         """The same on another device."""
-        sums: dict[str, Any] = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)}
+        sums: dict[str, Any] = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **sums)
 
     def merge(self, other: ContextMoments) -> ContextMoments:
         """The sums over the tokens of both."""
-        mine, theirs = ({name: sums for name, sums in vars(each).items() if sums is not None} for each in (self, other))
+        mine, theirs = ({name: sums for name, sums in vars(part).items() if sums is not None} for part in (self, other))
         return ContextMoments(**{name: sums + theirs[name] for name, sums in mine.items() if name in theirs})
 
 
@@ -102,14 +98,6 @@ class Moments:
         """The moments of a module over all layers that it serves; None where the text did not reach it."""
         sums = [self.sites[place] for place in projection.places if place in self.sites]
         return reduce(ContextMoments.merge, sums) if sums else None
-
-
-class ModuleMoments(Protocol):
-    """The moments of every module, of one text or of several."""
-
-    def of(self, projection: OutputProjection) -> ContextMoments | None:
-        """Those of a module; None where no text reached it."""
-        ...
 
 
 def text_batches(
@@ -345,23 +333,23 @@ class Mixture:
     def of(self, projection: OutputProjection) -> ContextMoments | None:
         """E x = Σ w E_i x, E x xᵀ = Σ w E_i x xᵀ; norms, Fisher matrix and tokens are the first text's.
 
-        None where the first text did not reach the module.
+        None where the first text did not reach the module; others that did not are left out.
         """
-        return weighted([(part.of(projection), weight) for part, weight in self.parts])
+        moments = [(part.of(projection), weight) for part, weight in self.parts]
+        first = moments[0][0]
+        if first is None:
+            return None
+        weighted = [(part, weight) for part, weight in moments if part is not None and weight]
+        if len(weighted) == 1 and weighted[0][0] is first:
+            return first
+        whole = sum(weight for _, weight in weighted)
+        total, products = torch.zeros_like(first.total), torch.zeros_like(first.products)
+        for part, weight in weighted:
+            share = weight / whole * first.tokens / part.tokens
+            total += share * part.total
+            products += share * part.products
+        return ContextMoments(first.tokens, total, products, first.norms, first.fisher)
 
 
-def weighted(parts: Sequence[tuple[ContextMoments | None, float]]) -> ContextMoments | None:
-    """The weighted mean of moments, as sums over the tokens of the first; texts that reach nothing are left out."""
-    first = parts[0][0]
-    if first is None:
-        return None
-    there = [(part, weight) for part, weight in parts if part is not None and weight]
-    if there == [(first, there[0][1])]:
-        return first
-    whole = sum(weight for _, weight in there)
-    shares = [(part, weight / whole * first.tokens / part.tokens) for part, weight in there]
-    total, products = first.total.new_zeros(first.total.shape), first.products.new_zeros(first.products.shape)
-    for part, share in shares:
-        total += share * part.total
-        products += share * part.products
-    return ContextMoments(first.tokens, total, products, first.norms, first.fisher)
+ModuleMoments = Moments | Mixture
+"""The moments of every module, of one text or of several."""

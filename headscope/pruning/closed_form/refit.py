@@ -13,9 +13,9 @@ m]. All in float64.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -143,33 +143,29 @@ def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> So
     return replace(refit, weight=weight, shift=shift)
 
 
-class Compensation(Protocol):
-    """Makes up for removed columns [n] of `weight` [d m], given the mean [m] and second moments [m m] of inputs.
+def compensation(
+    method: str,
+    weight: Tensor,
+    removed: Tensor,
+    *,
+    mean: Tensor,
+    second: Tensor,
+    affine: bool,
+    share: float = DAMPING,
+) -> SolvedRefit:
+    """What makes up for removed columns [n] of `weight` [d m], given the mean [m] and second moments [m m] of inputs.
 
-    `affine`: β may be shifted.
+    "none": nothing; "mean": β takes over what the columns give on the mean, W_G μ_G; else `least_squares`. `affine`: β
+    may be shifted. ConfigError for a mean without β.
     """
-
-    def __call__(
-        self, weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-    ) -> SolvedRefit:
-        """ConfigError where the compensation needs what `affine` does not allow."""
-        ...
-
-
-def zeroed(
-    weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-) -> SolvedRefit:
-    """Nothing makes up for the columns."""
-    return SolvedRefit(weight.index_fill(1, removed, 0.0), weight.new_zeros(len(weight)))
-
-
-def mean_shifted(
-    weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-) -> SolvedRefit:
-    """β takes over what the columns give on the mean: W_G μ_G. ConfigError where there is no β."""
-    if not affine:
-        raise ConfigError("mean compensation needs an output projection with a bias; choose least-squares or none")
-    return SolvedRefit(weight.index_fill(1, removed, 0.0), weight[:, removed] @ mean[removed])
+    if method == "least-squares":
+        return least_squares(weight, removed, mean=mean, second=second, affine=affine, share=share)
+    shift = weight.new_zeros(len(weight))
+    if method == "mean":
+        if not affine:
+            raise ConfigError("mean compensation needs an output projection with a bias; choose least-squares or none")
+        shift = weight[:, removed] @ mean[removed]
+    return SolvedRefit(weight.index_fill(1, removed, 0.0), shift)
 
 
 def least_squares(
@@ -191,9 +187,6 @@ def least_squares(
     refitted[:, kept] += weight[:, removed] @ predicts.T
     shift = weight[:, removed] @ (mean[removed] - predicts.T @ mean[kept]) if affine else weight.new_zeros(len(weight))
     return SolvedRefit(refitted, shift, damped.damping, damped.raised)
-
-
-COMPENSATIONS: Mapping[str, Compensation] = {"none": zeroed, "mean": mean_shifted, "least-squares": least_squares}
 
 
 def refit_to_targets(
@@ -224,16 +217,10 @@ def refit_to_targets(
     return SolvedRefit(refitted, shift, damped.damping, damped.raised)
 
 
-def reconstruction_error(
-    weight: Tensor, refit: SolvedRefit, *, mean: Tensor, second: Tensor, fisher: Tensor | None = None
-) -> float:
-    """E[eᵀ F e] of e = y − ŷ over calibration tokens; F [d d] is the identity where there is none."""
-    lost, shift = weight - refit.weight, refit.shift
-    if fisher is not None:
-        both = weigh(torch.cat([lost, shift[:, None]], dim=1), fisher)
-        lost, shift = both[:, :-1], both[:, -1]
-    centred = second - torch.outer(mean, mean)
-    return float(((lost @ centred) * lost).sum() + (lost @ mean - shift).square().sum())
+def reconstruction_error(weight: Tensor, refit: SolvedRefit, *, mean: Tensor, second: Tensor) -> float:
+    """E‖y − ŷ‖² over calibration tokens."""
+    lost, centred = weight - refit.weight, second - torch.outer(mean, mean)
+    return float(((lost @ centred) * lost).sum() + (lost @ mean - refit.shift).square().sum())
 
 
 def others(columns: int, removed: Tensor) -> Tensor:

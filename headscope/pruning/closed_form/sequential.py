@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,17 +76,6 @@ class PairMoments:
         self.cross += (pruned.T @ target).cpu()
         self.target_energy += float(target.square().sum())
 
-    def scaled(self, share: float, *, tokens: int) -> PairMoments:
-        """A share of these means, as sums over so many tokens; `merge` puts shares together."""
-        factor = share * tokens / self.tokens
-        sums = {name: factor * getattr(self, name) for name in SUMS}
-        return PairMoments(**sums, tokens=tokens, streams=tokens if self.streams == self.tokens else 0)
-
-    def merge(self, other: PairMoments) -> PairMoments:
-        """The sums of two shares over the same number of tokens."""
-        sums = {name: getattr(self, name) + getattr(other, name) for name in SUMS}
-        return PairMoments(**sums, tokens=self.tokens, streams=min(self.streams, other.streams))
-
 
 SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost")
 
@@ -115,7 +104,7 @@ def sequential_refits(
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
     first = next(losing, len(modules))
-    made = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
+    copy = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
     blocks: Sequence[FeedForwardOutput] = ()
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
@@ -126,24 +115,27 @@ def sequential_refits(
         after = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
         parts += [(projection, of_module), *after]
     for part, of_module in parts:
-        pruned = checkpoint.with_model(made.model)
+        pruned = checkpoint.with_model(copy.model)
         pairs = [
             _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, of_module, residual)
             for text, _ in texts
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
         refits.append(_refit(part, pair, of_module, options, altered=altered is not None))
-        made.put(part, refits[-1].refit)
+        copy.put(part, refits[-1].refit)
     return refits
 
 
 def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMoments:
     """Moments of several texts with their weights, as sums over the tokens of the first."""
-    first = pairs[0]
-    there = [(pair, weight) for pair, weight in zip(pairs, weights, strict=True) if weight and pair.tokens]
-    if len(there) < 2 or not first.tokens:
-        return first
-    return reduce(PairMoments.merge, (pair.scaled(weight, tokens=first.tokens) for pair, weight in there))
+    tokens = pairs[0].tokens
+    shares = [(pair, weight * tokens / pair.tokens) for pair, weight in zip(pairs, weights, strict=True) if pair.tokens]
+    shares = [(pair, share) for pair, share in shares if share]
+    if len(shares) < 2:
+        return pairs[0]
+    sums = {name: sum(share * getattr(pair, name) for pair, share in shares) for name in SUMS}
+    all_streams = all(pair.streams == pair.tokens for pair, _ in shares)
+    return PairMoments(**sums, tokens=tokens, streams=tokens if all_streams else 0)
 
 
 def _refit(
@@ -173,10 +165,10 @@ def _refit(
 
 def _error(refit: SolvedRefit, pair: PairMoments) -> float:
     """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
-    n, made, shift = pair.tokens, refit.weight, refit.shift
-    lost = (pair.target - made @ pair.pruned) / n  # [d]
-    squares = pair.target_energy + float(((made @ pair.products) * made).sum())
-    both = float((made.T * pair.cross).sum())
+    n, weight, shift = pair.tokens, refit.weight, refit.shift
+    lost = (pair.target - weight @ pair.pruned) / n  # [d]
+    squares = pair.target_energy + float(((weight @ pair.products) * weight).sum())
+    both = float((weight.T * pair.cross).sum())
     return (squares - 2 * both) / n + float(shift @ shift - 2 * shift @ lost)
 
 
@@ -194,8 +186,8 @@ def _pair_moments(
     for batch in texts:
         on_device = batch.to(checkpoint.device)
         for whole, smaller in zip(*(reader.of(on_device) for reader in readers), strict=True):
-            told = residual and whole.stream is not None and smaller.stream is not None
+            known = residual and whole.stream is not None and smaller.stream is not None
             lost = whole.inputs[:, removed] @ weight[:, removed].T
-            missing = whole.stream - smaller.stream if told else None
+            missing = whole.stream - smaller.stream if known else None
             pair.add(smaller.inputs, whole.inputs @ weight.T, lost, missing)
     return pair

@@ -38,8 +38,8 @@ HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measure
 class Recipe:
     """How a model is fine-tuned. Rates rise linearly within `warmup` updates; gates have their own, `gate_lr`.
 
-    "linear" falls to 0 at the last update. `smoothing` None: 0.1 for translation, 0 for language models. `clip` is
-    the longest norm of the model's gradient (0: no limit), `tokens` the positions of a batch.
+    "linear" falls to 0 at the last update. `clip` is the longest norm of the model's gradient (0: no limit), `tokens`
+    the positions of a batch.
     """
 
     updates: int
@@ -47,7 +47,6 @@ class Recipe:
     gate_lr: float = 0.1
     schedule: Literal["constant", "linear"] = "constant"
     warmup: int = 0
-    smoothing: float | None = None
     clip: float = 1.0
     tokens: int = 2048
     seed: int = 1
@@ -155,7 +154,8 @@ class Tuner:
             self.processes.raise_first(problem)
         if loss is not None:
             (loss / total).backward()
-        self.processes.sum_gradients(self._trained())
+        gate_weights = [] if self.learner is None else [self.learner.weights]
+        self.processes.sum_gradients([*self.parameters, *gate_weights])
         if penalty is not None:
             penalty.backward()
         self._descend()
@@ -172,9 +172,6 @@ class Tuner:
             raise TrainingError(f"update {self.update + 1}: {error}, or a lower --lr") from None
         self._check("the loss", loss)
         return loss if count and loss.requires_grad else None, float(measured), count
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [*self.parameters, *([] if self.learner is None else [self.learner.weights])]
 
     def _descend(self) -> None:
         norm = self._norm(self.parameters)

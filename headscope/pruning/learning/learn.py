@@ -257,7 +257,6 @@ def recipe_of(
         gate_lr=gate_lr,
         schedule=config.schedule,
         warmup=config.warmup,
-        smoothing=config.label_smoothing,
         clip=config.clip,
         tokens=config.batch_tokens or DEFAULT_TOKENS,
         seed=config.seed,
@@ -266,10 +265,8 @@ def recipe_of(
 
 def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> PruningLoss:
     """What the options say is learnt by, with a teacher of its own where it needs one."""
-    smoothing = config.label_smoothing
-    return training_loss(
-        checkpoint, corpus, objective=config.objective, smoothing=smoothing, learns=True, seed=config.seed
-    )
+    options: dict[str, Any] = {"objective": config.objective, "smoothing": config.label_smoothing, "seed": config.seed}
+    return training_loss(checkpoint, corpus, learns=True, **options)
 
 
 def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:

@@ -223,7 +223,7 @@ def remove_planned(
     """
     compensated, whole = None, checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
     if bench is not None:
-        if not (removal.merged or bench.made):  # what cannot be removed is refused before it is refitted
+        if not (removal.merged or bench.recent):  # what cannot be removed is refused before it is refitted
             progress("comparing")
             compare(checkpoint, export.build(checkpoint, removal), removal.removed, data)
         progress("refitting")

@@ -35,18 +35,18 @@ COMPARED = 8  # sentences on which a model with closed heads is compared with th
 
 def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
     """Write a checkpoint without the heads `removed` into `folder`, in place of what is there; returns what to open."""
-    made, companions = folder.with_name(PRUNED), options.companions
-    shutil.rmtree(made, ignore_errors=True)
+    new, companions = folder.with_name(PRUNED), options.companions
+    shutil.rmtree(new, ignore_errors=True)
     if not removed:
-        made.mkdir(parents=True)
-        written = write_checkpoint(checkpoint, made, companions).path
+        new.mkdir(parents=True)
+        written = write_checkpoint(checkpoint, new, companions).path
     else:
-        done = without_heads(checkpoint, removed)
-        with Build(made, REMOVAL) as build:
-            written = write_shrunk(done, Destination(out=made, companions=companions), build, whole=checkpoint).path
+        shrunk = without_heads(checkpoint, removed)
+        with Build(new, REMOVAL) as build:
+            written = write_shrunk(shrunk, Destination(out=new, companions=companions), build, whole=checkpoint).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
-    made.replace(folder)
-    return folder / written.relative_to(made)
+    new.replace(folder)
+    return folder / written.relative_to(new)
 
 
 def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId], name: str | None = None) -> Shrunk:

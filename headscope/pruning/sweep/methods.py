@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -266,11 +266,11 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
         "device": context.checkpoint.device.type,
         "seconds": round(seconds, 3),
         **labels,
-        **_kept(context, cell, pruned),
+        **_kept_model(context, cell, pruned),
     }
 
 
-def _kept(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, str]:
+def _kept_model(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, str]:
     """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
     config, run = context.config, context.folder(cell)
     if cell.method == UNPRUNED:
@@ -309,10 +309,10 @@ def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
 
 
 def _refit(context: SweepContext, cell: Cell) -> PrunedModel:
-    removed, config = removed_heads(context, cell), context.config
+    removed = removed_heads(context, cell)
     if context.refit is not None:
         return PrunedModel(context.refit(removed), removed, removed)
-    return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)
+    return PrunedModel(refitted_checkpoint(context.scoring, removed, context.config.refit), removed, removed)
 
 
 def _tune(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -332,7 +332,7 @@ def _tune(context: SweepContext, cell: Cell) -> PrunedModel:
             sequential=context.config.sequential,
         )
     )
-    return PrunedModel(_open_choice(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality})
+    return _as_chosen(context, choice, {})
 
 
 def _learn(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -348,9 +348,7 @@ def _learn(context: SweepContext, cell: Cell) -> PrunedModel:
     )
     known = (*learner.found, "freeze", "lr")
     facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
-    return PrunedModel(
-        _open_choice(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality, **facts}
-    )
+    return _as_chosen(context, choice, facts)
 
 
 def _train_control(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -363,16 +361,17 @@ def _train_control(context: SweepContext, cell: Cell) -> PrunedModel:
     return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
 
 
-def _open_choice(context: SweepContext, choice: Selection) -> Checkpoint:
-    """The checkpoint as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
-    if not choice.model:
-        return context.checkpoint
-    config, folder = context.config, choice.folder / MODEL
-    file = folder / Path(context.checkpoint.path).name  # in formats of one file
-    written = file if file.is_file() else folder
-    return open_checkpoint(
-        str(written),
-        device=config.device,
-        dtype="float32" if config.dtype == "auto" else config.dtype,
-        companions=Companions(bpe=config.bpe) if written.is_file() else None,
-    )
+def _as_chosen(context: SweepContext, choice: Selection, facts: Mapping[str, Any]) -> PrunedModel:
+    """The model as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
+    checkpoint = context.checkpoint
+    if choice.model:
+        config, folder = context.config, choice.folder / MODEL
+        file = folder / Path(checkpoint.path).name  # in formats of one file
+        written = file if file.is_file() else folder
+        checkpoint = open_checkpoint(
+            str(written),
+            device=config.device,
+            dtype="float32" if config.dtype == "auto" else config.dtype,
+            companions=Companions(bpe=config.bpe) if written.is_file() else None,
+        )
+    return PrunedModel(checkpoint, choice.removed, choice.removed, {choice.quantity: choice.quality, **facts})

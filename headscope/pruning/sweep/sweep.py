@@ -64,7 +64,7 @@ from headscope.version import VERSION
 
 GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
-SAID = ("verdicts", "conclusions", "directions", "remarks")
+CONCLUDED = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
 
 
@@ -137,8 +137,8 @@ def sweep_signature(context: SweepContext) -> Signature:
     if config.compensate != "none":
         how["compensate"] = config.refit.name
     how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
-    made = selection_signature("sweep", context.opened, config, **how)
-    return Signature({**made.entries, "boot": str(config.bootstrap)})
+    signature = selection_signature("sweep", context.opened, config, **how)
+    return Signature({**signature.entries, "boot": str(config.bootstrap)})
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
@@ -152,10 +152,10 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         def begin() -> tuple[Path, list[Cell]]:
             inputs = inputs_of(config)
             check_inputs(config.out, inputs)
-            context = opened_sweep(config)
+            context = open_sweep(config)
             record = sweep_record(context)
-            resume, saved = to_go_on_with(record, config)
-            record = with_earlier(record, saved) if saved else record
+            resume, saved = find_earlier(record, config)
+            record = keep_earlier_options(record, saved) if saved else record
             missing = missing_cells(context, {} if resume is None else read_cells(resume))
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
@@ -170,7 +170,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
         stopped: KeyboardInterrupt | None = None
         try:
-            do_cells(context, [cell for cell in missing if cell.folder in share], progress=progress)
+            run_cells(context, [cell for cell in missing if cell.folder in share], progress=progress)
             while begun and not all(cell_path(folder, cell.name).is_file() for cell in missing):
                 time.sleep(POLL)
         except KeyboardInterrupt as interrupt:
@@ -187,7 +187,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         return result
 
 
-def opened_sweep(config: SweepConfig) -> SweepContext:
+def open_sweep(config: SweepConfig) -> SweepContext:
     """What the config names, opened, and checked before anything is learnt as far as that can be."""
     context = SweepContext(config)
     check_hiding(config, context.checkpoint, [context.metric])
@@ -197,7 +197,7 @@ def opened_sweep(config: SweepConfig) -> SweepContext:
     return context
 
 
-def to_go_on_with(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path | None, Mapping[str, Any]]:
+def find_earlier(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path | None, Mapping[str, Any]]:
     """The directory of the same sweep, OUT or OUT.new, and its record (None: there is none)."""
     new, why = replacing_folder(config.out), None
     for folder in [new] if config.force else [config.out, new]:
@@ -212,7 +212,7 @@ def to_go_on_with(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path 
     return None, {}
 
 
-def with_earlier(record: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def keep_earlier_options(record: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """A record with the options that its own cells do not use as earlier cells were made with them."""
     used = set(saved["options"]) - set(saved.get("unused", ()))
     earlier = {name: saved["options"][name] for name in record["unused"] if name in used}
@@ -233,12 +233,12 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
     return folder, len(list((folder / CELLS).glob("*.json")))
 
 
-def do_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
+def run_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
     """Do cells and keep their records: scores of heads first, controls last."""
     with progress("sweep", len(cells)) as step:
         for ranking in context.rankings(cells):
             context.scores(*ranking)
-        for cell in sorted(cells, key=lambda each: each.control):
+        for cell in sorted(cells, key=lambda cell: cell.control):
             write_cell(context.config.out, cell, run_cell(context, cell))
             step(1)
 
@@ -312,7 +312,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         write_csv(config.out / name, frame)
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
-    record = {**record} | {name: result.record[name] for name in SAID} | {"labelled": labelled}
+    record = {**record} | {name: result.record[name] for name in CONCLUDED} | {"labelled": labelled}
     record["missing"] = [cell.name for cell in context.cells if cell.name not in finished]
     write_json(config.out / RECORD, SWEEP.described(record))
     return result

@@ -56,12 +56,12 @@ class MeasuredCells:
         """Resamples are the same for every cell."""
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
         values = [resampled(metric.of, rows, bootstrap) for metric, rows in sums]
-        made = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
-        baseline = made.unpruned
+        measured = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
+        baseline = measured.unpruned
         if margin is None or baseline is None:
-            return made
+            return measured
         metric, rows = sums[baseline]
-        return replace(made, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
+        return replace(measured, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
 
     @property
     def unpruned(self) -> int | None:

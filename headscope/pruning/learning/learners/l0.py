@@ -77,7 +77,8 @@ class L0(GateLearner):
         self.integral = 0.0
         super().__init__(gating, options, updates=updates, generator=generator)
         self.first = self._share()
-        self.strength = self._given()
+        strength = options.strength or 0.0
+        self.strength = strength if options.strength_as == "paper" else strength / self._modules()
 
     @property
     def begins(self) -> str:
@@ -97,7 +98,7 @@ class L0(GateLearner):
         return noisy_gates(self.weights, u, temperature=self.options.temperature)
 
     def gates(self) -> Tensor:
-        return settled_gates(self.weights.detach())
+        return hard_concrete(self.weights.detach())
 
     def open_probability(self) -> Tensor:
         return nonzero_probability(self.weights.detach(), temperature=self.options.temperature)
@@ -114,7 +115,7 @@ class L0(GateLearner):
         super().updated()
         if self.units_to_keep is None:
             return
-        goal = self.units_to_keep * self._size() / self.gating.heads
+        goal = self.units_to_keep * float(self.gating.sizes[0]) / self.gating.heads
         remaining = max(0.0, 1 - self.update / (DESCENT * self.updates))
         distance = self._share() - (goal + (self.first - goal) * remaining)
         self.integral += distance
@@ -168,13 +169,6 @@ class L0(GateLearner):
     def _modules(self) -> int:
         return len(self.gating.counts)
 
-    def _size(self) -> float:
-        return float(self.gating.sizes[0])
-
-    def _given(self) -> float:
-        strength = self.options.strength or 0.0
-        return strength if self.options.strength_as == "paper" else strength / self._modules()
-
     def _share(self) -> float:
         """Σ σ(log_a) over heads, as a share of all of them."""
         soft = torch.sigmoid(self.weights.detach()) * self.gating.sizes
@@ -199,11 +193,6 @@ def noisy_gates(log_a: Tensor, u: Tensor, *, temperature: float = TEMPERATURE) -
     """Gates of one training pass: s = σ((ln u − ln(1 − u) + log_a) / t), stretched to (−0.1, 1.1) and clipped."""
     s = torch.sigmoid((u.log() - (-u).log1p() + log_a) / temperature)
     return (s * (HIGH - LOW) + LOW).clamp(0, 1)
-
-
-def settled_gates(log_a: Tensor) -> Tensor:
-    """Gates of evaluation: σ(log_a), stretched and clipped; no temperature, no noise."""
-    return hard_concrete(log_a)
 
 
 def nonzero_probability(log_a: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
