@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.colors import to_rgb
@@ -144,8 +145,7 @@ def color_of(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-@dataclass(frozen=True)
-class MethodStyle:
+class MethodStyle(NamedTuple):
     """How a method is drawn."""
 
     color: str

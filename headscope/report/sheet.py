@@ -134,7 +134,7 @@ class Sheet(Figure):
         finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
         low, high = (float(end or 0) for end in shades.get_clim())
         below, above = (finite < low - 1e-9).any(), (finite > high + 1e-9).any()
-        bottom, *_, top = sorted(end for each in axes for end in (each.get_position().y0, each.get_position().y1))
+        bottom, *_, top = sorted(end for panel in axes for end in panel.get_position().intervaly)
         share = (top - bottom) / (self.subplotpars.top - self.subplotpars.bottom)  # before the layout
         height = max(share * (self._body or 30.0), 4.0)
         length = min(height, 24.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ def draw_gates(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]
     panels = []
     for run, title, cells in by_method(runs):
         for size, gated in cells[cells["cell"].isin(set(run.gates))].groupby("size", sort=False):
-            draw = _gates_panel(run, str(gated["cell"].iloc[0]))
+            draw = partial(_plot_gates, run, str(gated["cell"].iloc[0]))
             panels.append(PruningPanel(f"{title}, {size}", draw, "update", "probability of being open"))
     if not panels:
         raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
@@ -64,17 +65,14 @@ def draw_gates(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]
     return panels[:MOST]
 
 
-def _gates_panel(run: PruningCells, cell: str) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        table = run.trajectory(cell)
-        wide = table.pivot(index="update", columns=["site", "layer", "head"], values="open")
-        for site in [site for site in SITE_COLORS if site in set(table["site"])]:
-            gates, color = wide[[site]], SITE_COLORS[site]
-            axes.plot(gates.index, gates, color=color, linewidth=0.5, alpha=0.45)
-            axes.plot(gates.index, gates.mean(axis=1), color=color, linewidth=1.8, label=f"{site}, mean")
-        axes.set_ylim(-0.03, 1.03)
-
-    return draw
+def _plot_gates(run: PruningCells, cell: str, axes: Axes) -> None:
+    table = run.trajectory(cell)
+    wide = table.pivot(index="update", columns=["site", "layer", "head"], values="open")
+    for site in [site for site in SITE_COLORS if site in set(table["site"])]:
+        gates, color = wide[[site]], SITE_COLORS[site]
+        axes.plot(gates.index, gates, color=color, linewidth=0.5, alpha=0.45)
+        axes.plot(gates.index, gates.mean(axis=1), color=color, linewidth=1.8, label=f"{site}, mean")
+    axes.set_ylim(-0.03, 1.03)
 
 
 def draw_sites(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
@@ -83,7 +81,7 @@ def draw_sites(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]
     for run, title, cells in by_method(runs):
         table = pd.concat([run.unpruned, cells])
         table = table.assign(pruned=table["of"] - table["kept"]).rename(columns=lambda name: name.removeprefix("kept_"))
-        draw = _courses(table, {site: SITE_COLORS[site] for site in run.sites}, most=int(table["of"].max()))
+        draw = partial(_plot_courses, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
         panels.append(PruningPanel(title, draw, "heads pruned in all", "heads kept", (True, True)))
     _note_seeds(runs, sheet)
     return panels
@@ -101,8 +99,8 @@ def draw_layers(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel
             raise RunError(f"{run.name} does not have the unpruned model, whose layers are divided, yet; finish it")
         for site in run.sites:
             table, names = _by_layers(run, pd.concat([run.unpruned, cells]), site)
-            most = int(run.unpruned[f"kept_{site}"].max())
-            draw = _courses(table, dict(zip(names, SHADES, strict=False)), most=most)
+            limit = int(run.unpruned[f"kept_{site}"].max())
+            draw = partial(_plot_courses, table, dict(zip(names, SHADES, strict=False)), limit)
             own = ", ".join([*([title] if len(groups) > 1 else []), site])
             panels.append(PruningPanel(own, draw, "heads of the site pruned", "heads kept", (True, True)))
     _note_seeds(runs, sheet)
@@ -128,20 +126,16 @@ def _note_seeds(runs: Sequence[PruningCells], sheet: Sheet) -> None:
         sheet.key(SEEDS)
 
 
-def _courses(cells: pd.DataFrame, columns: Mapping[str, str], *, most: int) -> Callable[[Axes], None]:
-    """Columns of the cells, each in its colour, against those `pruned` of at `most` so many: means of sizes, bands."""
-
-    def draw(axes: Axes) -> None:
-        for column, color in columns.items():
-            grouped = cells.groupby("size", sort=False)
-            places, own = grouped["pruned"].mean().sort_values(), grouped[column]
-            mean, low, high = (part.reindex(places.index) for part in (own.mean(), own.min(), own.max()))
-            band = {"low": low, "high": high} if len(cells) > len(places) else {}
-            draw_course(axes, places, mean, color, label=column, marker="o", **band)
-        axes.set_xlim(-0.02 * most, 1.02 * most)
-        axes.update_datalim([(0, 0)])
-
-    return draw
+def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:
+    """Columns of the cells, each in its colour, against those `pruned`, up to `limit`: means of sizes, bands."""
+    for column, color in columns.items():
+        grouped = cells.groupby("size", sort=False)
+        places, own = grouped["pruned"].mean().sort_values(), grouped[column]
+        mean, low, high = (part.reindex(places.index) for part in (own.mean(), own.min(), own.max()))
+        band = {"low": low, "high": high} if len(cells) > len(places) else {}
+        draw_course(axes, places, mean, color, label=column, marker="o", **band)
+    axes.set_xlim(-0.02 * limit, 1.02 * limit)
+    axes.update_datalim([(0, 0)])
 
 
 def draw_kept_functions(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
@@ -160,7 +154,7 @@ def draw_kept_functions(runs: Sequence[PruningCells], sheet: Sheet) -> list[Prun
         for column, kind in KINDS.items():
             if column in run.survivors:
                 own = title + (f", {kind}" if RELABELLED in run.survivors else "")
-                draw = _functions_panel(function_counts(run, cells, column))
+                draw = partial(_stack_functions, function_counts(run, cells, column))
                 panels.append(PruningPanel(own, draw, "heads kept", "heads", (False, True)))
     if groups and not panels:
         raise RunError("--functions RUN has labels of other heads than any of these models; name a run on one of them")
@@ -197,13 +191,10 @@ def kind_of(labels: object) -> str:
     return families[0] if len(families) == 1 else SEVERAL if families else NONE
 
 
-def _functions_panel(counts: pd.DataFrame) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        known = {name: family.color for name, family in head_functions().items()} | COLORS
-        parts = {str(name): (known.get(str(name), "#999999"), counts[name].to_numpy()) for name in counts}
-        draw_bars(axes, range(len(counts)), parts)
-        step = -(-len(counts) // 12)
-        axes.set_xticks(range(0, len(counts), step), [f"{heads:.3g}" for heads in counts.index[::step]])
-        axes.grid(visible=False, axis="x")
-
-    return draw
+def _stack_functions(counts: pd.DataFrame, axes: Axes) -> None:
+    known = {name: family.color for name, family in head_functions().items()} | COLORS
+    parts = {str(name): (known.get(str(name), "#999999"), counts[name].to_numpy()) for name in counts}
+    draw_bars(axes, range(len(counts)), parts)
+    step = -(-len(counts) // 12)
+    axes.set_xticks(range(0, len(counts), step), [f"{heads:.3g}" for heads in counts.index[::step]])
+    axes.grid(visible=False, axis="x")

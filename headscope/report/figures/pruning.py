@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -90,7 +91,7 @@ def draw_quality(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPane
         for column, label in columns.items():
             title = label if len(measured) == 1 else f"{run.name}: {label}"
             perplexities = _span(measured) if metric == "perplexity" and column == "value" else None
-            draw = _quality_panel(run, column, sizes, perplexities)
+            draw = partial(_plot_quality, run, column, sizes, perplexities)
             panels.append(PruningPanel(title, draw, "heads kept", label))
         verdicts = [line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]]
         sheet.key(*(verdict if len(measured) == 1 else f"{run.name}: {verdict}" for verdict in verdicts))
@@ -107,28 +108,25 @@ def _span(runs: Sequence[PruningCells]) -> tuple[float, float] | None:
     return (low, high) if 0 < low < high / LOG_QUALITY_FROM and math.isfinite(high) else None
 
 
-def _quality_panel(
-    run: PruningCells, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None
-) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        unpruned = run.unpruned.head(1)
-        for _, row in unpruned.iterrows():
-            axes.axhline(row[column], color=INK, linestyle=":", zorder=1, label="unpruned")
-            if column == "value" and pd.notna(row["low"]):
-                interval = "its 95 % interval over sentences"
-                axes.axhspan(row["low"], row["high"], color=SAND, linewidth=0, zorder=0, label=interval)
-        pruned = run.cells[run.cells["method"] != UNPRUNED]
-        for (method, control), cells in pruned.groupby(["method", "control"], sort=False):
-            _draw_method(axes, cells, unpruned, column, str(method), control=bool(control))
-        _set_sizes(axes, sizes)
-        if perplexities is not None:
-            axes.set_yscale("log")
-            axes.set_ylim(perplexities[0] / 1.3, perplexities[1] * 1.3)
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-            axes.yaxis.set_major_formatter(FuncFormatter(short_number))
-            axes.yaxis.set_minor_locator(NullLocator())
-
-    return draw
+def _plot_quality(
+    run: PruningCells, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None, axes: Axes
+) -> None:
+    unpruned = run.unpruned.head(1)
+    for _, row in unpruned.iterrows():
+        axes.axhline(row[column], color=INK, linestyle=":", zorder=1, label="unpruned")
+        if column == "value" and pd.notna(row["low"]):
+            interval = "its 95 % interval over sentences"
+            axes.axhspan(row["low"], row["high"], color=SAND, linewidth=0, zorder=0, label=interval)
+    pruned = run.cells[run.cells["method"] != UNPRUNED]
+    for (method, control), cells in pruned.groupby(["method", "control"], sort=False):
+        _draw_method(axes, cells, unpruned, column, str(method), control=bool(control))
+    _set_sizes(axes, sizes)
+    if perplexities is not None:
+        axes.set_yscale("log")
+        axes.set_ylim(perplexities[0] / 1.3, perplexities[1] * 1.3)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _draw_method(

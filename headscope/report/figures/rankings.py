@@ -86,7 +86,7 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
     for name in rankings:
         if run.require(name) not in usable:
             raise ConfigError(f"run {run.name}: {name} is no ranking of all heads; choose from {', '.join(usable)}")
-    chosen = list(dict.fromkeys(rankings or [each.name for each in importances(run) if each.name in usable]))
+    chosen = list(dict.fromkeys(rankings or [measure.name for measure in importances(run) if measure.name in usable]))
     if len(chosen) < 2:
         raise MissingTable(
             f"run {run.name} has {len(chosen)} rankings of all heads, and it takes two to compare; run "

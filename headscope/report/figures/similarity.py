@@ -22,7 +22,7 @@ def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
     `options` are those of the analysis: without a `measure` cosine, or the first one of a run that has no cosine;
     `range` is another scale.
     """
-    name = options.measure or min(similarity_measures(run), key=lambda each: each != "cosine", default="cosine")
+    name = options.measure or min(similarity_measures(run), key=lambda kind: kind != "cosine", default="cosine")
     # what a head is to itself says nothing and would set the scale
     matrices = {
         layer: np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
