@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 
 WIDTH = 100
@@ -37,8 +36,8 @@ def show(parts: Iterable[Any]) -> None:
     """
     from rich.text import Text
 
-    screen, asked = out(), os.environ.get("COLUMNS", "").isdigit()
-    fixed = screen.is_terminal or asked
+    screen, has_width = out(), os.environ.get("COLUMNS", "").isdigit()
+    fixed = screen.is_terminal or has_width
     for part in parts:
         if not isinstance(part, (str, Text)) and _least(part, screen) > screen.width:
             for column in part.columns:
@@ -46,7 +45,7 @@ def show(parts: Iterable[Any]) -> None:
         if screen.is_terminal or isinstance(part, (str, Text)):
             screen.print(part, soft_wrap=isinstance(part, (str, Text)))
             continue
-        wide = console_for_text(width=screen.width if asked else max(screen.width, _least(part, screen)))
+        wide = console_for_text(width=screen.width if has_width else max(screen.width, _least(part, screen)))
         with wide.capture() as drawn:
             wide.print(part)
         for line in drawn.get().splitlines():
@@ -79,24 +78,12 @@ def table(
     from rich.table import Table
 
     look = {"title": title, "title_justify": "left", "title_style": "bold"} if title else {}
-    made = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **look, **options})
+    drawn = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **look, **options})
     for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in whole)
+        drawn.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in whole)
     for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def ending(answers: Iterable[str], folder: object, following: str = "") -> Iterator[Text]:
-    """The last lines of a command: what was asked, where the files are, and a command that could come next."""
-    from rich.text import Text
-
-    for answer in answers:
-        yield Text(answer, style="bold")
-    if folder:
-        yield Text(f"results: {folder}", style="bold")
-    if following:
-        yield Text(f"next: {following}")
+        drawn.add_row(*row)
+    return drawn
 
 
 def pushed(address: str) -> dict[str, str]:
@@ -128,8 +115,8 @@ def _without_nan(value: Any) -> Any:
 
 
 @contextmanager
-def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
-    """Rate and time left on stderr: as a bar, and where stderr is no terminal as a line now and then."""
+def progress(title: str, total: int | None, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
+    """Rate and, of a known total, time left on stderr: a bar, or a line now and then where that is no terminal."""
     from headscope.progress import bar, lines
 
     screen = err()
@@ -142,41 +129,13 @@ def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Cal
 
 
 @contextmanager
-def counter(title: str, *, unit: str = "lines") -> Iterator[Callable[[int], None]]:
-    """A count with its rate on stderr, for a stream of unknown length; lines where stderr is no terminal."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn
-
-    from headscope.progress import lines
-
-    console = err()
-    if not console.is_terminal:
-        with lines(title, None, unit=unit, say=say) as step:
-            yield step
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TextColumn("{task.completed:.0f} " + unit),
-        TextColumn("{task.fields[rate]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None, rate="")
-
-        def spin(count: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
-
-        yield spin
-
-
-@contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
     """Which stage a command is in, on stderr: beside a spinner; where that is no terminal, as a line now and then."""
-    from headscope.progress import stages as told
+    from headscope.progress import stages as stage_lines
 
     screen = err()
     if not screen.is_terminal:
-        with told(say=say) as begin:
+        with stage_lines(say=say) as begin:
             yield begin
         return
     with screen.status("") as status:

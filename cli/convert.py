@@ -28,7 +28,7 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     config = read(ConvertConfig, values)
     check_goal(config.to)
     model = load(config.checkpoint, **config.opening)
-    done = model.convert(
+    result = model.convert(
         config.out,
         to=config.to,
         quantize=config.quantize,
@@ -39,22 +39,18 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json(
             {
-                "out": str(done.folder),
-                "to": done.goal,
-                "architecture": done.architecture,
-                "logit_difference": done.difference,
-                "notes": list(done.notes),
-                **console.pushed(done.pushed),
+                "out": str(result.folder),
+                "to": result.goal,
+                "architecture": result.architecture,
+                "logit_difference": result.difference,
+                "notes": list(result.notes),
+                **console.pushed(result.pushed),
             }
         )
         return
-    screen = console.out()
-    for note in done.notes:
-        screen.print(f"note: {note}", soft_wrap=True)
-    if done.pushed:
-        screen.print(f"pushed to {done.pushed}", soft_wrap=True)
-    if config.to in ENGINES.names() or done.difference is None:
-        console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
-        return
-    answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"
-    console.show(console.ending([answer], done.folder, command_line("show", done.path) if done.opened else ""))
+    measured = result.difference is not None and config.to not in ENGINES.names()
+    difference = f"; largest difference of logits {result.difference:.1e}" if measured else ""
+    lines = [*(f"note: {note}" for note in result.notes), *([f"Pushed to {result.pushed}"] if result.pushed else [])]
+    lines += [f"{result.folder}: {result.architecture}{difference}"]
+    lines += [f"What it is:  {command_line('show', result.path)}"] if measured and result.opened else []
+    console.show(lines)

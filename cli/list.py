@@ -38,7 +38,7 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
             console.print_json(numbers)
         else:
             kinds = console.table(("kind", "number"), ((kind, str(number)) for kind, number in numbers.items()))
-            console.show([kinds, *console.ending(["headscope list KIND [CKPT] lists one of them"], "")])
+            console.show([kinds, "headscope list KIND [CKPT] lists one of them"])
         return
     overview = load(config.checkpoint).overview() if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]

@@ -5,14 +5,12 @@ Its commands are made of what figures declare (`headscope.report.registry`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
+from headscope.cli import console
 from headscope.cli.failures import Application, PlainGroup, built, unknown_command
 from headscope.cli.options import options_from, read
 from headscope.config.option import option
@@ -149,12 +147,7 @@ def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile)
 def _say(figure: str, written: Written, *, as_json: bool) -> None:
     """One line on stdout about the files written."""
     if as_json:
-        files: list[dict[str, Any]] = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
-        typer.echo(json.dumps({"written": files}))
-        return
-    from rich.text import Text
-
-    from headscope.cli import console
-
-    line = Text("wrote ").append(", ".join(str(path) for _, path in written), style="bold")
-    console.out().print(line, soft_wrap=True)
+        files = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
+        console.print_json({"written": files})
+    else:
+        console.show([f"wrote {', '.join(str(path) for _, path in written)}"])

@@ -51,7 +51,7 @@ def _translate(
     limit = checkpoint.reads(options.longest)
     cut: list[int] = []
     unknown_counts = UnknownSubwords()
-    with console.counter("translating") if processes.main else no_progress("", 0) as step:
+    with console.progress("translating", None, unit="lines") if processes.main else no_progress("", 0) as step:
         lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin")) if processes.main else ()
         translations = translate_lines(
             checkpoint,
@@ -68,13 +68,13 @@ def _translate(
             for _ in translations:
                 pass
             return
-        done, complete = _write(translations, options, window)
+        number, complete = _write(translations, options, window)
     for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
         console.say(warning)
-    if not done and complete:
+    if not number and complete:
         console.say("there is nothing on stdin to translate: headscope translate CKPT < text > translation")
     if not complete:
-        console.say(f"interrupted: {done} lines are translated")
+        console.say(f"interrupted: {number} lines are translated")
         raise typer.Exit(130)
     if cut:
         shown = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")

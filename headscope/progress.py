@@ -65,7 +65,7 @@ def reported(callback: Callable[[str, int, int], object]) -> Progress:
 
 @contextmanager
 def bar(
-    title: str, total: int, *, unit: str = "sentences", console: Console | None = None, shown: bool = True
+    title: str, total: int | None, *, unit: str = "sentences", console: Console | None = None, shown: bool = True
 ) -> Iterator[Callable[[int], None]]:
     """A progress bar with rate and time left, on `console` (default: stderr, or the cell of a notebook)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -99,7 +99,7 @@ def test_titles_of_bars_are_texts(capfd: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr(console, "err", lambda: screen)
     with console.progress(HOSTILE, 2) as step:
         step(1)
-    with console.counter(HOSTILE) as step:
+    with console.progress(HOSTILE, None) as step:
         step(1)
     shown = capfd.readouterr().err
     assert "[red]f" in shown and "\x1b[31m" not in shown and "\x1b]0" not in shown
