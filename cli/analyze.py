@@ -35,13 +35,13 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ConfigError("--source - is read by one process; under torchrun give a file")
     names = [name for name in ("source", "target") if values.get(name) == STDIN]
-    lines = list(_asked(names) if sys.stdin.isatty() else _piped(names))
+    lines = list(_prompted(names) if sys.stdin.isatty() else _piped(names))
     if not lines:
         raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
     return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
 
 
-def _asked(names: list[str]) -> Iterator[tuple[str, ...]]:
+def _prompted(names: list[str]) -> Iterator[tuple[str, ...]]:
     """Sentences that are typed at a terminal, until an empty line or the end."""
     console.say("one sentence a line; an empty line ends")
     while source := _answer("sentence: "):
@@ -75,12 +75,12 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
     return decoded_lines(lines)
 
 
-def option_owners() -> dict[str, type[Any]]:
-    """The options that analyses declare, each in its own file."""
-    return {analysis.name: analysis.Options for analysis in declarations()}
-
-
-@options_from(AnalyzeConfig, verbose=True, typed=("source", "target"), owners=option_owners)
+@options_from(
+    AnalyzeConfig,
+    verbose=True,
+    typed=("source", "target"),
+    owners=lambda: {analysis.name: analysis.Options for analysis in declarations()},
+)
 def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from headscope.cli import console
 
@@ -12,18 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from headscope.results.answer import Answer, AnswerTable
-
-
-class Answering(Protocol):
-    """What a result needs for the terminal."""
-
-    @property
-    def signature(self) -> object:
-        """Everything that its numbers depend on."""
-
-    def answers(self) -> list[Answer]:
-        """What it says."""
-
+    from headscope.results.result import Result
 
 INDENT = "   "
 WHOLE = 10_000  # columns: no line is cut
@@ -31,7 +20,7 @@ NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 
 def show_result(
-    result: Answering, *, verbose: bool = False, files: Iterable[str] = (), commands: Iterable[tuple[str, str]] = ()
+    result: Result, *, verbose: bool = False, files: Iterable[str] = (), commands: Iterable[tuple[str, str]] = ()
 ) -> None:
     """Print what a result says, where its files are, and commands that could come next, each with its purpose."""
     from rich.text import Text
@@ -66,7 +55,7 @@ def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
     """Rows in columns, numbers on the right; what does not fit the width ends in an ellipsis."""
     columns = list(zip(*table.rows, strict=True))
     sizes = [max(map(len, column)) for column in columns]
-    right = [place > 0 and all(NUMBER.match(cell) for cell in column) for place, column in enumerate(columns)]
+    right = [index > 0 and all(NUMBER.match(cell) for cell in column) for index, column in enumerate(columns)]
     for row in table.rows:
         cells = (
             cell.rjust(size) if side else cell.ljust(size) for cell, size, side in zip(row, sizes, right, strict=True)

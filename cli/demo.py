@@ -10,7 +10,7 @@ from headscope.cli.options import options_from, read
 from headscope.config.small import DemoConfig
 
 if TYPE_CHECKING:
-    from headscope.cli.answers import Answering
+    from headscope.results.result import Result
 
 WIDTH = 80  # of the rules between parts
 
@@ -30,7 +30,7 @@ def demo(values: Mapping[str, Any]) -> None:
     result = run_demonstration(config.out, force=config.force, progress=console.progress)
     if result.missing:
         console.say(f"parts 1 and 2 are left out: {result.missing}")
-    parts: list[tuple[str, Answering]] = []
+    parts: list[tuple[str, Result]] = []
     if result.bert is not None:
         parts += [("What the heads of a pretrained BERT do, on parsed sentences", result.bert.analysis)]
         parts += [("Half of its heads go without training, the others are refitted", result.bert.removal)]
@@ -40,10 +40,9 @@ def demo(values: Mapping[str, Any]) -> None:
         show_result(shown)
     sizes = [result.translation.removal.record[when]["attention_heads"] for when in ("before", "after")]
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
-    assert result.translation.scores is not None
     columns = ("before", "95 %", "after", "95 %")
     table = console.table(["", *columns], numbers=columns)
-    before, after = result.translation.scores
+    before, after = result.scores
     for old, new in zip(before.scores, after.scores, strict=True):
         ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
         table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])

@@ -65,7 +65,8 @@ def write_options(command: Any, context: Any, formatter: Any) -> None:
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)
-    for heading in sorted(sections, key=_place):
+    order = [*FIRST, "", *LAST]
+    for heading in sorted(sections, key=lambda heading: order.index(heading if heading in order else "")):
         write_rows(formatter, heading, sections[heading])
     if rare:
         formatter.write(f"\n{len(rare) - 1} more options, and more about these: {context.command_path} {ALL}\n")
@@ -76,28 +77,6 @@ def rare_options(command: Any, context: Any) -> set[str]:
     rare: set[str] = getattr(command.callback, "rare", set())
     chosen = rare and len(command.get_params(context)) > FEW and not context.meta.get(ALL)
     return {*rare, "help"} if chosen else set()
-
-
-def _place(heading: str) -> int:
-    """Where the section of a heading stands."""
-    order = [*FIRST, "", *LAST]
-    return order.index(heading if heading in order else "")
-
-
-class PlainCommand(TyperCommand):
-    """A command with a plain help text."""
-
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """What the command does; where --help has not all options, only the first paragraphs."""
-        whole = self.help
-        if rare_options(self, ctx):
-            self.help = "\n\n".join((whole or "").split("\n\n")[:2])
-        super().format_help_text(ctx, formatter)
-        self.help = whole
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options under the headings of their panels."""
-        write_options(self, ctx, formatter)
 
 
 class PlainGroup(TyperGroup):
@@ -117,13 +96,14 @@ class PlainGroup(TyperGroup):
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
 GRACE = 2.0  # seconds
+NO_MEMORY = re.compile(r"can't allocate memory|out of memory|std::bad_alloc")
 
 
 def user_message(error: BaseException) -> str | None:
     """The message for an error that the user can fix; None for a bug of headscope."""
     if isinstance(error, HeadscopeError):
         return one_line(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         detail = f" ({text})" if (text := one_line(error)[:160]) else ""
         return f"there is not enough memory{detail}; take a smaller --batch-tokens, --max-length or model"
     if not isinstance(error, OSError) and error.__cause__ is None and (reason := write_failure(error)):
@@ -142,18 +122,31 @@ def _peer_is_gone(error: BaseException) -> bool:
     return isinstance(error, distributed.DistError) or "gloo" in str(error) or "closed by peer" in str(error)
 
 
-class ListsOnce(PlainCommand):
-    """A command that takes each list (`--heads`, `--only`, …) and `--config` once: click would drop all but the last.
+class PlainCommand(TyperCommand):
+    """A command with a plain help text.
 
-    Of other options the last one counts, as everywhere: so a script's own options can be changed behind them.
+    It takes each list (`--heads`, `--only`, …) and `--config` once: click would drop all but the last. Of other options
+    the last one counts, as everywhere: so a script's own options can be changed behind them.
     """
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """What the command does; where --help has not all options, only the first paragraphs."""
+        whole = self.help
+        if rare_options(self, ctx):
+            self.help = "\n\n".join((whole or "").split("\n\n")[:2])
+        super().format_help_text(ctx, formatter)
+        self.help = whole
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Options under the headings of their panels."""
+        write_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments that are left; ConfigError for a list, or `--config`, that is given more than once.
 
         A word too many behind an option whose value may be left out is meant as its value.
         """
-        typed, args = args, list(self._with_values(ctx, args))
+        original, args = args, list(self._with_values(ctx, args))
         if args or not self.no_args_is_help:
             options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
             for option in filter(_counts_whole, options):
@@ -164,17 +157,17 @@ class ListsOnce(PlainCommand):
         try:
             return super().parse_args(ctx, list(args))
         except USAGE as error:
-            if args == typed or "unexpected extra argument" not in str(error):
+            if args == original or "unexpected extra argument" not in str(error):
                 raise
-            return super().parse_args(ctx, typed)
+            return super().parse_args(ctx, original)
 
     def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
         """The arguments, where an option whose value may be left out has one."""
         words = {
-            flag: str(each.metavar).strip("[]").split("|")
-            for each in self.get_params(ctx)
-            if (each.metavar or "").startswith("[")
-            for flag in each.opts
+            flag: str(option.metavar).strip("[]").split("|")
+            for option in self.get_params(ctx)
+            if (option.metavar or "").startswith("[")
+            for flag in option.opts
         }
         for argument, following in zip(args, [*args[1:], ""], strict=False):
             yield argument
@@ -205,7 +198,7 @@ class Application(typer.Typer):
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """As typer's, with another class of commands."""
-        return super().command(*names, **{"cls": ListsOnce, **options})
+        return super().command(*names, **{"cls": PlainCommand, **options})
 
 
 def reports_error(error: BaseException) -> bool:
@@ -238,10 +231,6 @@ def forbid_torchrun(context: typer.Context, *, shared: tuple[str, ...]) -> None:
         raise typer.Exit
     group = f"{context.info_name} " if context.parent is not None else ""
     raise ConfigError(f"headscope {group}{name} runs in one process; start it without torchrun")
-
-
-def _memory(text: str) -> bool:
-    return "can't allocate memory" in text or "out of memory" in text or "std::bad_alloc" in text
 
 
 def unknown_command(kind: str, name: str, available: Sequence[str], context: Any) -> ConfigError:

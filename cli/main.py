@@ -69,7 +69,6 @@ class Commands(LazyGroup):
 app = Application(
     cls=Commands,
     name="headscope",
-    help="What the attention heads of a trained Transformer do, how much each one matters, and which can go.",
     epilog=EPILOG,
     no_args_is_help=True,
 )
@@ -146,7 +145,7 @@ def _run() -> None:
 
 
 def _show_warning(
-    otherwise: Callable[..., Any], shown: set[str], message: Warning | str, category: type[Warning], *rest: Any
+    otherwise: Callable[..., Any], shown: set[str], message: Warning | str, category: type[Warning], *others: Any
 ) -> None:
     """Show headscope's own warnings in one line, each once."""
     if issubclass(category, HeadscopeWarning):
@@ -154,7 +153,7 @@ def _show_warning(
             shown.add(line)
             print(line, file=sys.stderr, flush=True)
     else:
-        otherwise(message, category, *rest)
+        otherwise(message, category, *others)
 
 
 def _end_interrupted() -> NoReturn:

@@ -81,7 +81,7 @@ def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, option in analysis_options().items():
         default = option.field.default
         unset = list(default) if isinstance(default, tuple) else default
-        if options.get(name, unset) != unset and any(ANALYSES.get(each).default for each in option.analyses):
+        if options.get(name, unset) != unset and any(ANALYSES.get(analysis).default for analysis in option.analyses):
             own[f"{option.analyses[0]}.{name}"] = options[name]
     return own
 

@@ -86,17 +86,19 @@ def options_from(
             values = given_values(typed_values, entries, owners)
             if config:  # `--target` of a figure is no file
                 check_texts(values, typed=typed)
-            switches = {
-                name: values.pop(name, False) for name, there in zip(SWITCHES, (json, verbose), strict=True) if there
-            }
-            function(values, **switches)
+            switches = [name for name, on in zip(SWITCHES, (json, verbose), strict=True) if on]
+            function(values, **{name: values.pop(name, False) for name in switches})
 
         command.__doc__ = function.__doc__
         options = [parameter_of(*pair, panel) for pair in entries if not pair[0].metadata["flagless"]]
         options.sort(key=lambda option: not isinstance(get_args(option.annotation)[-1], type(typer.Argument())))
+        options += ending
         described: Any = command
         described.entries, described.owners = entries, owners
-        return declared(command, [*options, *ending])
+        described.__signature__ = inspect.Signature(options)
+        described.__annotations__ = {option.name: option.annotation for option in options}
+        described.rare = {option.name for option in options if RARE in get_args(option.annotation)}
+        return command
 
     return decorate
 
@@ -159,19 +161,19 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owned: Mappi
     for key, value in content.items():
         owner, _, name = key.rpartition(".")
         if isinstance(value, Mapping):
-            values |= fields_of({f"{key}.{inner}": each for inner, each in value.items()}, entries, owned)
+            values |= fields_of({f"{key}.{inner}": entry for inner, entry in value.items()}, entries, owned)
             continue
         name = name.replace("-", "_")
         if owner and owner not in owned:
             raise ConfigError(unknown("analysis" if owned else "option", owner if owned else key, sorted(owned)))
         of: dict[str, Entry | None] = (
-            {each.name: (each, hint) for each, hint in owned[owner].items()} if owner else known
+            {entry.name: (entry, hint) for entry, hint in owned[owner].items()} if owner else known
         )
         if name not in of:
             from headscope.cli.mhr_options import answer
 
             raise ConfigError(
-                answer(flag(name)) or unknown("option", key, sorted(each.replace("_", "-") for each in of))
+                answer(flag(name)) or unknown("option", key, sorted(option.replace("_", "-") for option in of))
             )
         pair = of[name]
         field = name if pair is None else pair[0].name
@@ -212,16 +214,16 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
     takes: Any = bool if kind is bool else list[str] if about["repeat"] else str
     if about["argument"]:
         required = entry.default is MISSING
-        made: Any = typer.Argument(help=text, metavar=metavar, show_default=False)
+        parameter_info: Any = typer.Argument(help=text, metavar=metavar, show_default=False)
         default = inspect.Parameter.empty if required else None
     else:
         name, default = flag_of(entry), None
         names = f"{name}/--no-{name[2:]}" if kind is bool and entry.default is True else name
         shown: dict[str, Any] = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
-        made = typer.Option(names, metavar=None if kind is bool else metavar, **shown)
+        parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **shown)
     if default is None:
         takes = takes | None
-    annotation = Annotated[takes, made] if about["common"] else Annotated[takes, RARE, made]
+    annotation = Annotated[takes, parameter_info] if about["common"] else Annotated[takes, RARE, parameter_info]
     return parameter(entry.name, annotation, default)
 
 
@@ -246,13 +248,3 @@ def default_words(entry: Field[Any]) -> str:
 def kind_of(hint: Any) -> Any:
     """The type of an option that may be None."""
     return next(part for part in get_args(hint) if part is not type(None)) if type(None) in get_args(hint) else hint
-
-
-def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """A function of any keywords, with these as its signature."""
-    options = list(parameters)
-    described: Any = function
-    described.__signature__ = inspect.Signature(options)
-    function.__annotations__ = {option.name: option.annotation for option in options}
-    described.rare = {option.name for option in options if RARE in get_args(option.annotation)}
-    return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from headscope.results.removal import Removal
 
 SUMMARY = "Take heads out of a model, and prove that nothing else changed."
-COMMANDS = {
-    "shrink": "The whole way to a smaller model: rank, allocate, refit, remove, verify, measure on two texts, write.",
-    "rank": "Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.",
-    "sweep": "Prune by several methods, to several sizes, with several seeds, measure all: one table.",
-    "remove": "Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.",
-}
-"""The first line of each command's help, beside those of learners, which say theirs."""
 OUTPUTS = """Writes removed.txt, kept.txt, ranking.csv, gates.csv (the trajectory), pruning.json, and DIR/model, the
 checkpoint as it has learnt, with all its heads.
 
@@ -42,13 +36,14 @@ class Methods(LazyGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.summaries = {name: learner.summary for name, learner in learners().items()} | COMMANDS
+        self.summaries = {name: learner.summary for name, learner in learners().items()}
+        self.summaries |= {name: inspect.cleandoc(run.__doc__ or "").splitlines()[0] for name, run in COMMANDS.items()}
 
     def target(self, name: str) -> Any:
         """The command of a learner is made of what it declares."""
         if name in learners():
             return command_of(learners()[name])
-        return built({"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}[name], name)
+        return built(COMMANDS[name], name)
 
 
 app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True, add_completion=False)
@@ -161,6 +156,10 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     elif result.main:
         curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
         show_result(result, verbose=verbose, files=[f"Results: {config.out}"], commands=[("Curve", curve)])
+
+
+COMMANDS = {"shrink": shrink, "rank": rank, "sweep": sweep, "remove": remove}
+"""The ways to prune beside those of learners, in the order of the help."""
 
 
 def command_of(learner: DeclaredLearner) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +22,12 @@ from headscope.config import option
 
 if TYPE_CHECKING:
     from headscope.progress import Timer
-    from headscope.training.config import TrainConfig
     from headscope.training.trainer import TrainingResult
     from headscope.training.variant import Variant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Going:
+class EarlierRun:
     """What becomes of an earlier run in the same directory."""
 
     resume: bool = option(
@@ -61,7 +61,7 @@ class Variants(PlainGroup):
         variant = find_variant(cmd_name)
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
-        classes = (TrainConfig, variant.Options, Going)
+        classes = (TrainConfig, variant.Options, EarlierRun)
         return built(
             options_from(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about
         )
@@ -69,7 +69,6 @@ class Variants(PlainGroup):
 
 app = Application(
     cls=Variants,
-    help="Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",
     epilog="Variants combine:  headscope train mixing+swap+disagreement",
     no_args_is_help=True,
     add_completion=False,
@@ -82,24 +81,17 @@ def train() -> None:
 
 
 def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
-    import sys
-
-    from headscope.training.config import TrainConfig
+    from headscope.training.config import TrainConfig, remarks_on
     from headscope.training.files.outputs import with_defaults
-
-    going = read(Going, values)
-    values = with_defaults(values, variant.name, resume=going.resume)
-    config, options = read(TrainConfig, values), read(variant.Options, values)
-    _train(config, variant(options), resume=going.resume, force=going.force, json=json, command=sys.argv[1:])
-
-
-def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
-    from headscope.training.config import remarks_on
     from headscope.training.trainer import train as run_training
 
+    earlier = read(EarlierRun, values)
+    resume, force = earlier.resume, earlier.force
+    values = with_defaults(values, variant.name, resume=resume)
+    config, options = read(TrainConfig, values), variant(read(variant.Options, values))
     main = os.environ.get("RANK", "0") == "0"
     with _display(main, remarks_on(config)) as display:
-        result = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
+        result = run_training(config, options, resume=resume, force=force, listener=display, command=sys.argv[1:])
     if main:
         _show(result, json=json)
         if resume and result.update == result.begun_at and result.reason != "interrupted":
@@ -155,6 +147,7 @@ class TrainingLines:
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
         from headscope.progress import duration
+        from headscope.training.position import length
 
         while self.notes:
             self.remarked(self.notes.pop(0))
@@ -162,7 +155,8 @@ class TrainingLines:
         self.tokens, self.loss = self.tokens + sums.tokens, self.loss + sums.loss
         if not self.timer.due():
             return
-        update, total, seconds = run.position.update, _length(run), max(self.timer.passed(), 1e-9)
+        update, seconds = run.position.update, max(self.timer.passed(), 1e-9)
+        total = length(run.config.updates, run.config.epochs, run.position.updates_per_epoch)
         left = [f"{duration(max(total - update, 0) * seconds / self.updates)} left"] if total else []
         shown = [
             f"update {update:,}" + (f" of {total:,}" if total else ""),
@@ -182,14 +176,6 @@ class TrainingLines:
     def remarked(self, text: str) -> None:
         """Before the first update."""
         self.note(f"note: {text}")
-
-
-def _length(run: Any) -> int | None:
-    """Updates until the end, if that is known."""
-    from headscope.training.position import length
-
-    total: int | None = length(run.config.updates, run.config.epochs, run.position.updates_per_epoch)
-    return total
 
 
 def _scores(validation: Any) -> str:

@@ -81,11 +81,11 @@ def _missing(refused: Any) -> str:
 
 def _too_many(refused: Any) -> str:
     """What to do with a word too many: a text has an option, or comes by stdin; else nothing."""
-    found = re.search(r"unexpected extra argument(?:s|\(s\))? \((.+)\)", str(refused))
-    if found is None or refused.ctx is None:
+    extra = re.search(r"unexpected extra argument(?:s|\(s\))? \((.+)\)", str(refused))
+    if extra is None or refused.ctx is None:
         return ""
     flags = {flag for parameter in refused.ctx.command.params for flag in parameter.opts}
-    words, first = found[1], found[1].split()[0]
+    words, first = extra[1], extra[1].split()[0]
     if "--source" in flags:
         return f"{words} is one argument too many; a text is given as --source {first}"
     if refused.ctx.command.name == "translate":

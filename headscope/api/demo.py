@@ -49,25 +49,33 @@ ROUNDS = 2  # of timing
 
 @dataclass(frozen=True)
 class Part:
-    """A model that was measured and pruned; `scores` are of texts that had no part in it, before and after."""
+    """A model that was measured and pruned."""
 
     analysis: Study
     removal: Removal
-    scores: tuple[Evaluation, Evaluation] | None = None
+
+    @classmethod
+    def open(cls, out: Path, name: str) -> Part:
+        """The part called `name` in the folder of a demonstration."""
+        return cls(Study.open(out / name), Removal.open(out / f"{name}-pruned"))
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Results of all parts; without the package of the BERT there is none of it, and `missing` says what to do."""
+    """Results of all parts; without the package of the BERT there is none of it, and `missing` says what to do.
+
+    `scores` are of the translation model, before and after, on text that had no part in pruning it.
+    """
 
     bert: Part | None
     translation: Part
+    scores: tuple[Evaluation, Evaluation]
     page: Path
-    missing: str = ""
+    missing: str
 
     @property
     def parts(self) -> list[Part]:
-        """Those that there are, in their order."""
+        """The BERT, where its package is installed, and the translation model."""
         return [part for part in (self.bert, self.translation) if part is not None]
 
 
@@ -81,33 +89,29 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
         with build.writing() as temporary:
             missing, scores = _run(temporary, out, progress)
         build.finish({"headscope": VERSION})
-    bert = None if missing else _part(out, "bert")
-    return Demonstration(bert, replace(_part(out, "translation"), scores=scores), out / "page.html", missing)
-
-
-def _part(out: Path, name: str) -> Part:
-    return Part(Study.open(out / name), Removal.open(out / f"{name}-pruned"))
+    bert = None if missing else Part.open(out, "bert")
+    return Demonstration(bert, Part.open(out, "translation"), scores, out / "page.html", missing)
 
 
 def _run(out: Path, final: Path, progress: Progress) -> tuple[str, tuple[Evaluation, Evaluation]]:
     """Why there is no BERT ("" where there is one), and scores of the translation model before and after."""
-    text, missing, names = _texts(out / "text"), "", ["translation"]
+    text, missing, names = _write_texts(out / "text"), "", ["translation"]
     try:
         checkpoint = demo_checkpoint()
     except CheckpointError as error:
         missing = str(error)
     else:
-        _bert(checkpoint, out, text, progress)
+        _prune_bert(checkpoint, out, text, progress)
         names.insert(0, "bert")
-    scores = _translation(out, text, progress)
+    scores = _prune_translation(out, text, progress)
     _move_in_files(out, final)
     write_page([out / f"{name}{kind}" for name in names for kind in ("", "-ranking", "-pruned")], out / "page.html")
     return missing, scores
 
 
-def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> None:
+def _prune_bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> None:
     """All heads on parsed sentences; half of them go by how well the others make up for them."""
-    _analysed(
+    _analyze(
         AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"]), also=("explained",)),
         progress,
     )
@@ -119,9 +123,9 @@ def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress)
     _remove(checkpoint, out / "bert-pruned", choice, calibration)
 
 
-def _translation(out: Path, text: dict[str, Path], progress: Progress) -> tuple[Evaluation, Evaluation]:
+def _prune_translation(out: Path, text: dict[str, Path], progress: Progress) -> tuple[Evaluation, Evaluation]:
     """Relevance of all heads for translations; half of the encoder's go. Scores before and after."""
-    analysis = _analysed(
+    analysis = _analyze(
         AnalyzeConfig(
             checkpoint=trained(),
             out=out / "translation",
@@ -135,25 +139,18 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> tuple[
         ),
         progress,
     )
-    options: dict[str, Any] = {
-        "by": MEASURE,
-        "run": analysis.folder,
-        "keep_fraction": SHARE,
-        "sites": ("encoder-self",),
-    }
-    choice = run_ranking(RankConfig(checkpoint=trained(), out=out / "translation-ranking", **options))
-    calibration: dict[str, Any] = {
-        "source": text["learn.en"],
-        "target": text["learn.de"],
-        "valid_source": text["test.en"],
-        "valid_target": text["test.de"],
-    }
+    folder, run = out / "translation-ranking", analysis.folder
+    choice = run_ranking(
+        RankConfig(checkpoint=trained(), out=folder, by=MEASURE, run=run, keep_fraction=SHARE, sites=("encoder-self",))
+    )
+    calibration = {"source": text["learn.en"], "target": text["learn.de"]}
+    calibration |= {"valid_source": text["test.en"], "valid_target": text["test.de"]}
     removal = _remove(trained(), out / "translation-pruned", choice, calibration)
-    before, after = (_scores(path, text, progress) for path in (trained(), str(removal.path)))
+    before, after = (_evaluate(path, text, progress) for path in (trained(), str(removal.path)))
     return before, after
 
 
-def _analysed(config: AnalyzeConfig, progress: Progress) -> Study:
+def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
     study = run_analysis(replace(config, examples=6), progress=progress)
     if not study.complete:
         raise KeyboardInterrupt
@@ -167,7 +164,7 @@ def _remove(checkpoint: str, out: Path, choice: Selection, calibration: dict[str
     return run_removal(RemoveConfig(checkpoint=checkpoint, out=out, heads=heads, **options))
 
 
-def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
+def _evaluate(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
     config = EvaluateConfig(
         checkpoint=checkpoint, source=text["test.en"], target=text["test.de"], metrics=("bleu", "perplexity")
     )
@@ -177,22 +174,22 @@ def _scores(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evalu
     return evaluation
 
 
-def _texts(folder: Path) -> dict[str, Path]:
+def _write_texts(folder: Path) -> dict[str, Path]:
     """Captions in two parts, to refit on and to measure on; what the BERT reads has the sample corpus before them."""
     paths = {}
     for kind in ("en", "de"):
         lines = captions(kind).read_text(encoding="utf-8").splitlines()
         for name, part in (("learn", lines[:LEARN]), ("test", lines[LEARN:])):
-            paths[f"{name}.{kind}"] = _written(folder / f"{name}.{kind}", part)
+            paths[f"{name}.{kind}"] = _write_lines(folder / f"{name}.{kind}", part)
     learnt = captions("en").read_text(encoding="utf-8").splitlines()[:LEARN]
     known = sample("en").read_text(encoding="utf-8").splitlines()
-    paths["calibration.en"] = _written(folder / "calibration.en", [*known, *learnt])
+    paths["calibration.en"] = _write_lines(folder / "calibration.en", [*known, *learnt])
     parses = [path.read_text(encoding="utf-8").strip("\n") + "\n" for path in (sample("conllu"), captions("conllu"))]
-    paths["parsed.conllu"] = _written(folder / "parsed.conllu", parses)
+    paths["parsed.conllu"] = _write_lines(folder / "parsed.conllu", parses)
     return paths
 
 
-def _written(path: Path, lines: Sequence[str]) -> Path:
+def _write_lines(path: Path, lines: Sequence[str]) -> Path:
     text = "\n".join(lines) + "\n"
     return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 

@@ -355,7 +355,7 @@ COMMANDS = [
 @pytest.mark.parametrize("group", [main, prune])
 def test_the_list_of_commands_shows_the_first_line_of_their_help(group: Any) -> None:
     app: Any = typer.main.get_command(group.app)
-    for name, summary in group.COMMANDS.items():
+    for name, summary in app.summaries.items():
         assert str(app.get_command(None, name).help).splitlines()[0] == summary
 
 
