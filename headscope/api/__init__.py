@@ -4,7 +4,6 @@
 | --- | --- |
 | `open_model` | `OpenModel`: layout, forward pass, capture, gates |
 | `model` | `Model`: analyse, rank, remove; `SmallModel`, a copy without some heads |
-| `study` | `Study`: the result of an analysis, as tables, arrays, figures and files |
 | `ranking` | `Ranking`: heads in the order in which they can go |
 | `commands` | `load` (a path, a hub id or a transformers model becomes a `Model`); `analyze`, `evaluate`, `prune`, … |
 | `evaluation` | `ScoredModel`: evaluate, translate |

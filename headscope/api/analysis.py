@@ -90,8 +90,8 @@ def run_analysis(
         study.record["seconds"] = time.monotonic() - began
         build_study(study, build, figures=config.figures, report=config.report)
         if config.write_alignment and study.complete:
-            most, force = config.alignment_heads, config.force
-            study.record["remarks"].append(write_measured(config.write_alignment, study.heads, most, force=force))
+            named = write_measured(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
+            study.record["remarks"].append(named)
         return study
 
 
@@ -117,32 +117,32 @@ def measure_heads(
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     if options.parse == "stanza" and any(reads(cls, "parse") for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
-    told, said = run_options(options, checkpoint, corpus, analyses, limit, processes=processes)
-    options = replace(options, batch_tokens=told.batching.tokens)
+    run, remark = run_options(options, checkpoint, corpus, analyses, limit, processes=processes)
+    options = replace(options, batch_tokens=run.batching.tokens)
     with masked(checkpoint.model, off):
         study = analyze(
             checkpoint,
             corpus,
             analyses=analyses,
-            options=told,
+            options=run,
             replicates=options.bootstrap,
             detail=options.detail,
             progress=progress,
             processes=processes,
             partial=True,
         )
-        study.record["remarks"] += [said] if said else []
+        study.record["remarks"] += [remark] if remark else []
         if not processes.main:
             return study
         with finishing(study, "roles") as wanted:
             if options.importance != "none" and study.labels and "ablation" in study.heads and wanted():
-                joint_ablation(study, checkpoint, corpus, told, replicates=options.bootstrap, progress=progress)
+                joint_ablation(study, checkpoint, corpus, run, replicates=options.bootstrap, progress=progress)
         with finishing(study, "faithfulness") as wanted:
             if options.faithfulness and wanted():
-                _add_faithfulness(study, checkpoint, corpus, analyses, options, told, progress)
+                _add_faithfulness(study, checkpoint, corpus, analyses, options, run, progress)
         with finishing(study, "mhr_pickles") as wanted:
             if options.mhr_pickles and wanted():
-                size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), told.batching.tokens
+                size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), run.batching.tokens
                 study.pickles = mhr_pickles(
                     checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=tokens, size=size
                 )
@@ -162,26 +162,26 @@ def _add_faithfulness(
     corpus: Corpus,
     analyses: Sequence[type[Analysis]],
     options: AnalyzeOptions,
-    told: RunOptions,
+    run: RunOptions,
     progress: Progress,
 ) -> None:
     """Test the rankings of a study, and add what came of it."""
     from headscope.engine.faithfulness.run import try_rankings
     from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
 
-    context = ScoringContext(checkpoint, corpus, told.batching, told)
+    context = ScoringContext(checkpoint, corpus, run.batching, run)
     comparison = try_rankings(
         checkpoint,
         corpus,
         study.heads,
         analyses,
         config=options,
-        options=told,
+        options=run,
         criteria=dict if options.only else partial(scores_by_criteria, context),
         progress=progress,
     )
-    found = {"faithfulness": comparison.curves, "faithfulness_rankings": comparison.rankings}
-    study.tables = {**study.tables, **found}
+    results = {"faithfulness": comparison.curves, "faithfulness_rankings": comparison.rankings}
+    study.tables = {**study.tables, **results}
     study.record["remarks"] += comparison.remarks
     if not comparison.complete:
         why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"

@@ -25,8 +25,6 @@ from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from headscope.api.texts import Text
     from headscope.evaluation.quality import Evaluation
     from headscope.pruning.sweep.sweep import Sweep

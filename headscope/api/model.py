@@ -13,7 +13,7 @@ from headscope.api.analysis import study_of
 from headscope.api.evaluation import ScoredModel
 from headscope.api.options import PathName, Report, in_python
 from headscope.api.ranking import Ranking, ranking_of
-from headscope.api.removal import save_shrunk, shrunk_copy, shrunk_model, times_of
+from headscope.api.removal import save_shrunk, shrunk_copy, shrunk_model
 from headscope.api.selection import Heads
 from headscope.api.texts import Text, prompts_or_texts, texts_in, texts_of
 from headscope.config import Companions
@@ -30,7 +30,7 @@ from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.savings import Timing
+from headscope.pruning.removal.savings import Timing, timings
 from headscope.pruning.removal.verify import Verification
 from headscope.results.removal import Removal
 from headscope.results.study import Study
@@ -275,7 +275,15 @@ class SmallModel(Model):
     @in_python
     def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
         """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
-        return times_of(self._shrunk, self._whole(), rounds=rounds, batch=batch)
+        whole, small = self._whole(), self._shrunk
+        if whole is None:
+            raise ConfigError(
+                "the whole model is no longer open, and times are of both; keep it while they are measured"
+            )
+        if rounds < 1 or batch < 1:
+            raise ConfigError(f"rounds {rounds}, batch {batch}: at least 1 is needed")
+        with eval_mode(whole.model), eval_mode(small.checkpoint.model):
+            return timings(whole, small.checkpoint, small.data, batch=batch, rounds=rounds)
 
     @in_python
     def save(

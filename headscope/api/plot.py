@@ -22,25 +22,11 @@ Runs: TypeAlias = "Study | PathName | Sequence[Study | PathName]"
 
 
 @overload
-def plot(  # type: ignore[overload-overlap]
-    runs: Runs, name: Literal["report"], *, out: PathName, force: bool = False
-) -> Path: ...
+def plot(runs: Runs, name: Literal["report"], *, out: PathName, force: bool = False) -> Path: ...
 
 
 @overload
-def plot(
-    runs: Runs,
-    name: str = "heads",
-    *,
-    out: PathName | None = None,
-    dpi: int | None = None,
-    force: bool = False,
-    style: str = "screen",
-    width: float | None = None,
-    title: bool = True,
-    signature: bool = False,
-    **options: Any,
-) -> Figure: ...
+def plot(runs: Runs, name: str = "heads", **options: Any) -> Figure: ...
 
 
 @in_python

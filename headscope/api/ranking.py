@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,7 @@ SCORING = (
 """The options of a ranking that writes nothing."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """How heads are taken out: what scores them, given those that are gone, in how many steps, by which allocation."""
-
-    score: Callable[[list[HeadId]], Scores]
-    steps: int = 1
-    allocation: str = "global"
-
-
+@dataclass(frozen=True, repr=False, eq=False)
 class Ranking:
     """Scores of heads, and the lowest or highest of them; heads with higher scores are kept longer.
 
@@ -56,14 +48,18 @@ class Ranking:
     a module) have the mean of their scores. With `steps` the model is scored again when heads are asked for.
     """
 
-    def __init__(self, way: Way, gating: GateLayout, *, by: str, direction: str, signature: str) -> None:
-        self._way, self._gating = way, gating
-        self.by, self.direction, self.signature = by, direction, signature
+    by: str
+    direction: str
+    signature: str
+    _score: Callable[[list[HeadId]], Scores]
+    _gating: GateLayout
+    _steps: int
+    _allocation: str
 
     @property
     def scores(self) -> pd.DataFrame:
         """A row per head that may be removed, the best first: site, layer, head, score, rank."""
-        ranked = rank_heads(self._gating, self._gating.heads, self._way.score)
+        ranked = rank_heads(self._gating, self._gating.heads, self._score)
         return ranked.table(self._gating)[["site", "layer", "head", "score", "rank"]]
 
     @in_python
@@ -82,11 +78,11 @@ class Ranking:
             raise ConfigError("per_layer and uniform both say how many heads each layer keeps; give one of them")
         if self._gating.groups and (per_layer or uniform):
             raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
-        asked = "uniform" if uniform else "per-layer" if per_layer else self._way.allocation
+        allocation = "uniform" if uniform else "per-layer" if per_layer else self._allocation
         keep = self._gating.heads - count
         try:
-            check_keep(self._gating, keep, asked)
-            ranked = rank_heads(self._gating, keep, self._way.score, steps=self._way.steps, allocation=asked)
+            check_keep(self._gating, keep, allocation)
+            ranked = rank_heads(self._gating, keep, self._score, steps=self._steps, allocation=allocation)
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
         return self._gating.closed(ranked.kept)
@@ -164,22 +160,24 @@ def ranking_of(
                 ranked = rank_heads(gating, gating.heads, lambda removed: first)
                 first = scores_between(context, gating, ranked)
         step(1)
-    entries = {"by": scoring.name, **_settings(config), **({"gates": noted} if noted else {})}
+    shaping = {name: getattr(config, name) for name in ("steps", "allocate", "objective", "damping")}
+    settings = {name: str(value) for name, value in shaping.items() if value != getattr(RankConfig, name)}
+    entries = {"by": scoring.name, **settings, **({"gates": noted} if noted else {})}
     if study is not None:
         signature = Signature({**entries, "study": study.signature})
     else:
         data = None if corpus is None else (corpus.digest, corpus.count)
         entries = {"m": "rank", **entries, "seed": str(config.seed)}
         signature = signature_of(entries, data=data, checkpoint=checkpoint)
-    way = Way(lambda removed: score(removed) if removed else first, config.steps, config.allocate)
-    return Ranking(way, gating, by=config.by, direction=str(scoring.direction), signature=str(signature))
-
-
-def _settings(config: RankConfig) -> dict[str, str]:
-    """Options that shape a ranking and are not as they are by default, for the signature."""
-    names = ("steps", "allocate", "objective", "damping")
-    defaults = {entry.name: entry.default for entry in fields(RankConfig)}
-    return {name: str(getattr(config, name)) for name in names if getattr(config, name) != defaults[name]}
+    return Ranking(
+        config.by,
+        str(scoring.direction),
+        str(signature),
+        lambda removed: score(removed) if removed else first,
+        gating,
+        config.steps,
+        config.allocate,
+    )
 
 
 def _corpus_of(

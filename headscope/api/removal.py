@@ -40,7 +40,6 @@ from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, Destination, pushed, remove_heads, write_shrunk
-from headscope.pruning.removal.savings import Timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink import PAGE, SIZES, opened_with, run_shrink, small_model
@@ -118,8 +117,8 @@ def _scores(scores: HeadScores, checkpoint: Checkpoint) -> Mapping[HeadId, float
 
 def _pair(text: Any) -> tuple[Lines, ...]:
     """Source and target of a text that a refit names, as files or lists."""
-    found = texts_of(text[0] if isinstance(text, tuple) and len(text) == 1 else text)
-    return tuple(side for side in (found.source, found.target) if side is not None)
+    pair = texts_of(text[0] if isinstance(text, tuple) and len(text) == 1 else text)
+    return tuple(side for side in (pair.source, pair.target) if side is not None)
 
 
 def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
@@ -161,18 +160,8 @@ def shrunk_model(
         return small_model(opened, progress=progress_of(progress))
 
 
-def times_of(done: Shrunk, whole: Checkpoint | None, *, rounds: int, batch: int) -> list[Timing]:
-    """Times of the whole model and of the smaller one, in turns; ConfigError where the whole one is gone."""
-    if whole is None:
-        raise ConfigError("the whole model is no longer open, and times are of both; keep it while they are measured")
-    if rounds < 1 or batch < 1:
-        raise ConfigError(f"rounds {rounds}, batch {batch}: at least 1 is needed")
-    with eval_mode(whole.model), eval_mode(done.checkpoint.model):
-        return timings(whole, done.checkpoint, done.data, batch=batch, rounds=rounds)
-
-
 def save_shrunk(
-    done: Shrunk,
+    shrunk: Shrunk,
     folder: PathName,
     *,
     companions: Companions,
@@ -188,16 +177,16 @@ def save_shrunk(
     kind, names = split_export([*converted("export", tuple[str, ...], export or ()), *(["onnx"] if onnx else [])])
     engines = engines_named(names, options)
     to = Destination(out=Path(folder), companions=companions, engines=engines, options=options)
-    inputs = inputs_of({"checkpoint": done.source["path"]}, companions)
+    inputs = inputs_of({"checkpoint": shrunk.source["path"]}, companions)
     with Build(to.out, REMOVAL, inputs=inputs, force=force) as build:
         for engine in engines:
-            engine.check(done.checkpoint)
-        model = done.checkpoint.model
+            engine.check(shrunk.checkpoint)
+        model = shrunk.checkpoint.model
         with eval_mode(model):
             with through_attend(model), torch.no_grad():
-                expected = outputs(model, done.data.feeds[0])
+                expected = outputs(model, shrunk.data.feeds[0])
             if kind is not None:
-                exported, built = as_export(done.checkpoint, done.export, done.removal, kind)
-                done = replace(done, checkpoint=exported, export=built)
-            removal = write_shrunk(done, to, build, wanted=expected, began=began)
+                exported, built = as_export(shrunk.checkpoint, shrunk.export, shrunk.removal, kind)
+                shrunk = replace(shrunk, checkpoint=exported, export=built)
+            removal = write_shrunk(shrunk, to, build, wanted=expected, began=began)
     return pushed(removal, target)

@@ -20,13 +20,6 @@ from headscope.formats.base import Checkpoint
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
 """A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, a pair
 `(source, target)` of two such texts, written as a tuple, or `Texts`, a text with all that belongs to it."""
-LabelList: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[int]"
-"""What a classifier should say: a file's path (as `--labels` takes it), or the class of every sentence, by name or
-number."""
-
-AnswerList: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]]"
-"""What a model should say to every prompt: a file's path (as `--answer` takes it), or the answers, each alone or with a
-wrong one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Texts:
             lines["labels"] = [str(label) for label in lines["labels"]]
         if isinstance(lines["answer"], list):
             lines["answer"] = [
-                "\t".join(map(str, each)) if isinstance(each, (tuple, list)) else each for each in lines["answer"]
+                "\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else entry for entry in lines["answer"]
             ]
         if not isinstance(self.pairs, bool):
             raise ConfigError(f"pairs={self.pairs!r} is of the wrong type; give True or False")
@@ -111,9 +104,7 @@ class Texts:
         return paths | ({"pairs": True} if self.pairs else {})
 
 
-def texts_of(
-    text: Text | None, target: Text | None = None, *, second: Text | None = None, labels: LabelList | None = None
-) -> Texts:
+def texts_of(text: Text | None, target: Text | None = None, *, second: Text | None = None, labels: Any = None) -> Texts:
     """The texts of the arguments of those names; ConfigError for what is none."""
     if not isinstance(text, Texts):
         return Texts(*cast(Any, (text, target, second, labels)))
