@@ -43,7 +43,7 @@ def python_words(text: str) -> str:
     Commands, `headscope …` within such quotes, stay as they are typed.
     """
     keywords = {"source": "text"}
-    return _OPTIONS.sub(lambda found: found[1] or keywords.get(found[2], found[2].replace("-", "_")), text)
+    return _OPTIONS.sub(lambda match: match[1] or keywords.get(match[2], match[2].replace("-", "_")), text)
 
 
 def one_line(text: object) -> str:
@@ -82,7 +82,7 @@ def _look_alike(first: str, second: str) -> bool:
 
 def printable(text: str) -> str:
     """The text with everything that a terminal would obey written out: `\\x1b` for an escape."""
-    return _COMMANDS.sub(lambda found: repr(found[0])[1:-1], text)
+    return _COMMANDS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def uncoloured(text: str) -> str:

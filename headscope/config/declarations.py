@@ -174,32 +174,32 @@ class DeclaredOption:
 
 def declarations(*attributes: str) -> tuple[Declaration, ...]:
     """What the analyses declare that have any of these attributes, in the order of their columns in heads.csv."""
-    found = declared(Declaration, REGISTRY, *attributes)
-    return tuple(sorted(found, key=lambda declaration: (declaration.order, declaration.name)))
+    analyses = declared(Declaration, REGISTRY, *attributes)
+    return tuple(sorted(analyses, key=lambda declaration: (declaration.order, declaration.name)))
 
 
 def declared(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[D, ...]:
     """What the classes of a registry declare that have any of these attributes (default: a name), without torch."""
-    made: Any = cls
-    return _declared(made, registry, attributes or ("name",), tuple(registry.registered().items()))
+    hashable: Any = cls
+    return _declared(hashable, registry, attributes or ("name",), tuple(registry.registered().items()))
 
 
 @lru_cache(maxsize=32)
 def _declared(
     cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]
 ) -> tuple[Any, ...]:
-    found = {name: cls.of(variant) for name, variant in registered}
+    variants = {name: cls.of(variant) for name, variant in registered}
     sources = dict(registry.unread())
     assigned = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
     for module, path in sources.items():
         if assigned.search(path.read_text(encoding="utf-8")):
             try:
                 for variant in names_of_module(module, sources, registry.kind, cls)["registered"]:
-                    found.setdefault(variant.name, cls.of(variant))
+                    variants.setdefault(variant.name, cls.of(variant))
             except Exception:  # whatever its statements raise: they need what is not light
                 registry.names()
                 return declared(cls, registry, *attributes)
-    return tuple(found.values())
+    return tuple(variants.values())
 
 
 def measured_columns() -> dict[str, tuple[Declaration, Measure]]:

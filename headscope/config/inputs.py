@@ -51,8 +51,8 @@ class Companions:
     def of(cls, options: Mapping[str, Any]) -> Companions:
         """Those among the options of a command, of a function or of a record, in which a path may be a text."""
         paths = [entry.name for entry in fields(Companions) if "Path" in str(entry.type)]
-        given = {name: value for name in COMPANIONS if (value := options.get(name)) is not None}
-        values: dict[str, Any] = {name: Path(value) if name in paths else value for name, value in given.items()}
+        present = {name: value for name in COMPANIONS if (value := options.get(name)) is not None}
+        values: dict[str, Any] = {name: Path(value) if name in paths else value for name, value in present.items()}
         return cls(**values)
 
     def given(self) -> dict[str, Any]:
@@ -155,8 +155,8 @@ class PromptFiles:
         missing = [flag(name) for name, path in files.items() if path is None]
         if 0 < len(missing) < 3:
             raise ConfigError(f"--clean, --corrupt and --answer belong together; give {' and '.join(missing)} too")
-        if not missing and (given := [flag(name) for name, value in others.items() if value]):
-            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(given)}")
+        if not missing and (excluded := [flag(name) for name, value in others.items() if value]):
+            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(excluded)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -258,20 +258,14 @@ def first_sentence(text: str) -> str:
 def identity(config: Any) -> dict[str, Any]:
     """The options that shape what is computed, as JSON values; files are not among them, which digests identify."""
     hints = types_of(type(config))
-    entries = [entry for entry in fields(config) if entry.metadata.get("identity", True)]
-    return {
-        entry.name: plain_value(getattr(config, entry.name)) for entry in entries if not names_file(hints[entry.name])
-    }
+    names = [entry.name for entry in fields(config) if entry.metadata.get("identity", True)]
+    computing = [name for name in names if hints[name] is not Path and Path not in get_args(hints[name])]
+    return {name: plain_value(getattr(config, name)) for name in computing}
 
 
 def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """The options that are others than `before`."""
     return [name for name, value in now.items() if before.get(name) != value]
-
-
-def names_file(hint: Any) -> bool:
-    """Whether options of a type are paths."""
-    return hint is Path or Path in get_args(hint)
 
 
 def flag_of(entry: Field[Any]) -> str:

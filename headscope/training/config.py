@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config import flag, option, plain_options
+from headscope.config import flag, option
 from headscope.config.inputs import BleuOption
 from headscope.config.option import BEAM, SEED
 from headscope.errors import ConfigError
@@ -235,10 +235,6 @@ class TrainConfig(BleuOption):
         """After how many epochs the run ends; None if only updates count."""
         return 20 if self.max_epochs is None and self.updates is None else self.max_epochs
 
-    def plain(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
-        return plain_options(self)
-
 
 def default_of(config: TrainConfig, name: str) -> Any:
     """What an option of a run is where it is not given."""
@@ -246,9 +242,9 @@ def default_of(config: TrainConfig, name: str) -> Any:
 
 
 def _check_kind(config: TrainConfig) -> None:
-    given = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
-    if config.tokenizer is not None and given:
-        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(given[0])}")
+    changed = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
+    if config.tokenizer is not None and changed:
+        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(changed[0])}")
     if config.source is None:
         raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
     if config.kind == "lm":
@@ -265,13 +261,13 @@ def _check_kind(config: TrainConfig) -> None:
 
 def remarks_on(config: TrainConfig) -> list[str]:
     """What the user of a run should know: of options that decide nothing here, and of a run without validation."""
-    found = []
+    remarks = []
     if config.kind == "lm" and config.encoder_layers != default_of(config, "encoder_layers"):
-        found.append("a language model has a decoder only: --encoder-layers decides nothing")
+        remarks.append("a language model has a decoder only: --encoder-layers decides nothing")
     if config.valid_source is None:
         needed = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
-        found.append(f"without validation text the checkpoint best is last; give {needed} to have the best one kept")
-    return found
+        remarks.append(f"without validation text the checkpoint best is last; give {needed} to have the best one kept")
+    return remarks
 
 
 TINY: Mapping[str, Any] = {

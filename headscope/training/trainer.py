@@ -121,7 +121,7 @@ def _train(
     begun = time.time()
     options = plain_options(variant.options)
     own = {f"{variant.name}.{name}": value for name, value in identity(variant.options).items()}
-    settings = {**config.plain(), "variant": variant.name, **own}
+    settings = {**plain_options(config), "variant": variant.name, **own}
     if state is not None:
         check_settings(state, settings, config.out)
     run = make_run(config, variant, processes)
@@ -305,7 +305,7 @@ def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str])
         "signature": str(signature),
         "variant": run.variant.name,
         "command": list(command),
-        "config": config.plain(),
+        "config": plain_options(config),
         "options": dict(options),
         "model": run.model.config.plain(),
         "parameters": parameters_by_part(run.model),

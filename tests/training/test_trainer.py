@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.config import flag
+from headscope.config import flag, plain_options
 from headscope.config.option import configured
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
@@ -295,7 +295,7 @@ def test_run_json_says_what_was_done(trained: TrainingResult) -> None:
     assert about["status"] == "done" and about["result"]["reason"] == "epochs" and about["variant"] == "baseline"
     assert about["signature"].startswith("m:train.baseline|") and about["config"]["lr"] == 0.02
     assert about["parameters"]["total"] == trained.parameters and about["data"]["sentences"] == 150
-    assert TrainConfig(**_typed(about["config"])).plain() == about["config"]
+    assert plain_options(TrainConfig(**_typed(about["config"]))) == about["config"]
 
 
 def _typed(values: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class DeclaredLearner(Declared):
 
 def learners() -> dict[str, DeclaredLearner]:
     """The learners by name, without torch."""
-    return {each.name: each for each in sorted(declared(DeclaredLearner, LEARNERS), key=lambda each: each.name)}
+    declarations = declared(DeclaredLearner, LEARNERS)
+    return {learner.name: learner for learner in sorted(declarations, key=lambda learner: learner.name)}
 
 
 def check_prices(strengths: Sequence[float]) -> None:

@@ -101,7 +101,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
             raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
-        even = [name for name, asked in self.needed.items() if asked == "uniform"]
+        even = [name for name, allocation in self.needed.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
             raise ConfigError(
                 f"--export {even[0]} has as many heads in every layer, and --allocate {self.allocation} leaves other "
@@ -140,8 +140,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     @property
     def needed(self) -> dict[str, str]:
         """How many heads each layer must keep, by the export that wants it so."""
-        asked = {"native": "uniform"} | {engine.name: engine.allocation for engine in declared_engines()}
-        return {name: allocation for name, allocation in asked.items() if allocation and name in self.export}
+        required = {"native": "uniform"} | {engine.name: engine.allocation for engine in declared_engines()}
+        return {name: allocation for name, allocation in required.items() if allocation and name in self.export}
 
     @property
     def allocation(self) -> Allocation:

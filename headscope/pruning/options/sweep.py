@@ -174,7 +174,10 @@ class SweepConfig(BleuOption, PruningOptions):
             if needs_text and not (ranks and self.has_text):
                 raise ConfigError(f"{name} {value} is for rankings, and needs text: give --source FILE")
         self._check_sizes()
-        self._check_texts()
+        if self.trains and not self.has_text:
+            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
+        if not self.has_text and self.valid_text is None:
+            raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
 
     @property
     def refit(self) -> RefitOptions:
@@ -197,9 +200,6 @@ class SweepConfig(BleuOption, PruningOptions):
             raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
         if not (self.keep or self.keep_fraction) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --keep-fraction 0.25,0.5")
-        self._check_learning()
-
-    def _check_learning(self) -> None:
         known = " and ".join(learners())
         if self.from_scratch and not self.learnt:
             raise ConfigError(f"--from-scratch trains what {known} leave; --methods names none")
@@ -211,12 +211,6 @@ class SweepConfig(BleuOption, PruningOptions):
                     f"{flag(name)} is about learning, and nothing learns; give --tune-updates N too, or name {known} "
                     "in --methods"
                 )
-
-    def _check_texts(self) -> None:
-        if self.trains and not self.has_text:
-            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
-        if not self.has_text and self.valid_text is None:
-            raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
 
     @property
     def trains(self) -> bool:
