@@ -68,17 +68,14 @@ def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]] = (),
     *,
-    title: str = "",
     numbers: Container[str] = (),
     whole: Container[str] = (),
-    **options: Any,
 ) -> Table:
     """A table of rich; `numbers` are columns that stand on the right, `whole` those whose cells are never broken."""
     from rich import box
     from rich.table import Table
 
-    look = {"title": title, "title_justify": "left", "title_style": "bold"} if title else {}
-    drawn = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **look, **options})
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         drawn.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in whole)
     for row in rows:

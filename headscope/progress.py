@@ -65,7 +65,7 @@ def reported(callback: Callable[[str, int, int], object]) -> Progress:
 
 @contextmanager
 def bar(
-    title: str, total: int | None, *, unit: str = "sentences", console: Console | None = None, shown: bool = True
+    title: str, total: int | None, *, unit: str = "sentences", console: Console | None = None
 ) -> Iterator[Callable[[int], None]]:
     """A progress bar with rate and time left, on `console` (default: stderr, or the cell of a notebook)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -78,7 +78,7 @@ def bar(
         TimeRemainingColumn(),
     )
     screen = console or console_for_text(stderr=True)
-    with Progress(*columns, console=screen, transient=True, disable=not shown) as display:
+    with Progress(*columns, console=screen, transient=True) as display:
         task = display.add_task(title, total=total, rate="")
 
         def step(count: int) -> None:
