@@ -105,7 +105,7 @@ def test_what_the_user_can_fix_ends_with_one_line_and_status_2(
         (["train", "baseline", *data, "--d-model", 10, "--heads", 4], "--d-model 10 is not divisible by --heads 4"),
         (["train", "baseline", *data, "--vocab-size", 5000], "--vocab-size 5000 is more than the training text"),
         (["train", "baseline", *data, "--preset", "huge"], "--preset 'huge' is not known; available: tiny, small"),
-        (["train", "baseline", *data, "--betas", "0.9;0.98"], "--betas is '0.9;0.98'; it must be a number"),
+        (["train", "baseline", *data, "--betas", "0.9;0.98"], "--betas is '0.9;0.98'; its entry 1 must be a number"),
         (["train", "baseline", *data, "--norm", "middle"], "--norm is 'middle'; it must be 'pre' or 'post'"),
         (["train", "baseline", *data, "--config", strange], "unknown option 'learning-rate'; there are"),
         (["train", "baseline", *data, "--init", tmp_path / "none"], "there is no file or directory"),
