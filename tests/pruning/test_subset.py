@@ -178,7 +178,8 @@ def learnt(folder: Path, name: str, **options: Any) -> Any:
         NATIVE.save(checkpoints.small(), folder / "whole")
     (folder / "a").write_text("a b c\nb c\nd e f g\na\n" * 6, encoding="utf-8")
     given: dict[str, Any] = {"updates": 5, "batch_tokens": 60, "lr": 1e-3, **options}
-    method = {each: given.pop(each) for each in ("keep", "straight_through", "cooldown") if each in given}
+    own = ("keep", "straight_through", "cooldown")
+    method: dict[str, Any] = {name: given.pop(name) for name in own if name in given}
     return run_learning(
         LearnConfig(
             checkpoint=str(folder / "whole"),
