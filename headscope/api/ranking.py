@@ -138,12 +138,7 @@ def ranking_of(
     corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
     gating = gates_for(checkpoint, config, whole_groups=config.allocate != "per-group")
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
-    table = None
-    if study is not None:
-        table = study.heads
-        for head in heads_of_rows(table):
-            if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
-                raise ConfigError(f"the study is of another model: this one has no head {head}")
+    table = None if study is None else _rows_of(study, checkpoint)
     scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)
     noted = gates()
 
@@ -178,6 +173,14 @@ def ranking_of(
         config.steps,
         config.allocate,
     )
+
+
+def _rows_of(study: Study, checkpoint: Checkpoint) -> pd.DataFrame:
+    """The rows of the heads of a study; ConfigError where the checkpoint lacks one of them."""
+    for head in heads_of_rows(study.heads):
+        if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
+            raise ConfigError(f"the study is of another model: this one has no head {head}")
+    return study.heads
 
 
 def _corpus_of(

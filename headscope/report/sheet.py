@@ -23,6 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
@@ -190,6 +191,9 @@ class Sheet(Figure):
         except UserWarning:
             smaller = "" if style.name == "paper" else ", or --style paper"
             raise ConfigError(f"--width {width:g} is too narrow for this figure; give more{smaller}") from None
+        for axes in self.axes:  # the solver's last digits differ from run to run, and files must not
+            place = axes.get_position(original=True)
+            axes.set_position(Bbox(place.get_points().round(5)))
         for work in self.later:
             work()
         self.set_layout_engine("none")
