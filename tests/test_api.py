@@ -188,15 +188,7 @@ def test_a_figure_of_a_study_is_that_of_its_files(
     figure = hs.plot(study, name, out=tmp_path / "a.svg", **options)
     hs.plot(tmp_path / "run", name, out=tmp_path / "b.svg", **options)
     assert figure.get_size_inches().min() > 0
-    (words, numbers), (other_words, other_numbers) = (drawn_in(tmp_path / f"{letter}.svg") for letter in "ab")
-    assert words == other_words and numbers == pytest.approx(other_numbers, abs=0.1)
-
-
-def drawn_in(path: Path) -> tuple[str, list[float]]:
-    """Words and numbers of an SVG; names of paths and the last digits of a layout may differ from run to run."""
-    text = re.sub(r"\b[mp][0-9a-f]{10}\b", "", path.read_text(encoding="utf-8").replace(path.name, ""))
-    number = r"-?\d+\.?\d*(?:e-?\d+)?"
-    return re.sub(number, "", text), [float(found) for found in re.findall(number, text)]
+    assert (tmp_path / "a.svg").read_bytes().replace(b"a.svg", b"") == (tmp_path / "b.svg").read_bytes()
 
 
 def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,8 @@ import torch
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.files.reading import file_digest
-from headscope.formats.base import FORMATS, CheckpointFormat
-from headscope.formats.exports import SavedFiles
-from headscope.formats.huggingface.format import HuggingFaceFormat
+from headscope.formats.base import FORMATS
+from headscope.formats.huggingface.format import OpenedAsFolder
 
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -23,14 +21,11 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 
 
-class GgufFormat(HuggingFaceFormat):
+class GgufFormat(OpenedAsFolder):
     """A GGUF file; what is written is a Hugging Face folder, or with `--export gguf` a GGUF file again."""
 
     name = "gguf"
     summary = "a *.gguf file of a language model that transformers can dequantise (needs the package gguf)"
-    converts = False
-    spreads = False
-    takes = frozenset[str]()
 
     def recognise(self, path: Path) -> bool:
         try:
@@ -38,9 +33,6 @@ class GgufFormat(HuggingFaceFormat):
                 return file.read(4) == MAGIC
         except OSError:
             return False
-
-    def recognise_name(self, name: str) -> bool:
-        return False
 
     def load(
         self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
@@ -64,17 +56,6 @@ class GgufFormat(HuggingFaceFormat):
         )
         opened.format, opened.dequantised = self.name, stored
         return opened
-
-    convert = CheckpointFormat.convert
-
-    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
-        return as_folder(super().write(checkpoint, folder, companions), self.name)
-
-
-def as_folder(saved: SavedFiles, name: str) -> SavedFiles:
-    """What was written, with a note that it is a Hugging Face folder and not of the format `name`."""
-    note = f"written as a huggingface folder: headscope reads {name} files and writes none with this command"
-    return replace(saved, format="huggingface", notes=(note, *saved.notes))
 
 
 def storage_type(path: Path) -> str:

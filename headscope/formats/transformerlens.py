@@ -19,10 +19,8 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.errors import CheckpointError, reason_of
 from headscope.files.reading import file_digest, read_object
-from headscope.formats.base import FORMATS, CheckpointFormat
-from headscope.formats.exports import SavedFiles
-from headscope.formats.gguf import as_folder
-from headscope.formats.huggingface.format import HuggingFaceFormat
+from headscope.formats.base import FORMATS
+from headscope.formats.huggingface.format import OpenedAsFolder
 from headscope.formats.pickles import begins_with_name, is_torch_file, read_tensors, read_torch
 
 if TYPE_CHECKING:
@@ -78,20 +76,14 @@ class Sizes:
     outputs: int
 
 
-class TransformerLensFormat(HuggingFaceFormat):
+class TransformerLensFormat(OpenedAsFolder):
     """A file of torch.save with TransformerLens' names; what is written is a Hugging Face folder."""
 
     name = "transformerlens"
     summary = "a *.pt state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"
-    converts = False
-    spreads = False
-    takes = frozenset[str]()
 
     def recognise(self, path: Path) -> bool:
         return path.is_file() and is_torch_file(path) and begins_with_name(path, QUERIES.format(0))
-
-    def recognise_name(self, name: str) -> bool:
-        return False
 
     def load(
         self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
@@ -121,11 +113,6 @@ class TransformerLensFormat(HuggingFaceFormat):
         )
         opened.format, opened.read_files = self.name, tuple(files[1:])
         return opened
-
-    convert = CheckpointFormat.convert
-
-    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
-        return as_folder(super().write(checkpoint, folder, companions), self.name)
 
 
 def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:

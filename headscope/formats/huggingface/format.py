@@ -125,6 +125,23 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         return converted(checkpoint, folder, probe)
 
 
+class OpenedAsFolder(HuggingFaceFormat):
+    """A file of another program, opened as a model of transformers and written as a Hugging Face folder."""
+
+    converts = False
+    spreads = False
+    takes = frozenset[str]()
+    convert = CheckpointFormat.convert
+
+    def recognise_name(self, name: str) -> bool:
+        return False
+
+    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        saved = super().write(checkpoint, folder, companions)
+        note = f"written as a huggingface folder: headscope reads {self.name} files and writes none with this command"
+        return replace(saved, format="huggingface", notes=(note, *saved.notes))
+
+
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
