@@ -40,7 +40,7 @@ class GgufFormat(OpenedAsFolder):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-        from headscope.formats.huggingface.opening import loading
+        from headscope.formats.huggingface.opening import loading, ready
 
         file = Path(path)
         stored = storage_type(file)
@@ -52,7 +52,7 @@ class GgufFormat(OpenedAsFolder):
         model.hf_quantizer = None  # the weights are plain now, and saved as such
         vars(model.config).pop("quantization_config", None)
         opened = HuggingFaceCheckpoint(
-            path=path, model=model.to(device).eval(), tokenizer=tokenizer, digest=file_digest([file])
+            path=path, model=ready(model, device), tokenizer=tokenizer, digest=file_digest([file])
         )
         opened.format, opened.dequantised = self.name, stored
         return opened

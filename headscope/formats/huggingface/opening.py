@@ -102,11 +102,8 @@ def open_model(
             forget_renamings(model, renamings)
         weakref.finalize(model, stack.pop_all().close)
     check_weights(path, info, absent, model)
-    if not _multiplies_experts_at_once(model):
-        model.set_experts_implementation("eager")
     check_devices(model, placed.get("device_map"))
-    keep_differentiable(model)
-    model = (model if placed else model.to(device)).eval()
+    model = ready(model, None if placed else device)
     folder = _fetched(path, options)
     tokenizer, without = _open_tokenizer(path, folder, options)
     of_sound = reads_sound(model)
@@ -120,6 +117,14 @@ def open_model(
     if is_narrowed(config):
         check_kept_heads(model, path, opened.attention_sites)
     return opened
+
+
+def ready(model: Any, device: str | None) -> Any:
+    """A loaded model as analyses run it: experts and weights that gradients go through, on a device if one is named."""
+    if not _multiplies_experts_at_once(model):
+        model.set_experts_implementation("eager")
+    keep_differentiable(model)
+    return (model if device is None else model.to(device)).eval()
 
 
 # Where the files are.
