@@ -70,8 +70,8 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
 def test_commands_take_what_methods_take() -> None:
     for name in ("analyze", "evaluate"):
         method, function = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (hs.Model, hs))
-        assert function[0].name == "model" and {*function[1:]} <= {*method[1:]}
-        assert getattr(hs, name).__doc__
+        assert [function[0].name, *function[1:]] == ["model", *method[1:]]
+        assert getattr(hs, name).__doc__ == getattr(hs.Model, name).__doc__
 
 
 def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from torch import nn
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from headscope.results.removal import Removal
     from headscope.results.study import Study
     from headscope.training.trainer import TrainingResult
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @in_python
@@ -124,11 +127,26 @@ Source: TypeAlias = "PathName | nn.Module | Model"
 """What `load` opens."""
 
 
+def documented_by(method: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate a function of a model with the documentation and the parameters of the model's method."""
+
+    def decorate(function: F) -> F:
+        first, *_ = inspect.signature(function).parameters.values()
+        _, *others = inspect.signature(method).parameters.values()
+        described: Any = function
+        described.__doc__, described.__signature__ = method.__doc__, inspect.Signature([first, *others])
+        return function
+
+    return decorate
+
+
+@documented_by(Model.analyze)
 def analyze(model: Source, text: Text | None = None, **options: Any) -> Study:
     """Measure every head of what `load` opens: `Model.analyze`."""
     return load(model).analyze(text, **options)
 
 
+@documented_by(Model.evaluate)
 def evaluate(model: Source, text: Text | None = None, **options: Any) -> Evaluation:
     """Score what `load` opens on a text: `Model.evaluate`."""
     return load(model).evaluate(text, **options)
