@@ -25,21 +25,26 @@ def analyses(*, group: str = "") -> str:
     """A section for every analysis of a group, or of none, in the order of their columns in heads.csv."""
     members = (each for _, each in ANALYSES if (each.group if each.group in GROUPS else "") == group)
     chosen = sorted(members, key=lambda each: each.order)
-    rows = (f"| {_link(each)} | {_cell(each.summary)} |" for each in chosen)
-    sections = (line for each in chosen for line in _analysis(each))
-    return "\n".join(["| analysis | what it measures |", "| --- | --- |", *rows, "", *sections])
+    index = " · ".join(f"[`{each.name}`](#{anchor(each.name)})" for each in chosen)
+    return "\n".join([index, "", *_sections(chosen)])
 
 
-def _link(cls: Any) -> str:
-    return f"[`{cls.name}`](#{anchor(cls.name)})"
+def _sections(chosen: list[Any]) -> Iterator[str]:
+    """The sections of analyses; what those of a kind share stands in the first one only."""
+    first: dict[str, str] = {}
+    for cls in chosen:
+        shared = [inspect.cleandoc(base.__doc__ or "") for base in _kind(cls)]
+        known = [first.setdefault(text, cls.name) for text in shared]
+        yield from (f"### `{cls.name}`", "")
+        for text, name in zip(shared, known, strict=True):
+            yield from (text if name == cls.name else f"As [`{name}`](#{anchor(name)}).", "")
+        yield from (inspect.cleandoc(cls.__doc__ or ""), "", *_facts(cls), "")
 
 
-def _analysis(cls: Any) -> Iterator[str]:
-    yield from (f"### `{cls.name}`", "", *_described(cls), "")
+def _facts(cls: Any) -> Iterator[str]:
+    """Columns of an analysis, then what it needs and has."""
     if cls.measures:
-        yield from ("| column | range | ranking keeps |", "| --- | --- | --- |")
-        yield from (_measure(measure) for measure in cls.measures)
-        yield ""
+        yield from (f"Columns: {', '.join(map(_measure, cls.measures))}.", "")
     group = GROUPS.get(cls.group, "")
     facts = {
         "Sites": ", ".join(site.value for site in sorted(cls.sites)) if len(cls.sites) < 3 else "",
@@ -49,7 +54,7 @@ def _analysis(cls: Any) -> Iterator[str]:
         "Options": ", ".join(f"`{cls.name}.{option.name}`".replace("_", "-") for option in fields(cls.Options)),
         "Version": str(cls.version),
     }
-    yield from (" · ".join(f"{name}: {value}" for name, value in facts.items() if value), "")
+    yield " · ".join(f"{name}: {value}" for name, value in facts.items() if value)
 
 
 NEEDS = {
@@ -62,16 +67,22 @@ NEEDS = {
 }
 
 
+def _kind(cls: Any) -> list[type]:
+    """The documented classes of its own file that a class is a kind of."""
+    bases = (base for base in cls.__mro__[1:-1] if base.__module__ == cls.__module__)
+    return [base for base in reversed(list(bases)) if "__doc__" in vars(base)]
+
+
 def _described(cls: Any) -> list[str]:
     """The docstring of a class, after those of the classes it is a kind of, as paragraphs."""
-    bases = [base for base in cls.__mro__[1:-1] if base.__module__ == cls.__module__ and "__doc__" in vars(base)]
-    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (*reversed(bases), cls)).splitlines()
+    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (*_kind(cls), cls)).splitlines()
 
 
 def _measure(measure: Measure) -> str:
     low, high = measure.range
     span = "" if low is None and high is None else f"{'…' if low is None else low} to {'…' if high is None else high}"
-    return f"| `{measure.name}` | {span or '–'} | {measure.keep or '–'} |"
+    facts = "; ".join(filter(None, (span, measure.keep and f"ranking keeps the {measure.keep}")))
+    return f"`{measure.name}`" + (f" ({facts})" if facts else "")
 
 
 def criteria() -> str:
@@ -106,13 +117,12 @@ def rules() -> str:
 def engines() -> str:
     """A row for every engine that models are exported to."""
     rows = (
-        f"| `{name}` | {_cell(engine.summary)} | {_cell(' '.join(_described(type(engine))))} | "
-        f"{', '.join(f'`{kind}`: {about}' for kind, about in engine.quantizations.items())} | "
-        f'`pip install "{engine.install}"` |'
+        f"| `{name}` | {_cell(engine.summary.split(', of ')[0])} | {_cell(' '.join(_described(type(engine))))} | "
+        f"{', '.join(f'`{kind}`: {about}' for kind, about in engine.quantizations.items())} |"
         for name, engine in ENGINES
     )
-    head = "| `--export`, `--to` | what is written | of which models | `--quantize` | needs |"
-    return "\n".join([head, "| --- | --- | --- | --- | --- |", *rows, ""])
+    head = "| `--export`, `--to` | what is written | of which models | `--quantize` |"
+    return "\n".join([head, "| --- | --- | --- | --- |", *rows, ""])
 
 
 def anchor(heading: str) -> str:
