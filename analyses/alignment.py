@@ -23,6 +23,8 @@ from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
+from headscope.engine.heads.spoken_words import links_of_recordings
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -50,6 +52,11 @@ class AlignmentOptions(LabelOptions):
         metavar="FILE",
     )
     align_target: Path | None = option(None, "The target lines of --align-corpus.", metavar="FILE")
+    word_times: Path | None = option(
+        None,
+        "When the words of recordings are said: a CSV file of recording, word, begin and perhaps end, in seconds.",
+        metavar="FILE",
+    )
 
 
 @analysis
@@ -64,7 +71,9 @@ class Alignment(Analysis):
     `aer_…` = 1 − (|A∩S| + |A∩P|) / (|A| + |S|) over words (Och & Ney 2003): A pairs a word with the argmax of each of
     its positions; S are its sure links, P all. `source_coverage`: share of source words that are some argmax;
     `monotonicity`: share of moves of the argmax that go right; `final_punctuation`, `end_of_sentence`: mean weights
-    there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) (arXiv 2509.09987).
+    there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) (arXiv 2509.09987). Of recordings, source
+    words are the positions, linked with the words of `word-times`, and `aligned_lag` has how far the argmax lies behind
+    the first one of the word of y[t+1].
 
     Labels `aligned:predicted` and `aligned:fed`: a share of at least 0.4, and at hard positions (neither the best fixed
     offset nor the diagonal is aligned) at least twice the share of even weight, and more than against the links of
@@ -83,6 +92,7 @@ class Alignment(Analysis):
         Measure("aer_predicted", "alignment error rate, predicted word", range=(0, 1)),
         Measure("aer_fed", "alignment error rate, word read", range=(0, 1)),
         Measure("aer_next", "alignment error rate, word after", range=(0, 1)),
+        Measure("aligned_lag", "argmax behind the begin of the next word", unit="s", signed=True),
         Measure("source_coverage", "source words looked at", range=(0, 1)),
         Measure("monotonicity", "moves to the right", range=(0, 1)),
         Measure("final_punctuation", "weight on final punctuation", range=(0, 1)),
@@ -112,17 +122,19 @@ class Alignment(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         options = self.options
-        if self.checkpoint.reads_sound and options.alignments is None:
-            remark = "alignment: recordings have no words to link; see alignment_score"
-            self.links = SentenceLinks(corpus, remarks=[remark])
-            return
-        self.links = links_of(
-            corpus,
-            options.alignments,
-            first=options.alignments_first,
-            training=(options.align_corpus, options.align_target),
-        )
+        if self.checkpoint.reads_sound:
+            self.links = links_of_recordings(corpus, self.checkpoint, options.word_times)
+        elif options.word_times is not None:
+            raise ConfigError("word-times are of recordings, and this model reads text; give --alignments instead")
+        else:
+            training = options.align_corpus, options.align_target
+            self.links = links_of(corpus, options.alignments, first=options.alignments_first, training=training)
         self.offsets = self._offsets(self.links)
+
+    @property
+    def of_sound(self) -> bool:
+        """Whether words are linked with positions of a recording."""
+        return self.links is not None and self.links.positions is not None
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         plan: LinkedWords = heads.of_batch.get("alignment plan", heads.batch, lambda: self._plan(heads))
@@ -138,6 +150,8 @@ class Alignment(Analysis):
         words = plan.source_word[:, None].expand(-1, argmax.shape[1], -1).gather(-1, argmax)  # [b h t]
         seen = torch.where(queries[:, None], words, -1)
         ratios["source_coverage"] = Ratio(distinct(seen).sum(-1).float(), plan.source_words[:, None])
+        if self.of_sound:
+            ratios["aligned_lag"] = plan.lag(argmax)
         for name, offset in self.offsets.items():
             ratios |= plan.relation(name, words, offset)
             if not plan.counted:  # the same for every layer: kept once, at the first
@@ -166,7 +180,6 @@ class Alignment(Analysis):
         return plan.best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        plain = ("source_coverage", "monotonicity", "final_punctuation", "end_of_sentence", "alignment_score")
         report = AnalysisReport(remarks=[] if self.links is None else [*self.links.remarks])
         if self.unlocated:
             report.remarks.append(
@@ -178,14 +191,17 @@ class Alignment(Analysis):
             for place in aggregates.site_layers(f"aligned_{name}"):
                 found = _Relation.of(aggregates, name, place, self.offsets[name])
                 columns.setdefault(f"aligned_{name}", {})[place] = found.share
-                columns.setdefault(f"aer_{name}", {})[place] = found.aer
+                if not self.of_sound:  # positions are no words, whose error rate it would be
+                    columns.setdefault(f"aer_{name}", {})[place] = found.aer
                 tables.append(found.table())
                 if name in LABELLED:
                     found.test(tests, self.run.of_largest_weights)
         tests.conclude(report)
-        order = [f"{kind}_{name}" for kind in ("aligned", "aer") for name in AHEAD]
-        report.columns = [Column(name, columns[name]) for name in order if name in columns]
-        report.columns += [aggregates.column(name) for name in plain if aggregates.site_layers(name)]
+        report.columns = [
+            Column(name, columns[name]) if name in columns else aggregates.column(name)
+            for name in (measure.name for measure in self.measures)
+            if name in columns or aggregates.site_layers(name)
+        ]
         if tables:
             report.tables["alignment"] = pd.concat(tables, ignore_index=True)
         return report

@@ -39,6 +39,7 @@ from headscope.registry import Registry
 C = TypeVar("C", bound="Checkpoint")
 Predicts = Literal["words", "classes", "tags", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+POSITION = 0.02  # seconds of a recording that a position of its encoder stands for
 LONGEST = 1024  # subwords of a text to translate where the model sets no limit; also fairseq's max_source_positions
 
 
@@ -65,7 +66,7 @@ class Checkpoint(ABC):
     is_native: ClassVar[bool] = False  # whether it is a `TransformerCheckpoint`: its model can be trained and converted
     read_files: tuple[Path, ...] = ()
     """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
-    reads_sound: bool = False  # whether its encoder reads recordings
+    reads_sound: bool = False  # whether its encoder reads recordings, a position for every `POSITION`
     rereads: bool = False
     """Whether its decoder reads the source too, as that of a classifier does which has an encoder as well."""
     exclusive_labels: bool = True  # whether one of the labels that it predicts is right, and not several at once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
+from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
 from headscope.pruning.engines.onnx_cache import cache_shapes
 from tests.makers import decoders
@@ -91,7 +93,7 @@ def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
 
 
 def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:
-    """The heads that a model names stay where the score alone speaks for others, unless told otherwise."""
+    """The heads that a model names stay where no label speaks for others; else those of the upper half are named."""
 
     def named() -> Any:
         settings: Any = transformers.GenerationConfig.from_pretrained(folder)
@@ -107,14 +109,72 @@ def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -
     done = run_analysis(replace(config, force=True))
     cross = done.heads[done.heads["site"] == "cross"]
     assert len(cross) == 6 and cross["alignment_score"].between(0, 1).all() and cross["entropy"].notna().all()
-    best = cross.sort_values("alignment_score").iloc[-1]
-    assert len(named()) == 2 and [best["layer"], best["head"]] in named()
-    assert any("best by alignment_score" in remark for remark in done.remarks)
+    assert named() == [[1, 0], [1, 1], [1, 2]]
+    assert any("(all of the upper half; --set alignment.word-times=" in remark for remark in done.remarks)
     study = hs.load(folder).analyze(
         folder / "recordings", target=folder / "transcripts", only="alignment", bootstrap=20
     )
-    assert "keeps" in study.write_alignment(folder, heads=1) and len(named()) == 2
-    assert "best by" in study.write_alignment(folder, heads=1, force=True) and len(named()) == 1
+    assert "keeps" in study.write_alignment(folder) and "upper half" in study.write_alignment(folder, force=True)
+
+
+def write_times(folder: Path, *, ends: bool) -> Path:
+    """Words of the three recordings, two positions each and the last one longer; with `ends` all but the first one."""
+    rows = ["recording,begin,word" + ",end" * ends]
+    for name, text in zip((folder / "recordings").read_text().split(), TRANSCRIPTS, strict=True):
+        for number, word in enumerate(text.upper().split()):
+            begin = 0.04 * number
+            rows.append(f"{name},{begin:.2f},{word}!" + f",{begin + 0.02 if number else ''}" * ends)
+    (folder / "words.csv").write_text("\n".join(rows), encoding="utf-8")
+    return folder / "words.csv"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_cross_heads_look_at_when_words_are_said(made: SpeechCheckpoint, folder: Path, ends: bool) -> None:
+    """Shares of each relation and the lag, by a plain loop over recordings, heads and subwords."""
+    study = hs.load(folder).analyze(
+        folder / "recordings", target=folder / "transcripts", only="alignment", bootstrap=20,
+        word_times=write_times(folder, ends=ends),
+    )  # fmt: skip
+    hits: dict[tuple[str, int, int], list[float]] = {}
+    for name, text, length in zip((folder / "recordings").read_text().split(), TRANSCRIPTS, (50, 6, 9), strict=True):
+        source = pad_side(made.encode([name], side="source", limit=31))
+        [target] = made.encode([text], side="target", limit=31)
+        with capture(made.model) as seen, torch.no_grad():
+            made.forward(Batch(torch.arange(1), 0, source, pad_side([target])))
+        ids = [*target.ids, made.labels([text], limit=31)[0][-1]]
+        spans = made.spans(text, ids, side="target") or []
+        words = [None if span is None else text[: span[1]].strip().count(" ") for span in spans]
+        for layer, head, t in product(range(2), range(3), range(len(target.ids))):
+            argmax = int(seen[HeadId(Site.CROSS, layer, head)]["weights"][0, t, :length].argmax())
+            said = min(argmax // 2, len(text.split()) - 1)
+            pause = ends and said > 0 and argmax > 2 * said
+            for relation, at in (("predicted", t + 1), ("fed", t), ("next", t + 2)):
+                if at < len(words) and (word := words[at]) is not None:
+                    hits.setdefault((f"aligned_{relation}", layer, head), []).append(said == word and not pause)
+                    if relation == "predicted":
+                        hits.setdefault(("aligned_lag", layer, head), []).append(0.02 * (argmax - 2 * word))
+    cross = study.heads[study.heads["site"] == "cross"].set_index(["layer", "head"])
+    assert len(hits) == 4 * 6 and "aer_predicted" not in cross
+    for (column, layer, head), values in hits.items():
+        assert cross.loc[(layer, head), column] == pytest.approx(np.mean(values), abs=1e-6), (column, layer, head)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("begin", "start", "no column begin"), ("0.npy", "9.npy", r"0\.npy has no words"),
+        ("0.04", "0.09", "do not go back"),
+        ("CHILD", "DOG", r"0\.npy: word 2 is 'DOG! SINGS!', its transcript goes on with 'child sings'"),
+    ],
+)  # fmt: skip
+def test_times_that_fit_no_transcript_are_refused(folder: Path, old: str, new: str, message: str) -> None:
+    path = write_times(folder, ends=False)
+    path.write_text(path.read_text().replace(old, new))
+    texts: dict[str, Any] = {"target": folder / "transcripts", "only": "alignment", "word_times": path}
+    with pytest.raises(DataError, match=message):
+        hs.load(folder).analyze(folder / "recordings", **texts)
+    with pytest.raises(ConfigError, match="reads text"):
+        hs.load("headscope/assets/en-de").analyze(["A dog."], **texts | {"target": ["Ein Hund."]})
 
 
 def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from headscope.data.word_alignment import (
 )
 from headscope.distributed import upload
 from headscope.errors import ConfigError, DataError
-from headscope.formats.base import Checkpoint
+from headscope.formats.base import POSITION, Checkpoint
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
 """How far from a decoder's position the token is that a relation is about."""
@@ -51,6 +51,7 @@ SAID = 20  # lines with links that show from where words are counted
 class SentenceLinks:
     """The links of a corpus: of a file, as `filed` (pairs [n 2], which are sure [n], ends of lines), or by `aligner`.
 
+    With `positions`, how many the recording of each line has, these are its source words.
     Sentences are read again where they are asked for, a window of them at a time.
     """
 
@@ -58,6 +59,7 @@ class SentenceLinks:
     name: str = "none"
     filed: tuple[Ints, Ints, Ints] | None = None
     aligner: Aligner | None = None
+    positions: Sequence[int] | None = None
     remarks: list[str] = field(default_factory=list)
     window: dict[int, Sentence] = field(default_factory=dict)
     donors: list[tuple[Sentence, Links]] = field(default_factory=list)
@@ -71,7 +73,7 @@ class SentenceLinks:
                 self.remarks.append(f"{said}; links count words as fast_align does, which does not split there")
             first = list(islice(iter(self.corpus), DONORS))
             self.donors = list(zip(first, self.of(first), strict=True))
-            self.sizes = np.array([_sizes(sentence) for sentence in first])
+            self.sizes = np.array([self._counts(sentence) for sentence in first])
             self.tables = [np.zeros(size, dtype=bool) for size in self.sizes]  # [n m] of every donor
             for table, (_, links) in zip(self.tables, self.donors, strict=True):
                 table[links.pairs[:, 0], links.pairs[:, 1]] = True
@@ -106,7 +108,7 @@ class SentenceLinks:
 
     def of_others(self, sentences: Sequence[Sentence]) -> list[Ints]:
         """For every sentence the links [n 2] of the other one nearest in length, of the first 256, made as long."""
-        sizes = np.array([_sizes(sentence) for sentence in sentences])
+        sizes = np.array([self._counts(sentence) for sentence in sentences])
         apart = np.abs(self.sizes - sizes[:, None]).sum(axis=-1)  # [b d]
         itself = np.array([sentence.number for sentence in sentences])[:, None] == np.arange(len(self.donors))
         apart[itself] = np.iinfo(np.int64).max
@@ -119,6 +121,10 @@ class SentenceLinks:
             at = [((np.arange(n) + 0.5) * other / n).astype(np.int64) for n, other in own]
             found.append(np.argwhere(self.tables[number][at[0][:, None], at[1]]))
         return found
+
+    def _counts(self, sentence: Sentence) -> tuple[int, int]:
+        source, target = _sizes(sentence)
+        return source if self.positions is None else self.positions[sentence.number], target
 
 
 def links_of(
@@ -226,6 +232,9 @@ class LinkedWords:
         sentences, on_host = links.sentences(numbers), host or sides
         texts = ([sentence.source for sentence in sentences], [sentence.target or "" for sentence in sentences])
         of_source, ends = self._words(on_host[0], texts[0], checkpoint, "source")  # [b s], [b s 2]
+        if links.positions is not None:
+            recording = on_host[0].real & ~on_host[0].special
+            of_source = torch.arange(recording.shape[1]).where(recording, -1).numpy()
         of_target, _ = self._words(on_host[1], texts[1], checkpoint, "target")  # [b t]
         self.rows, self.stride, self.targets = len(sentences), int(of_source.max()) + 2, int(of_target.max()) + 2
         self.source_word, target_word = (upload(torch.from_numpy(words), device) for words in (of_source, of_target))
@@ -284,6 +293,15 @@ class LinkedWords:
         """Positions [b t] whose word has a link."""
         row = torch.arange(self.rows, device=about.device)[:, None]
         return (about >= 0) & self.linked[(row * self.targets + about).clamp(min=0)]
+
+    def lag(self, argmax: Tensor) -> Ratio:
+        """Seconds from the first position of the word that is predicted to the argmax [b h t]."""
+        begin = torch.full((self.rows * self.targets,), self.stride, device=argmax.device)
+        begin = begin.scatter_reduce(0, self.possible // self.stride, self.possible % self.stride, "amin")
+        about = self.about["predicted"]
+        row, counted = torch.arange(self.rows, device=about.device)[:, None], self.counts(about)
+        behind = argmax - begin[(row * self.targets + about).clamp(min=0)][:, None]
+        return Ratio((behind * counted[:, None]).sum(-1) * POSITION, counted.sum(-1, keepdim=True).float())
 
     def relation(self, name: str, words: Tensor, offset: int) -> dict[str, Ratio]:
         """Hits of one relation, words [b h t] being those of the argmax; sizes of A, A∩S, A∩P against that of S."""

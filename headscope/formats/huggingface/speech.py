@@ -20,6 +20,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.files.npz import native_numbers
+from headscope.formats.base import POSITION
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
 from headscope.formats.huggingface.companions.spoken import Prompts
 from headscope.formats.translate_options import TranslateOptions
@@ -28,7 +29,6 @@ from headscope.model.interface import features_shape
 from headscope.model.removal_plan import alignment_heads
 from headscope.model.taps import capture
 
-POSITION = 0.02  # seconds
 SILENCE = -1.5  # (log10(1e-10) + 4) / 4, which Whisper's features are where there is no sound
 FILTER = 7  # positions of the median filter, as in transformers
 

@@ -72,8 +72,8 @@ def is_ctranslate2(folder: Path) -> bool:
     return os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / CONFIG)
 
 
-def read_model(folder: Path) -> ModelFile:
-    """The arrays of a translation model; CheckpointError where the folder holds another one."""
+def read_model(folder: Path, *, spec: str = SPEC) -> ModelFile:
+    """The arrays of a model, of a translation model by default; CheckpointError where the folder holds another one."""
     data, place = read_bytes(folder / WEIGHTS, error=CheckpointError, limit=(folder / WEIGHTS).stat().st_size), 0
 
     def take(form: str) -> Any:
@@ -86,7 +86,7 @@ def read_model(folder: Path) -> ModelFile:
         return str(take(f"{take('<H')}s")[:-1].decode())
 
     try:
-        if take("<I") != VERSION or text() != SPEC:
+        if take("<I") != VERSION or text() != spec:
             raise CheckpointError(f"{folder} is no translation model of CTranslate2 (model.bin, version {VERSION})")
         model = ModelFile(take("<I"), {}, {})
         for _ in range(take("<I")):
@@ -161,7 +161,7 @@ def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
 
 
 SETTINGS = "generation_config.json"
-LABEL, SCORE = "aligned:predicted", "alignment_score"
+LABEL, SHARE, SCORE = "aligned:predicted", "aligned_predicted", "alignment_score"
 
 
 def check_alignment_model(folder: Path, layout: Layout) -> None:
@@ -182,33 +182,35 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
         )
 
 
-def aligning_heads(heads: pd.DataFrame, most: int) -> tuple[list[HeadId], str]:
-    """Of the cross heads in the table of a run at most so many, best first, and the measure that says so.
+def aligning_heads(heads: pd.DataFrame, most: int, *, speech: bool) -> tuple[list[HeadId], str]:
+    """Of the cross heads in the table of a run those that align, best first, and the column that says so.
 
-    Those labelled as looking at the word that is predicted, by `aligned_predicted`; where none is, all by
-    `alignment_score`, which needs no links.
+    At most so many of those labelled as looking at the word that is predicted. Where none is: by `alignment_score`,
+    which needs no links. Its best heads time words worse than all of the upper half of the layers do (OpenAI's default,
+    benchmarks/known_roles.csv), so for `speech` it is those, and "".
     """
     cross = heads[heads["site"] == Site.CROSS.value]
-    labelled = cross[[LABEL in str(labels).split(";") for labels in cross["functions"]]]
-    chosen, by = (labelled, "aligned_predicted") if len(labelled) else (cross, SCORE)
-    best = chosen.sort_values(by, ascending=False, kind="stable").head(most)
-    return [HeadId(Site.CROSS, int(row["layer"]), int(row["head"])) for _, row in best.iterrows()], by
+    chosen, by = cross[[LABEL in str(labels).split(";") for labels in cross["functions"]]], SHARE
+    if chosen.empty and speech:
+        chosen, by = cross[cross["layer"] >= (cross["layer"].max() + 1) // 2], ""
+    elif chosen.empty:
+        chosen, by = cross, SCORE
+    if by:
+        chosen = chosen.sort_values(by, ascending=False, kind="stable").head(most)
+    return [HeadId(Site.CROSS, int(row["layer"]), int(row["head"])) for _, row in chosen.iterrows()], by
 
 
 def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool) -> str:
     """`write_alignment` of the `aligning_heads` of a run's table; one line saying which, where, and by what.
 
-    Heads that a folder of transformers names stay unless `force`, where `alignment_score` alone speaks for others: it
-    tells sharp heads, not which word they look at.
+    Heads that a folder of transformers names stay unless `force`, where nothing measured speaks for others.
     """
-    heads, by = aligning_heads(table, most)
-    there = [] if is_ctranslate2(folder) else _settings(folder).get("alignment_heads")
-    if there and by == SCORE and not force:
-        return (
-            f"{folder / SETTINGS} keeps its alignment_heads: {SCORE} alone does not show that "
-            f"{', '.join(map(str, sorted(heads)))} are better; --force names these"
-        )
-    return f"{write_alignment(folder, heads)} (best by {by})"
+    speech = not is_ctranslate2(folder)  # transformers has alignment heads of Whisper
+    heads, by = aligning_heads(table, most, speech=speech)
+    why = f"best by {by}" if by else "all of the upper half; --set alignment.word-times=FILE.csv finds better ones"
+    if speech and not by and not force and _settings(folder).get("alignment_heads"):
+        return f"{folder / SETTINGS} keeps its alignment_heads: no head is labelled {LABEL}; --force names {why}"
+    return f"{write_alignment(folder, heads)} ({why})"
 
 
 def write_alignment(folder: Path, heads: Sequence[HeadId]) -> str:

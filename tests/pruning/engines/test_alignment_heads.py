@@ -198,8 +198,11 @@ def test_a_measurement_names_the_labelled_heads_best_first() -> None:
             "alignment_score": [0.2, 0.8, 0.3, 0.99],
         }
     )
-    assert aligning_heads(table, 6) == ([head(1, 1), head(0, 0)], "aligned_predicted")
-    assert aligning_heads(table.assign(functions=""), 2) == ([head(0, 1), head(1, 1)], "alignment_score")
+    for speech in (True, False):
+        assert aligning_heads(table, 6, speech=speech) == ([head(1, 1), head(0, 0)], "aligned_predicted")
+    table["functions"] = ""
+    assert aligning_heads(table, 1, speech=False) == ([head(0, 1)], "alignment_score")
+    assert aligning_heads(table, 1, speech=True) == ([head(1, 1)], ""), "all of the upper half"
 
 
 def test_the_heads_are_written_into_the_settings_of_a_model(tmp_path: Path) -> None:
