@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import STDIN, options_from, read
+from headscope.cli.options import STDIN, options_from
 from headscope.config import AnalyzeConfig
-from headscope.config.declarations import analysis_options, declarations
+from headscope.config.analyze import configured_analysis
+from headscope.config.declarations import declarations
 from headscope.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -91,10 +92,9 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     from headscope.cli.answers import show_result
     from headscope.cli.next_commands import after_analysis
 
-    own = {name: value for name, value in values.items() if name in analysis_options()}
     typed = typed_text(values)
-    values = {**values, "report": True} if typed else values
-    study = run_analysis(read(AnalyzeConfig, values, analysis_options=own), typed=typed, progress=console.progress)
+    config = configured_analysis({**values, **typed, **({"report": True} if typed else {})})
+    study = run_analysis(config, about={"typed": typed} if typed else {}, progress=console.progress)
     if study.folder is None:  # another process of torchrun writes
         return
     if json:

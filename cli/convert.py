@@ -32,8 +32,8 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
         config.out,
         to=config.to,
         quantize=config.quantize,
-        push_to=config.hub_name,
-        public=config.hub_public,
+        hub_name=config.hub_name,
+        hub_public=config.hub_public,
         force=config.force,
     )
     if json:

@@ -121,11 +121,11 @@ def shrink(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     Writes the smaller checkpoint, its card, pruning.json, page.html, and where the size is searched for those that
     were tried (sizes/sweep.csv).
     """
-    from headscope.api.removal import shrunk_folder
+    from headscope.pruning.shrink import run_shrink
 
     config = read(ShrinkConfig, values)
     try:
-        removal = shrunk_folder(config, progress=console.updates)
+        removal = run_shrink(config, progress=console.updates)
     except KeyboardInterrupt:
         console.say("interrupted; what was ranked and measured is kept: the same command goes on")
         raise typer.Exit(130) from None

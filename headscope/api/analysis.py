@@ -5,17 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from headscope.api.options import PathName, Report, progress_of
-from headscope.api.selection import heads_option
-from headscope.api.texts import Texts
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.config.declarations import analysis_options, checked_options
-from headscope.config.option import configured
+from headscope.config.declarations import checked_options
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
@@ -30,8 +26,8 @@ from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, 
 from headscope.engine.record import complete_record
 from headscope.errors import ConfigError
 from headscope.evaluation.prompts import with_answers
-from headscope.files.folders import Build, check_writable
-from headscope.files.output_checks import Input, check_folder, inputs_of
+from headscope.files.folders import NOWHERE, Build
+from headscope.files.output_checks import Input, inputs_of
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
 from headscope.model.discovery import eval_mode
@@ -41,15 +37,18 @@ from headscope.pruning.engines.alignment import check_alignment_model, write_mea
 from headscope.results.study import INTERRUPTED, Study
 from headscope.results.study_files import STUDY, build_study, finishing
 
-NOTHING: Mapping[str, Sequence[str]] = {}
-
 
 def run_analysis(
-    config: AnalyzeConfig, *, typed: Mapping[str, Sequence[str]] = NOTHING, progress: Progress = no_progress
+    config: AnalyzeConfig,
+    *,
+    checkpoint: Checkpoint | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: Progress = no_progress,
 ) -> Study:
     """Open checkpoint and corpus, measure, write `config.out`; of several processes the first one writes.
 
-    `typed` has sentences in the place of files: of `source`, and perhaps of `target`; run.json keeps them.
+    `about` are further settings for the record, such as sentences that were typed. A `checkpoint` that is open already
+    stays as it is, and is measured in this process alone.
     An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
     Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
@@ -61,31 +60,32 @@ def run_analysis(
     written_into = [Input(path, checkpoint=True) for path in [config.write_alignment] if path is not None]
     inputs = [*inputs_of(config), *written_into]
     with (
-        process_group() as processes,
+        nullcontext(ALONE) if checkpoint else process_group() as processes,
         Build(config.out, STUDY, inputs=inputs, force=config.force, writes=processes.main) as build,
     ):
         corpus = open_text(
-            replace(config.text, **cast(Any, typed)),  # lists are as good as files
+            config.text,
             parses=config.conllu_file,
             target_parses=config.target_parse,
             max_sentences=config.max_sentences,
         )
-        checkpoint = open_configured(config)
+        checkpoint = checkpoint or open_configured(config)
         if config.write_alignment:
             check_alignment_model(config.write_alignment, checkpoint.layout)
         corpus = with_labels(checkpoint, corpus, config.labels)
         if config.corrupt is not None and config.answer is not None:
             corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
-        study = measure_heads(
-            checkpoint,
-            corpus,
-            config,
-            about={"typed": typed} if typed else {},
-            command=sys.argv,
-            processes=processes,
-            progress=progress if processes.main else no_progress,
-        )
-        if not processes.main:
+        with eval_mode(checkpoint.model):
+            study = measure_heads(
+                checkpoint,
+                corpus,
+                config,
+                about={**(about or {}), **({"out": None} if config.out is NOWHERE else {})},
+                command=sys.argv,
+                processes=processes,
+                progress=progress if processes.main else no_progress,
+            )
+        if not processes.main or config.out is NOWHERE:
             return study
         study.record["seconds"] = time.monotonic() - began
         build_study(study, build, figures=config.figures, report=config.report)
@@ -186,44 +186,3 @@ def _add_faithfulness(
     if not comparison.complete:
         why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
         study.interrupt("faithfulness", why)
-
-
-COMMAND = ("headscope.Model.analyze",)
-
-
-def study_of(
-    checkpoint: Checkpoint,
-    texts: Texts,
-    options: Mapping[str, Any],
-    *,
-    gates: str,
-    out: PathName | None,
-    figures: bool,
-    force: bool,
-    progress: Report,
-) -> Study:
-    """Measure every head of an open checkpoint, and write the run to `out`, if given.
-
-    Options of analyses may stand among the others. Options, text and folder are checked before the first pass.
-    """
-    values = {**options, "mask": heads_option(options["mask"], checkpoint.layout, name="mask")}
-    of_analyses = {name: values.pop(name) for name in analysis_options() if name in values}
-    own = {**values.pop("analysis_options", {}), **of_analyses}
-    settings = configured(
-        AnalyzeOptions, {**values, "analysis_options": own}, what="analyze", others=analysis_options()
-    )
-    chosen_analyses(settings, prompts=texts.answer is not None)
-    if out is not None:
-        read = inputs_of({**settings.settings(), **texts.settings(), "checkpoint": checkpoint.path})
-        check_folder(Path(out), STUDY, inputs=read, force=force)
-        check_writable(Path(out))
-    parse, target_parse = settings.parse, settings.target_parse
-    corpus = texts.corpus(checkpoint, parse=parse, target_parse=target_parse, max_sentences=settings.max_sentences)
-    about = {**texts.settings(), **({"gates": gates} if gates else {})}
-    with eval_mode(checkpoint.model):
-        study = measure_heads(
-            checkpoint, corpus, settings, about=about, command=COMMAND, progress=progress_of(progress)
-        )
-    if out is not None:
-        study.save(out, figures=figures, report=settings.report, force=force)
-    return study

@@ -9,16 +9,16 @@ from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
-from torch import nn
+from torch import cuda, nn
+from torch.random import fork_rng
 
-from headscope.api.library_defaults import kept_random_state
 from headscope.api.model import Model
-from headscope.api.options import PathName, Report, TrainingReport, in_python, progress_of
+from headscope.api.options import PathName, Report, TrainingReport, progress_of, public_api
 from headscope.api.plot import plot as plot
-from headscope.config import Companions
+from headscope.config import CheckpointOptions
 from headscope.config.option import configured
 from headscope.errors import ConfigError
-from headscope.formats.base import open_checkpoint
+from headscope.formats.base import open_configured
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.stored_weights import is_packing
 from headscope.model.transformers_models import is_pretrained
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@in_python
+@public_api
 def load(
     source: PathName | nn.Module | Model,
     *,
@@ -74,16 +74,13 @@ def load(
     if isinstance(source, Model):
         return source
     needs = {"dicts": dicts, "hp": hp, "bpe": bpe, "src_lang": src_lang, "tgt_lang": tgt_lang, "task": task}
+    given = {"device": device, "dtype": dtype, "device_map": device_map, "format": format, **needs}
     if isinstance(source, (str, PathLike)):
         if tokenizer is not None:
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
-        companions = Companions.of(needs)
-        opened = open_checkpoint(
-            str(source), format=format, device=device, dtype=dtype, device_map=device_map, companions=companions
-        )
-        return Model(opened, companions=companions)
-    own = {"device": device != "auto", "dtype": dtype != "auto", "device_map": device_map, "format": format}
-    if useless := [name for name, value in {**own, **needs}.items() if value]:
+        config = configured(CheckpointOptions, {"checkpoint": source, **given}, what="load")
+        return Model(open_configured(config), companions=config.companions)
+    if useless := [name for name, value in given.items() if value not in (None, "auto")]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
     return _in_memory(source, tokenizer)
 
@@ -160,8 +157,8 @@ def prune(
 def prune(checkpoint: PathName, method: Literal["sweep"], *, out: PathName, **options: Any) -> Sweep: ...
 @overload
 def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removal: ...
-@in_python
-@kept_random_state()
+@public_api
+@fork_rng(range(cuda.device_count()))
 def prune(
     checkpoint: str | PathLike[str],
     method: str,
@@ -186,13 +183,13 @@ def prune(
     that of "shrink" says where the smaller model is (`path`), and its `quality`.
     ConfigError for unknown options.
     """
-    from headscope.api.removal import shrunk_folder
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.learn import LEARNERS, LearnConfig
     from headscope.pruning.options.rank import RankConfig
     from headscope.pruning.options.shrink import ShrinkConfig
     from headscope.pruning.options.sweep import SweepConfig
     from headscope.pruning.ranking.rank_run import run_ranking
+    from headscope.pruning.shrink import run_shrink
     from headscope.pruning.sweep.sweep import run_sweep
 
     if not isinstance(checkpoint, (str, PathLike)):
@@ -202,7 +199,7 @@ def prune(
     runs: dict[str, tuple[type[Any], Callable[..., Any]]] = {
         "rank": (RankConfig, run_ranking),
         "sweep": (SweepConfig, run_sweep),
-        "shrink": (ShrinkConfig, shrunk_folder),
+        "shrink": (ShrinkConfig, run_shrink),
     }
     if method not in (ways := [*runs, *LEARNERS.names()]):
         raise ConfigError(unknown("way to prune", method, ways))
@@ -215,8 +212,8 @@ def prune(
     return run(configured(cls, values, what=what), progress=progress_of(progress))  # type: ignore[no-any-return]
 
 
-@in_python
-@kept_random_state()
+@public_api
+@fork_rng(range(cuda.device_count()))
 def train(
     variant: str = "baseline",
     *,
@@ -241,7 +238,7 @@ def train(
     from headscope.training.trainer import train as run_training
     from headscope.training.variant import find_variant
 
-    cls, what = find_variant(variant), f"train {variant}"
+    cls, what = find_variant(str(variant)), f"train {variant}"
     values = with_defaults({**options, "out": out}, cls.name, resume=resume)
     own = {entry.name: values.pop(entry.name) for entry in fields(cls.Options) if entry.name in values}
     config = configured(TrainConfig, values, what=what, others=own)

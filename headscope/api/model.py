@@ -1,42 +1,59 @@
-"""`Model`: analysis, ranking, removal, evaluation and translation; `SmallModel`, a copy without some heads."""
+"""`Model`: analysis, ranking, removal, evaluation, translation; `SmallModel`, a copy without some heads.
+
+A method makes the config of its command and calls what the command calls, with the model that is open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ref
 
-from headscope.api.analysis import study_of
-from headscope.api.evaluation import ScoredModel
-from headscope.api.options import PathName, Report, in_python
+from headscope.api.analysis import run_analysis
+from headscope.api.open_model import OpenModel
+from headscope.api.options import PathName, Report, progress_of, public_api
 from headscope.api.ranking import Ranking, ranking_of
-from headscope.api.removal import save_shrunk, shrunk_copy, shrunk_model
-from headscope.api.selection import Heads
-from headscope.api.texts import Text, prompts_or_texts, texts_in, texts_of
-from headscope.config import Companions
+from headscope.api.selection import Heads, heads_option
+from headscope.api.texts import Text, lines_of, refit_texts, text_options
+from headscope.config import Companions, EvaluateConfig
+from headscope.config.analyze import configured_analysis
+from headscope.config.option import configured
+from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
-from headscope.errors import ConfigError
-from headscope.evaluation.opened import Intact, load_intact
+from headscope.errors import ConfigError, python_words
+from headscope.evaluation.each_head import EachHead
+from headscope.evaluation.opened import Against, Intact, load_intact, open_all
+from headscope.evaluation.quality import Evaluation
+from headscope.evaluation.run import run_each_head, run_evaluation
+from headscope.files.folders import NOWHERE
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.formats.convert import Converted
-from headscope.formats.size import size
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
+from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.refit import Refit
-from headscope.pruning.removal.record import Shrunk
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.removal.record import Shrunk, shrunk_record
+from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.savings import Timing, timings
-from headscope.pruning.removal.verify import Verification
+from headscope.pruning.shrink import open_shrink, small_model
 from headscope.results.removal import Removal
 from headscope.results.study import Study
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class Model(ScoredModel):
+S = TypeVar("S", Evaluation, EachHead)
+
+
+class Model(OpenModel):
     """A model whose heads can be measured, ranked, removed, captured and gated; `headscope.load` opens one.
 
     Every method leaves the model as it was: weights, device, mode (train or eval), hooks, attention implementation,
@@ -46,7 +63,7 @@ class Model(ScoredModel):
     with the nearest.
     """
 
-    @in_python
+    @public_api
     def analyze(
         self,
         text: Text | None = None,
@@ -56,8 +73,6 @@ class Model(ScoredModel):
         parse: PathName | None = None,
         mask: Heads | None = None,
         out: PathName | None = None,
-        figures: bool = True,
-        force: bool = False,
         progress: Report = False,
         **options: Any,
     ) -> Study:
@@ -70,9 +85,9 @@ class Model(ScoredModel):
             "all" also by what takes heads out one by one.
         parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
         mask: heads that are masked.
-        out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.
+        out: a folder to write the files of the run into; it must be empty unless `force` is given.
         progress: True shows a bar; a function is called as `progress(what, done, total)`.
-        options: those of `headscope.config.AnalyzeOptions` (`skip`, `also`, `max_sentences`, `seed`, …), all that
+        options: those of `headscope.AnalyzeConfig` (`skip`, `also`, `max_sentences`, `seed`, …), all that
             analyses declare (`relations`, `rules`, …), and more text: `target` (translations, without which the encoder
             alone is measured), `second` (the other texts of pairs), `labels` (what a classifier should say: a file, or
             a class for each sentence); or `clean`, `corrupt` and `answer`: prompts, the same prompts with another
@@ -83,19 +98,19 @@ class Model(ScoredModel):
         """
         if isinstance(importance, bool):
             importance = "cheap" if importance else "none"
-        texts = prompts_or_texts(options, text)
-        settings = {**options, "only": only, "importance": importance, "parse": parse, "mask": mask}
-        where: dict[str, Any] = {"out": out, "figures": figures, "force": force, "progress": progress}
-        return study_of(self.checkpoint, texts, settings, gates=self.gates, **where)
+        prompts = {name: lines_of(options.pop(name), name) for name in ("clean", "corrupt", "answer") & options.keys()}
+        values = {**text_options(text, options), **prompts, **options, **self._heads(mask=mask)}
+        values |= {"only": only, "importance": importance, "parse": parse, "out": NOWHERE if out is None else out}
+        config, gates = configured_analysis(self._opening | values), {"gates": self.gates} if self.gates else {}
+        return run_analysis(config, checkpoint=self.checkpoint, about=gates, progress=progress_of(progress))
 
-    @in_python
+    @public_api
     def rank(
         self,
         text: Text | None = None,
         *,
         by: str,
         study: Study | None = None,
-        parse: PathName | None = None,
         protect: Heads | None = None,
         progress: Report = False,
         **options: Any,
@@ -104,32 +119,35 @@ class Model(ScoredModel):
 
         by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …), a column of `study.heads`, or a CSV
             file with site,layer,head and scores, of which `column` names one.
-        text, parse: what it is measured on; see `analyze`. Criteria about parameters need none.
+        text: what it is measured on; see `analyze`. Criteria about parameters need none.
         study: take the column of this study instead of measuring.
         protect: heads that never go.
-        options: `target`, `second`, `labels` of the text, `max_sentences` (500), and those of
-            `headscope.pruning.options.rank.RankConfig` that say how heads are scored: `sites`, `keep_lowest` and
-            `keep_highest` (where the criterion has no agreed direction, see `Ranking.direction`), `steps` (how often
-            heads are scored anew, each time that `Ranking.lowest` is asked), `allocate`, `objective`, `damping`,
-            `max_length`, `batch_tokens`, `seed`.
+        options: `target`, `second`, `labels` of the text, and those of `headscope.RankConfig` that say how heads are
+            scored: `max_sentences`, `sites`, `keep_lowest` and `keep_highest` (where the criterion has no agreed
+            direction, see `Ranking.direction`), `steps` (how often heads are scored anew, each time that
+            `Ranking.lowest` is asked), `allocate`, `objective`, `damping`, `max_length`, `batch_tokens`, `seed`.
 
         ConfigError for an unknown criterion, with the nearest one.
         """
-        texts, settings = texts_in(options, text), {**options, "by": by, "protect": protect}
-        shown: dict[str, Any] = {"gates": lambda: self.gates, "progress": progress}
-        return ranking_of(self.checkpoint, texts, settings, parse=parse, study=study, **shown)
+        values = {**text_options(text, options), **options, "by": by, **self._heads(protect=protect)}
+        if study is not None:
+            values["run"] = getattr(study, "folder", None) or NOWHERE
+        config = self._options(RankConfig, {"out": NOWHERE, "keep": 1, **values}, what="rank")
+        return ranking_of(
+            self.checkpoint, config, study=study, gates=lambda: self.gates, progress=progress_of(progress)
+        )
 
-    @in_python
+    @public_api
     def remove(
         self,
         heads: Heads | None = None,
         *,
         keep_only: Heads | None = None,
         merge_kv: int | Iterable[int] | None = None,
+        merge_by: PathName | Mapping[Any, float] | None = None,
         text: Text | None = None,
         refit: Refit | None = None,
         valid: Text | None = None,
-        export: str | Iterable[str] | None = None,
         **options: Any,
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
@@ -137,31 +155,37 @@ class Model(ScoredModel):
         heads: names, or the result of `Ranking.lowest`.
         keep_only: instead, the heads that stay, of the sites that they are of.
         merge_kv: instead, all heads stay, and the key/value heads of every layer (of each, by a number for each) become
-            so many, each the mean of several: of neighbours, or, with `merge_by`, of neighbours by these scores of
-            heads (a mapping or a file). With `allocate="measured"` the number is a mean, and each layer keeps as many
-            as cost least on `text`.
+            so many, each the mean of several: of neighbours, or of neighbours by the scores `merge_by` (a number by
+            head, or a file). With `allocate="measured"` the number is a mean, and each layer keeps as many as cost
+            least on `text`.
         text: what both models are compared on, its first `max_sentences` (32); default: a sample that ships.
         refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on
             `text`; method "mean" moves the mean of the removed heads into the bias. The copy then has the outputs of
             the refitted masked model, and its `compensation` says what that is worth on text that was held out.
         valid: that text; default: the last fifth of `text`. `hs.Texts(…, labels=…)` has what belongs to it.
-        export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
-            output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
-            class; with "gguf" a refit adds no bias that llama.cpp could not read.
-        options: `target`, `second`, `labels` of the text, and `merge_by`, `allocate`, `max_sentences`, `metric`,
-            `margin`, `bleu_tokenize` and `pad` of `headscope.pruning.options.remove.RemoveConfig`.
+        options: `target`, `second`, `labels` of the text, and those of `headscope.RemoveConfig`: `export` (how the
+            copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the output of the
+            heads to zero, "native" is a plain class, with "gguf" a refit adds no bias), `allocate`, `metric`, `pad`, …
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
         outputs differ.
         """
-        if self.gates:
-            raise ConfigError("heads are gated now; remove them outside of the block")
-        which: dict[str, Any] = {"heads": heads, "keep_only": keep_only, "merge_kv": merge_kv, "export": export}
-        texts, held_out = texts_in(options, text), texts_of(valid)
-        shrunk = shrunk_copy(self.checkpoint, {**options, **which}, text=texts, held_out=held_out, refit=refit)
-        return SmallModel(shrunk, companions=self._companions, whole=self.checkpoint)
+        texts, checkpoint = refit_texts(options, refit), self._ungated()
+        values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
+        values |= {"merge_kv": merge_kv, **self._heads(heads=heads, keep_only=keep_only)}
+        scores = None
+        if isinstance(merge_by, Mapping):
+            if not merge_kv:
+                raise ConfigError("merge_by is about merge_kv; give that too")
+            scores = {HeadId.parse(str(head), checkpoint.layout): float(score) for head, score in merge_by.items()}
+        else:
+            values["merge_by"] = merge_by
+        config = self._options(RemoveConfig, {"out": NOWHERE, **values}, what="remove")
+        with eval_mode(checkpoint.model):
+            shrunk = removed_copy(config, checkpoint, scores=scores, refit_texts=texts)
+        return SmallModel(shrunk, config, whole=checkpoint)
 
-    @in_python
+    @public_api
     def shrink(
         self,
         text: Text | None = None,
@@ -176,21 +200,87 @@ class Model(ScoredModel):
         text: what heads are ranked and the others refitted on; see `analyze`.
         valid: text that the copy is judged on and that nothing else sees; default: the last fifth of `text`.
         protect: heads that stay.
-        options: `target`, `second`, `labels` of the text, and those of
-            `headscope.pruning.options.shrink.ShrinkConfig`: `keep` or `keep_fraction` (how many heads stay) or
-            `max_drop` ("0.5", "1%": the smallest copy that is not worse by more, at 95 %; the default, 1%), `by`,
-            `allocate`, `sites`, `compensate`, `check` (a file with the second text), `metric`, `export`, …
+        options: `target`, `second`, `labels` of the text, and those of `headscope.ShrinkConfig`: `keep` or
+            `keep_fraction` (how many heads stay) or `max_drop` ("0.5", "1%": the smallest copy that is not worse by
+            more, at 95 %; the default, 1%), `by`, `allocate`, `sites`, `compensate`, `check` (a file with the second
+            text), `metric`, `export`, …
 
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """
-        if self.gates:
-            raise ConfigError("heads are gated now; shrink the model outside of the block")
-        texts, judged = texts_in(options, text), texts_of(valid)
-        settings = {**options, "protect": protect}
-        shrunk = shrunk_model(self.checkpoint, texts, judged, settings, progress=progress)
-        return SmallModel(shrunk, companions=self._companions, whole=self.checkpoint)
+        checkpoint = self._ungated()
+        values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
+        with TemporaryDirectory() as folder, eval_mode(checkpoint.model):  # what is measured of sizes lies there
+            its = {**values, **self._heads(protect=protect), "out": folder}
+            config = self._options(ShrinkConfig, its, what="shrink")
+            opened = open_shrink(config, config.out, checkpoint=checkpoint)
+            return SmallModel(small_model(opened, progress=progress_of(progress)), config, whole=checkpoint)
 
-    @in_python
+    @public_api
+    def evaluate(
+        self,
+        text: Text | None = None,
+        *,
+        metrics: str | Iterable[str] = (),
+        tokenised: bool = False,
+        mask: Heads | None = None,
+        against: OpenModel | PathName | None = None,
+        progress: Report = False,
+        **options: Any,
+    ) -> Evaluation:
+        """Score the model on a text: what `headscope evaluate` does; `["bleu"].value` of the result is a score.
+
+        text: see `analyze`; models that translate need the `target`, classifiers `labels`.
+        metrics: "bleu", "chrf", "perplexity", "accuracy", of classifiers "loss", "accuracy", "macro-f1", of every model
+            "cosine", "token-cosine", "l2", "token-l2" to the intact model; default: all that fit the model, the last
+            ones for encoders without a head, and where `against` is given.
+        tokenised: BLEU and chrF of tokenised text, whatever its case, instead of detokenised text as it is.
+        mask: heads that are off meanwhile.
+        against: the intact model, open or its path; default: what heads were removed from to make this one, else this
+            one without `mask`. Where that is the same the metrics that compare are left out, as a remark says.
+        options: `target`, `second`, `labels` of the text, and those of `headscope.EvaluateConfig` (`beam`,
+            `max_sentences`, `seed`, …).
+        """
+        more: dict[str, Any] = {"mask": mask, "against": against, "progress": progress}
+        return self._score(run_evaluation, text, metrics=metrics, tokenised=tokenised, **more, **options)
+
+    @public_api
+    def evaluate_heads(self, text: Text | None = None, *, heads: Heads | None = None, **options: Any) -> pd.DataFrame:
+        """Score the model with each of `heads` (default: every one) off by itself: `headscope evaluate --each-head`.
+
+        The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
+        and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
+        """
+        scores = self._score(run_each_head, text, heads=heads, each_head=True, **options)
+        scores.table.attrs["signature"] = str(scores.signature)
+        return scores.table
+
+    def _score(
+        self,
+        run: Callable[..., S],
+        text: Text | None,
+        *,
+        tokenised: bool = False,
+        mask: Heads | None = None,
+        heads: Heads | None = None,
+        against: OpenModel | PathName | None = None,
+        progress: Report = False,
+        **options: Any,
+    ) -> S:
+        values = {**text_options(text, options), **options, **self._heads(mask=mask, heads=heads)}
+        values |= {"text": "tokenised-lowercase"} if tokenised else {}
+        intact = self._intact()
+        if isinstance(against, OpenModel):
+            intact = Against(partial(Intact, against.checkpoint), named=True)
+        else:
+            values["against"] = against
+        config = self._options(EvaluateConfig, values, what="evaluate")
+        opened = open_all(config, checkpoint=self.checkpoint, against=intact, altered=bool(self.gates))
+        result = run(config, opened=opened, progress=progress_of(progress))
+        result.remarks = [python_words(remark) for remark in result.remarks]
+        result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
+        return result
+
+    @public_api
     def overview(self) -> dict[str, Any]:
         """Format, architecture, attention by site, parameters by part, tokenizer, fitting analyses.
 
@@ -198,81 +288,62 @@ class Model(ScoredModel):
         """
         return checkpoint_overview(self.checkpoint)
 
-    @in_python
-    def convert(
-        self,
-        folder: PathName,
-        *,
-        to: str,
-        quantize: str = "none",
-        force: bool = False,
-        push_to: str | None = None,
-        public: bool = False,
-    ) -> Converted:
+    @public_api
+    def convert(self, folder: PathName, *, to: str, **options: Any) -> Converted:
         """Write the model in another format, or for an engine: what `headscope convert` does.
 
         folder: must be empty, unless `force` allows to replace an earlier conversion in it.
         to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
             of transformers, also with heads removed) or "onnx", or a format of another package.
-        quantize, push_to, public: as in `SmallModel.save`.
+        options: `force`, `quantize`, `hub_name` and `hub_public`, as in `SmallModel.save`.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
-        engine, inputs = EngineOptions(quantize=quantize), inputs_of(self._companions)
-        more: dict[str, Any] = {"inputs": inputs, "force": force, "push_to": push_to, "public": public}
-        return converted(self.checkpoint, Path(folder), to=to, options=engine, **more)
+        config = self._options(ConvertConfig, {**options, "out": folder, "to": to}, what="convert")
+        return converted(
+            self.checkpoint,
+            config.out,
+            to=config.to,
+            options=EngineOptions(quantize=config.quantize),
+            inputs=inputs_of(self._companions),
+            force=config.force,
+            push_to=config.hub_name,
+            public=config.hub_public,
+        )
+
+    def _heads(self, **named: Heads | None) -> dict[str, str | None]:
+        """Options that select heads of this model."""
+        return {name: heads_option(heads, self.layout, name=name) for name, heads in named.items() if heads is not None}
+
+    def _ungated(self) -> Checkpoint:
+        if self.gates:
+            raise ConfigError("heads are gated now; remove them outside of the block")
+        return self.checkpoint
+
+    def _intact(self) -> Against | None:
+        """How the model that heads were removed from is found; None: by what its files say."""
+        return None
 
 
-class SmallModel(Model):
-    """The result of `Model.remove`: a `Model` that can be saved.
+class SmallModel(Model, Removal):
+    """The result of `Model.remove`: a `Model` that can be saved, and the `Removal` that made it.
 
     It is a copy; the original is unchanged. `model` is the torch module (a transformers model if the original is one),
     which may be trained before it is saved.
     """
 
-    def __init__(self, shrunk: Shrunk, *, companions: Companions, whole: Checkpoint) -> None:
-        super().__init__(shrunk.checkpoint, companions=companions)
-        self._shrunk, self._whole = shrunk, ref(whole)
+    def __init__(self, shrunk: Shrunk, config: RemoveConfig | ShrinkConfig, *, whole: Checkpoint) -> None:
+        Model.__init__(self, shrunk.checkpoint, companions=Companions.of(vars(config)))
+        Removal.__init__(self, shrunk_record(shrunk, config), Path(whole.path))
+        self._shrunk, self._config, self._whole = shrunk, config, ref(whole)
 
-    def _made_of(self) -> Intact:
+    def _intact(self) -> Against:
         """The model that heads were removed from: as it is open, else from its files."""
         whole = self._whole()
-        return Intact(whole) if whole is not None else load_intact(self._shrunk.source, self._opened_as)
+        return Against(lambda: Intact(whole) if whole is not None else load_intact(self._shrunk.source, self._config))
 
-    @property
-    def removed(self) -> tuple[HeadId, ...]:
-        """The removed heads, as numbered in the whole model."""
-        return self._shrunk.removal.removed
-
-    @property
-    def verified(self) -> Verification:
-        """The difference from the whole model with these heads masked."""
-        return self._shrunk.verified
-
-    @property
-    def compensation(self) -> dict[str, Any] | None:
-        """Method, errors of every refitted module, and the performance on held-out text; None without `refit`."""
-        return _record(self._shrunk.compensated)
-
-    @property
-    def quality(self) -> dict[str, Any] | None:
-        """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
-        return _record(self._shrunk.quality)
-
-    @property
-    def elsewhere(self) -> dict[str, Any] | None:
-        """The same on a second text, of another kind, which `Model.shrink` measures; else None."""
-        return _record(self._shrunk.elsewhere)
-
-    @cached_property
-    def sizes(self) -> Mapping[str, Mapping[str, int]]:
-        """Parameters, heads, bytes, floating point operations and cache, "before" and "after"."""
-        with eval_mode(self.model):
-            after = size(self._shrunk.checkpoint, self._shrunk.data.feeds)
-        return {"before": asdict(self._shrunk.before), "after": asdict(after)}
-
-    @in_python
+    @public_api
     def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
         """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
         whole, small = self._whole(), self._shrunk
@@ -285,36 +356,20 @@ class SmallModel(Model):
         with eval_mode(whole.model), eval_mode(small.checkpoint.model):
             return timings(whole, small.checkpoint, small.data, batch=batch, rounds=rounds)
 
-    @in_python
-    def save(
-        self,
-        folder: PathName,
-        *,
-        export: str | Iterable[str] | None = None,
-        onnx: bool = False,
-        quantize: str = "none",
-        force: bool = False,
-        push_to: str | None = None,
-        public: bool = False,
-    ) -> Removal:
+    @public_api
+    def save(self, folder: PathName, **options: Any) -> Removal:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
         folder: must be empty, unless `force` allows to replace an earlier removal in it.
-        export: as `headscope prune remove --export`. Hugging Face models have "self-contained" (default), which opens
-            with headscope and, with `trust_remote_code=True`, without it, and "native", the plain class where that can
-            say so. Other models keep their own format. "gguf" besides ("native,gguf") writes `model.gguf` (llama.cpp).
-        onnx: write `model.onnx` besides.
-        quantize: "q8_0" stores the matrices of `model.gguf` in 8 bits.
-        push_to: "user/name" on the model hub, where the complete folder is pushed with its card. A new repository is
-            private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
+        options: `force`, and `export`, as `headscope prune remove --export`. Hugging Face models have "self-contained"
+            (default), which opens with headscope and, with `trust_remote_code=True`, without it, and "native", the
+            plain class where that can say so. Other models keep their own format. "gguf" besides ("native,gguf")
+            writes `model.gguf` (llama.cpp), "onnx" `model.onnx`. `quantize="q8_0"` stores the matrices of `model.gguf`
+            in 8 bits. `hub_name="user/name"` pushes the complete folder with its card to the model hub; a new
+            repository is private unless `hub_public` is given; the token is that of `hf auth login`, or HF_TOKEN.
 
         OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
         CheckpointError where the saved model has other outputs; then nothing is left behind.
         """
-        engine = EngineOptions(quantize=quantize)
-        more: dict[str, Any] = {"options": engine, "force": force, "push_to": push_to, "public": public}
-        return save_shrunk(self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, **more)
-
-
-def _record(measured: Any) -> dict[str, Any] | None:
-    return None if measured is None else measured.record()
+        config = configured(type(self._config), {**vars(self._config), **options, "out": folder}, what="save")
+        return save_shrunk(self._shrunk, config)

@@ -1,25 +1,35 @@
-"""An open model: its heads, forward passes, and context managers that capture, gate and mask heads."""
+"""An open model: its heads, forward passes, translations, and contexts that capture, gate and mask heads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from headscope.api.options import in_python
+from headscope.api.options import progress_of, public_api
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
-from headscope.api.texts import Text, texts_of
+from headscope.api.texts import Text, one_text, text_options
 from headscope.config import Companions
+from headscope.config.option import configured
+from headscope.config.small import TranslateConfig
+from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch, pad_side
+from headscope.data.lines import raw_lines
 from headscope.errors import HeadscopeError, python_errors
 from headscope.evaluation.sides import refuse_unread_target
-from headscope.formats.base import Checkpoint
+from headscope.evaluation.translation import decoded_lines, translate_lines
+from headscope.formats.base import DTYPES, Checkpoint
+from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode
+from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import Captured, capture, gated, masked
 
+C = TypeVar("C")
 LONGEST = 512  # subwords of a sentence in a single forward pass, where the model has no limit
 
 
@@ -44,6 +54,18 @@ class OpenModel:
         return self._checkpoint.model
 
     @property
+    def _opening(self) -> dict[str, Any]:
+        """Options that open this model again, where it runs."""
+        opened, dtype = self.checkpoint, str(self.checkpoint.dtype).removeprefix("torch.")
+        usual = dtype not in DTYPES or (dtype == "float32" and opened.device.type == "cpu")
+        its = {"checkpoint": opened.path, "device": str(opened.device), "dtype": "auto" if usual else dtype}
+        return its | self._companions.given()
+
+    def _options(self, cls: type[C], options: Mapping[str, Any], *, what: str) -> C:
+        """The config of a command about this model; ConfigError for an option that `what` has not."""
+        return configured(cls, {**self._opening, **options}, what=what)
+
+    @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
         return self.checkpoint.layout
@@ -53,7 +75,7 @@ class OpenModel:
         """Every head, in the order of sites, layers and heads."""
         return list(all_heads(self.layout))
 
-    @in_python
+    @public_api
     def select(self, heads: Heads) -> list[HeadId]:
         """The heads that names select, such as "encoder-self.2.*,cross.0.1"; ConfigError for a name that fits none."""
         return head_ids_of(heads, self.layout)
@@ -71,7 +93,7 @@ class OpenModel:
         except HeadscopeError:  # every method that needs the heads says why they cannot be seen
             return f"<{type(self).__name__} {description}>"
 
-    @in_python
+    @public_api
     def __call__(self, text: Text, *, target: Text | None = None) -> Tensor:
         """One forward pass, without gradients, over a few sentences as one batch padded on the right.
 
@@ -79,7 +101,8 @@ class OpenModel:
         of classifiers, final states [b t d] of other models. For use within `capture` and `gated`.
         """
         opened = self.checkpoint
-        corpus = texts_of(text, target).corpus()
+        lines = text_options(text, {"target": target})
+        corpus = open_corpus(lines["source"], target=lines.get("target"))
         refuse_unread_target(opened, corpus)
         batch = one_batch(opened, [(sentence.source, sentence.target) for sentence in corpus]).to(opened.device)
         with eval_mode(opened.model), torch.no_grad():
@@ -88,6 +111,41 @@ class OpenModel:
             if opened.predicts == "words" and (corpus.has_target or not opened.two_sided):
                 return opened.logits(batch)
             return opened.states(batch)
+
+    @public_api
+    def translate(self, text: Text, **options: Any) -> list[str]:
+        """The best translation of every sentence, in their order; an empty one stays empty.
+
+        options: `mask` (heads that are off meanwhile), `progress`, and those of `headscope translate`: `beam`,
+            `lenpen`, `max_len_a`, `max_len_b`, `max_length`, `keep_bpe`, `expert`, `seed`, `batch_tokens`.
+        """
+        return [best[0].text for best in self._translations(text, {**options, "nbest": 1})]
+
+    @public_api
+    def translations(self, text: Text, *, nbest: int = 1, **options: Any) -> list[list[Translation]]:
+        """The `nbest` best translations of every sentence with their scores, best first: `text` and `score` of each.
+
+        options: those of `translate`. What `headscope translate --nbest N --scores` writes.
+        """
+        return self._translations(text, {**options, "nbest": nbest, "scores": True})
+
+    def _translations(self, text: Text, options: dict[str, Any]) -> list[list[Translation]]:
+        checkpoint, mask, report = self.checkpoint, options.pop("mask", None), options.pop("progress", False)
+        config = self._options(TranslateConfig, options, what="translate")
+        off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
+        source = one_text(text)
+        if isinstance(source, (str, Path)):
+            lines, total = decoded_lines(raw_lines(Path(source)), name=str(source)), 0
+        else:
+            lines, total = iter(source), len(source)
+        with (
+            eval_mode(checkpoint.model),
+            masked(checkpoint.model, off),
+            one_expert(checkpoint.model, config.expert, seed=config.seed),
+            progress_of(report)("translating", total) as step,
+        ):
+            search = TranslateOptions.of(config)
+            return list(translate_lines(checkpoint, lines, options=search, tokens=config.batch_tokens, progress=step))
 
     @contextmanager
     def capture(self, *names: str) -> Iterator[Captured]:

@@ -1,45 +1,31 @@
-"""What functions of Python share: checks of arguments, errors in Python's words, reports of progress."""
+"""What functions of Python share: errors in Python's words, reports of progress."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
 from os import PathLike
-from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from headscope.api.library_defaults import library_defaults
-from headscope.config.option import converted
+import torch
+
 from headscope.errors import ConfigError, python_errors, python_words
 from headscope.progress import Progress, bar, no_progress, reported
 
 P = ParamSpec("P")
 R = TypeVar("R")
 PathName = str | PathLike[str]
-PLAIN: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "PathName": Path}
-PLAIN |= {f"{name} | None": kind | None for name, kind in PLAIN.items()}
-"""Types of arguments that are checked, as annotations write them."""
 
 
-def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, within `python_errors` and `library_defaults`; its arguments of plain types are checked first."""
-    hints = inspect.get_annotations(function)
-    names = list(inspect.signature(function).parameters)
+def public_api(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose errors name options as Python does, and which has gradients whatever surrounds it."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        def checked(name: str, value: Any) -> Any:
-            kind = PLAIN.get(hints.get(name, ""))
-            return value if kind is None else converted(name, kind, value)
-
-        with python_errors():
-            values: Any = [checked(name, value) for name, value in zip(names, args, strict=False)]
-            keywords: Any = {name: checked(name, value) for name, value in kwargs.items()}
-            with library_defaults():
-                return function(*values, **keywords)
+        with python_errors(), torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
 
     return wrapped
 

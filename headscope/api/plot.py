@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from headscope.api.options import PathName, in_python
+from headscope.api.options import PathName, public_api
 from headscope.config.option import configured
 from headscope.errors import ConfigError
 from headscope.results.study import Study
@@ -29,7 +29,7 @@ def plot(runs: Runs, name: Literal["report"], *, out: PathName, force: bool = Fa
 def plot(runs: Runs, name: str = "heads", **options: Any) -> Figure: ...
 
 
-@in_python
+@public_api
 def plot(
     runs: Runs,
     name: str = "heads",

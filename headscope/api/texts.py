@@ -7,15 +7,11 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from headscope.config import TextFiles
-from headscope.data.corpus import Corpus, open_text
-from headscope.data.labels import with_labels
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.prompts import with_answers
-from headscope.formats.base import Checkpoint
+from headscope.pruning.options.refit import Refit, anchor_files
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
 """A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, a pair
@@ -28,149 +24,82 @@ class Texts:
 
     source, target, second, labels: see `Model.analyze`; the source may hold the target as pairs do.
     pairs: every line of the source is a pair of texts with a tab between, instead of `second`.
-    corrupt, answer: where the source has prompts, the same prompts with another answer, and the answers.
-
-    ConfigError for what is no text, DataError for a file that there is not.
     """
 
-    source: Lines | None = None
-    target: Lines | None = None
-    second: Lines | None = None
-    labels: Lines | None = None
+    source: Any = None
+    target: Any = None
+    second: Any = None
+    labels: Any = None
     pairs: bool = False
-    corrupt: Lines | None = None
-    answer: Lines | None = None
-
-    def __post_init__(self) -> None:
-        lines = {name: getattr(self, name) for name in ("second", "labels", "corrupt", "answer")}
-        lines = {name: None if text is None else _lines(text, name) for name, text in lines.items()}
-        lines["source"], lines["target"] = _source_and_target(self.source, self.target)
-        if isinstance(lines["labels"], list):
-            lines["labels"] = [str(label) for label in lines["labels"]]
-        if isinstance(lines["answer"], list):
-            lines["answer"] = [
-                "\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else entry for entry in lines["answer"]
-            ]
-        if not isinstance(self.pairs, bool):
-            raise ConfigError(f"pairs={self.pairs!r} is of the wrong type; give True or False")
-        for name, text in lines.items():
-            object.__setattr__(self, name, text)
-
-    @property
-    def source2(self) -> Lines | None:
-        """The other texts of pairs, as the command line calls them."""
-        return self.second
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is no text."""
-        return self.source is None and self.labels is None
-
-    def corpus(
-        self,
-        checkpoint: Checkpoint | None = None,
-        *,
-        parse: str | None = None,
-        target_parse: Path | None = None,
-        max_sentences: int | None = None,
-    ) -> Corpus:
-        """Check the text and open it, with the labels that a `checkpoint` should predict.
-
-        A CoNLL-U file in `parse`, or CoNLL columns with labels, is also the text where there is no other.
-        """
-        parses = Path(parse) if parse is not None and parse != "stanza" else None
-        if self.source is None and parses is None and not isinstance(self.labels, Path):
-            raise ConfigError(
-                "no text: give a file's path or a list of sentences, or parse='FILE.conllu', which has text"
-            )
-        if parse is not None and (self.second is not None or self.pairs):
-            raise ConfigError(f"parse={parse!r}: parses are of one text a line; leave out second and pairs")
-        if target_parse is not None and self.target is None:
-            raise ConfigError(f"target_parse={str(target_parse)!r} has parses of the target; give that too")
-        files = cast(TextFiles, self)  # lists are as good
-        corpus = open_text(files, parses=parses, target_parses=target_parse, max_sentences=max_sentences)
-        if checkpoint is None:
-            return corpus
-        if self.corrupt is not None and self.answer is not None:
-            return with_answers(checkpoint, corpus, self.corrupt, self.answer)
-        return with_labels(checkpoint, corpus, self.labels)
-
-    def settings(self) -> dict[str, str | bool | None]:
-        """Paths of the texts, None for a text in memory; for a run's record."""
-        names = {"source": "source", "target": "target", "source2": "second", "labels": "labels"}
-        if self.answer is not None:
-            names = {"clean": "source", "corrupt": "corrupt", "answer": "answer", "target": "target"}
-        paths: dict[str, str | bool | None] = {option: _path(getattr(self, name)) for option, name in names.items()}
-        return paths | ({"pairs": True} if self.pairs else {})
 
 
-def texts_of(text: Text | None, target: Text | None = None, *, second: Text | None = None, labels: Any = None) -> Texts:
-    """The texts of the arguments of those names; ConfigError for what is none."""
+def text_options(text: Text | None, options: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """The options of a command for a text; `target`, `second` and `labels` are taken out of those of a method.
+
+    The names begin with `prefix`, as in `valid_source`.
+    """
+    given = {name: options.pop(name, None) for name in ("target", "second", "labels")}
     if not isinstance(text, Texts):
-        return Texts(*cast(Any, (text, target, second, labels)))
-    if any(other is not None for other in (target, second, labels)):
+        text = Texts(text, **given)
+    elif any(other is not None for other in given.values()):
         raise ConfigError("Texts holds all that belongs to a text; leave out target, second and labels")
-    return text
+    source, target = source_and_target(text.source, text.target)
+    lines = {"source": source, "target": target, "source2": text.second, "labels": text.labels}
+    named = {f"{prefix}{name}": lines_of(value, name) for name, value in lines.items() if value is not None}
+    return {**named, "pairs": text.pairs} if text.pairs else named
 
 
-def texts_in(options: dict[str, Any], text: Text | None) -> Texts:
-    """A text with `target`, `second` and `labels` among the keywords of a method, which are taken out of these."""
-    target, second, labels = (options.pop(name, None) for name in ("target", "second", "labels"))
-    return texts_of(text, target, second=second, labels=labels)
-
-
-def prompts_or_texts(options: dict[str, Any], text: Text | None) -> Texts:
-    """The same; or prompts: `clean`, `corrupt`, `answer` and perhaps `target`. ConfigError where one is missing."""
-    prompts = {name: options.pop(name, None) for name in ("clean", "corrupt", "answer")}
-    missing = [name for name, lines in prompts.items() if lines is None]
-    if len(missing) == 3:
-        return texts_in(options, text)
-    if missing:
-        raise ConfigError(f"clean, corrupt and answer belong together; give {' and '.join(missing)} too")
-    if any(other is not None for other in (text, options.pop("second", None), options.pop("labels", None))):
-        raise ConfigError("clean has the text and answer what is right; leave out text, second and labels")
-    return Texts(prompts["clean"], options.pop("target", None), corrupt=prompts["corrupt"], answer=prompts["answer"])
-
-
-def _source_and_target(text: Any, target: Any) -> tuple[Lines | None, Lines | None]:
+def source_and_target(text: Any, target: Any) -> tuple[Any, Any]:
     """Both sides of a text, which a pair of texts, or pairs of sentences, hold together."""
-    if isinstance(text, tuple):
-        if len(text) != 2:
-            raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
-        if target is not None:
-            raise DataError("a pair (source, target) has its target already; leave out target=")
-        return _lines(text[0], "text"), _lines(text[1], "target")
-    lines = None if text is None else _lines(text, "text", pairs=True)
-    if isinstance(lines, list) and lines and all(isinstance(entry, tuple) and len(entry) == 2 for entry in lines):
-        if target is not None:
-            raise DataError("a list of pairs (sentence, translation) has its target already; leave out target=")
-        return [source for source, _ in lines], [translation for _, translation in lines]
-    return lines, None if target is None else _lines(target, "target")
+    pair = isinstance(text, tuple)
+    if pair and len(text) != 2:
+        raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
+    text = text if pair or text is None else lines_of(text, "text")
+    pairs = isinstance(text, list) and text and all(isinstance(entry, tuple) and len(entry) == 2 for entry in text)
+    if not pair and not pairs:
+        return text, target
+    if target is not None:
+        what = "a pair (source, target)" if pair else "a list of pairs (sentence, translation)"
+        raise DataError(f"{what} has its target already; leave out target=")
+    return text if pair else ([source for source, _ in text], [translation for _, translation in text])
 
 
-def _lines(text: Any, name: str, *, pairs: bool = False) -> Any:
+def lines_of(text: Any, name: str) -> Any:
     """A path, or a list; ConfigError for other types, DataError for a file that there is not."""
     if isinstance(text, (str, PathLike)):
-        path = Path(text)
-        if isinstance(text, str) and not os.path.exists(path):
+        if isinstance(text, str) and not os.path.exists(text):
             raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
-        return path
+        return Path(text)
     table = hasattr(text, "columns")  # of which a list would be the names of the columns
     if isinstance(text, (bytes, Mapping, Set, Texts)) or table or not isinstance(text, Iterable):
-        kinds = (
-            "a file's path, a list of sentences or a list of pairs" if pairs else "a file's path or a list of sentences"
-        )
-        raise ConfigError(f"{name}: a {type(text).__name__} is no text; give {kinds}")
-    return list(text)
+        raise ConfigError(f"{name}: a {type(text).__name__} is no text; give a file's path or a list of sentences")
+    return [entry if name in ("text", "source", "target") else line_of(entry) for entry in text]
 
 
-def _path(lines: Lines | None) -> str | None:
-    return str(lines) if isinstance(lines, Path) else None
+def line_of(entry: Any) -> str:
+    """A line as a file would have it: a number as text, several texts with tabs between."""
+    return "\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry)
 
 
 def one_text(text: Text) -> Lines:
     """A text without translation; ConfigError for pairs."""
-    texts = texts_of(text)
-    if texts.target is not None or texts.source is None:
+    options = text_options(text, {})
+    if {*options} != {"source"}:
         raise ConfigError("one text is wanted here, without its translation")
-    return texts.source
+    return options["source"]  # type: ignore[no-any-return]
+
+
+def refit_texts(options: dict[str, Any], refit: Refit | None) -> dict[str, tuple[Lines, ...]]:
+    """The texts of a refit, which may be in memory; what else it says goes into the options."""
+    if refit is None:
+        return {}
+    if not isinstance(refit, Refit):
+        raise ConfigError(f"refit is of type {type(refit).__name__}; give hs.Refit(method='least-squares')")
+    shared = ("damping", "sequential", "feed_forward", "objective", "strength")
+    options |= {"compensate": refit.method, "calibration_sentences": refit.sentences}
+    options |= {name: getattr(refit, name) for name in shared}
+    texts = {"anchor": refit.anchor if anchor_files(refit.anchor) else (), "check": refit.check}
+    if isinstance(refit.anchor, str) and not texts["anchor"]:
+        options["anchor"] = refit.anchor or ()
+    pairs = {name: text[0] if isinstance(text, tuple) and len(text) == 1 else text for name, text in texts.items()}
+    return {name: tuple(text_options(pair, {}).values()) for name, pair in pairs.items() if pair != ()}

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.config.declarations import analysis_options
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, PromptFiles, TextFiles, TextOptions
-from headscope.config.option import option, plain_options, plain_value
+from headscope.config.option import TextLines, configured, option, plain_options, plain_value
 from headscope.errors import ConfigError
 
 ANALYSES, MHR = "Analyses", "Files of the MHR fork"
@@ -193,14 +194,14 @@ class AnalyzeOptions(TextOptions):
 class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
-    source: Path | None = option(
+    source: TextLines | None = option(
         None,
         "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
         metavar="FILE|-",
         panel=DATA,
         common=True,
     )
-    target: Path | None = option(
+    target: TextLines | None = option(
         None,
         "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
         metavar="FILE|-",
@@ -256,3 +257,12 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
             return TextFiles(source=self.clean, target=self.target)
         names = [entry.name for entry in fields(TextFiles)]
         return TextFiles(**{name: getattr(self, name) for name in names})
+
+
+def configured_analysis(values: Mapping[str, Any]) -> AnalyzeConfig:
+    """The config of `analyze` of values, among which those of options of analyses may stand."""
+    known = analysis_options()
+    own = {name: value for name, value in values.items() if name in known}
+    others = {name: value for name, value in values.items() if name not in known}
+    own = {**others.pop("analysis_options", {}), **own}
+    return configured(AnalyzeConfig, {**others, "analysis_options": own}, what="analyze", others=known)

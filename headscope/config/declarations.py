@@ -16,10 +16,9 @@ from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from headscope.config import NoOptions, flag
 from headscope.config.declared_source import LIGHT as LIGHT
 from headscope.config.declared_source import names_of_module as names_of_module
-from headscope.config.option import restored, types_of
+from headscope.config.option import NoOptions, flag, restored, types_of
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 

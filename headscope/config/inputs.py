@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, flag, option
+from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, flag, option
 from headscope.errors import ConfigError
 
 DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
@@ -101,8 +101,10 @@ class CheckpointOptions(Companions):
 class TextFiles:
     """The text of a command."""
 
-    source: Path | None = option(None, "Text, one sentence a line (.gz too).", metavar="FILE", panel=DATA, common=True)
-    target: Path | None = option(
+    source: TextLines | None = option(
+        None, "Text, one sentence a line (.gz too).", metavar="FILE", panel=DATA, common=True
+    )
+    target: TextLines | None = option(
         None,
         "Translations of the lines, for models with an encoder and a decoder.",
         metavar="FILE",
@@ -110,7 +112,7 @@ class TextFiles:
         common=True,
         of="source|parse",
     )
-    source2: Path | None = option(
+    source2: TextLines | None = option(
         None,
         "Encoders: the other text of every pair, line by line.",
         metavar="FILE",
@@ -124,7 +126,7 @@ class TextFiles:
         panel=DATA,
         of="source|valid_source|parse",
     )
-    labels: Path | None = option(
+    labels: TextLines | None = option(
         None,
         "Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word and its "
         "tag a line), which are the text where --source is absent.",
@@ -138,11 +140,11 @@ class TextFiles:
 class PromptFiles:
     """Prompts line by line, in the place of a text. ConfigError where one of the three is missing."""
 
-    clean: Path | None = option(None, "Prompts, one a line, in the place of --source.", metavar="FILE", panel=DATA)
-    corrupt: Path | None = option(
+    clean: TextLines | None = option(None, "Prompts, one a line, in the place of --source.", metavar="FILE", panel=DATA)
+    corrupt: TextLines | None = option(
         None, "The same prompts with another answer, as many subwords each.", metavar="FILE", panel=DATA
     )
-    answer: Path | None = option(
+    answer: TextLines | None = option(
         None,
         "What the model should say to each clean prompt, and after a tab what it should not.",
         metavar="FILE",
@@ -163,14 +165,14 @@ class PromptFiles:
 class ValidatedTextFiles(TextFiles):
     """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
 
-    valid_source: Path | None = option(
+    valid_source: TextLines | None = option(
         None, "Text to measure the result on; default: the start of --source.", metavar="FILE", panel=DATA, common=True
     )
-    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
-    valid_source2: Path | None = option(
+    valid_target: TextLines | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
+    valid_source2: TextLines | None = option(
         None, "The other text of its pairs, as --source2.", metavar="FILE", panel=DATA, flagless=True
     )
-    valid_labels: Path | None = option(
+    valid_labels: TextLines | None = option(
         None, "Its classes or tags, as --labels.", metavar="FILE", panel=DATA, flagless=True
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 C = TypeVar("C")
+TextLines = Path | list[str]
+"""A text: its file, or from Python its sentences."""
 WHOLE, REAL = 2**31 - 1, 1e38
 """Largest whole number and largest number of an option that declares no `maximum`."""
 SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
@@ -64,7 +66,8 @@ def option(
 ) -> Any:
     """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of Python.
 
-    Types: bool, int, float, str, Path, Literal, any of them `| None`, and `tuple[…, ...]`, written with commas.
+    Types: bool, int, float, str, Path, Literal, any of them `| None`, `tuple[…, ...]`, written with commas, and
+    `TextLines` of texts.
 
     panel: the heading in --help. name: the option's name where it is not the field's (`from` of `run`).
     argument: it has no name. repeat: entries of a tuple are given one by one, not with commas.
@@ -171,6 +174,8 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
     from pydantic import BeforeValidator, Field, Strict
 
     origin, parts = get_origin(hint), get_args(hint)
+    if list[str] in parts:
+        return Annotated[Any, BeforeValidator(_text)] | None
     if origin in (Union, types.UnionType):
         (inner,) = (part for part in parts if part is not type(None))
         return _for_pydantic(inner, bounds) | None
@@ -218,7 +223,18 @@ def _number(value: Any) -> Any:
 def _path(value: Any) -> Path:
     if not isinstance(value, (str, PathLike)):
         raise ValueError("give a path")
-    return Path(value)
+    return value if isinstance(value, Path) else Path(value)
+
+
+def _text(value: Any) -> Any:
+    """A text is a file, or the list of its sentences. A table would give the names of its columns."""
+    if value is None:
+        return None
+    if isinstance(value, (str, PathLike)):
+        return _path(value)
+    if isinstance(value, (bytes, Mapping, Set)) or hasattr(value, "columns") or not isinstance(value, Iterable):
+        raise ValueError("give a file's path or a list of sentences")
+    return list(value)
 
 
 def _nested(cls: Any, value: Any) -> Any:
@@ -284,7 +300,9 @@ def plain_options(config: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """The value of an option as JSON has it: tuples as lists, paths as text."""
+    """The value of an option as JSON has it: tuples as lists, paths as text, None for a text in memory (a list)."""
+    if isinstance(value, list):
+        return None
     if isinstance(value, tuple):
         return [plain_value(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value

@@ -108,17 +108,26 @@ class OpenedEvaluation:
         return metrics_in_order(self.metrics, reads=reads)
 
 
-def open_all(config: EvaluateConfig) -> OpenedEvaluation:
-    """The checkpoint and corpus of a config, checked against each other and against the config."""
+def open_all(
+    config: EvaluateConfig,
+    *,
+    checkpoint: Checkpoint | None = None,
+    against: Against | None = None,
+    altered: bool = False,
+) -> OpenedEvaluation:
+    """The checkpoint and corpus of a config, checked against each other and against the config.
+
+    A `checkpoint` that is open already is used as it is; `against` and `altered`: see `matched`.
+    """
     for name in config.metrics:
         METRICS.get(name)
     corpus = open_text(config, max_sentences=config.max_sentences)
-    checkpoint = open_configured(config)
+    checkpoint = checkpoint or open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
-    against = Against(partial(recorded, config))  # the checkpoint that the record beside the checkpoint names
     if config.against is not None:
         against = Against(partial(named, config.against, config), named=True)
-    return matched(checkpoint, corpus, config, against=against)
+    against = against or Against(partial(recorded, config))  # the one that the record beside the checkpoint names
+    return matched(checkpoint, corpus, config, against=against, altered=altered)
 
 
 def matched(

@@ -10,44 +10,60 @@ from typing import TypeVar
 from headscope.config import EvaluateConfig
 from headscope.distributed import ALONE, Processes
 from headscope.evaluation.each_head import EachHead, score_each_head
-from headscope.evaluation.opened import open_all
+from headscope.evaluation.opened import OpenedEvaluation, open_all
 from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.files.folders import OutputFile
 from headscope.files.output_checks import Input, inputs_of
 from headscope.files.tables import shielded
+from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
 
 R = TypeVar("R", bound=Evaluation | EachHead)
 
 
 def run_evaluation(
-    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+    config: EvaluateConfig,
+    *,
+    opened: OpenedEvaluation | None = None,
+    progress: Progress = no_progress,
+    processes: Processes = ALONE,
 ) -> Evaluation:
-    """Open everything, measure, and write `config.per_sentence`.
+    """Open everything that is not `opened`, measure, and write `config.per_sentence`.
 
     Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
     can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
     """
-    return _open_and_measure(config, config.per_sentence, score_corpus, progress, processes)
+    return _measure(config, config.per_sentence, score_corpus, opened, progress, processes)
 
 
 def run_each_head(
-    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+    config: EvaluateConfig,
+    *,
+    opened: OpenedEvaluation | None = None,
+    progress: Progress = no_progress,
+    processes: Processes = ALONE,
 ) -> EachHead:
     """As `run_evaluation`, with each head masked (see `score_each_head`); writes `config.out`."""
-    return _open_and_measure(config, config.out, score_each_head, progress, processes)
+    return _measure(config, config.out, score_each_head, opened, progress, processes)
 
 
-def _open_and_measure(
-    config: EvaluateConfig, out: Path | None, measure: Callable[..., R], progress: Progress, processes: Processes
+def _measure(
+    config: EvaluateConfig,
+    out: Path | None,
+    measure: Callable[..., R],
+    opened: OpenedEvaluation | None,
+    progress: Progress,
+    processes: Processes,
 ) -> R:
     """OutputError before anything is measured where `out` must not or cannot be written."""
     file = None if out is None else OutputFile(out, inputs=inputs_of(config), force=config.force)
-    opened = replace(open_all(config), processes=processes)
+    opened = replace(opened or open_all(config), processes=processes)
+    intact = opened.intact or opened.checkpoint
     if file is not None:
-        intact = [] if opened.intact is None else [Input(Path(opened.intact.path), checkpoint=True)]
-        file.protect([*intact, *(Input(path) for path in opened.checkpoint.read_files)])
-    result = measure(opened, progress=progress if processes.main else no_progress)
+        others = [Input(Path(intact.path), checkpoint=True)] if opened.intact else []
+        file.protect([*others, *(Input(path) for path in opened.checkpoint.read_files)])
+    with eval_mode(opened.checkpoint.model), eval_mode(intact.model):
+        result = measure(opened, progress=progress if processes.main else no_progress)
     if file is not None and processes.main:
         frame = result.table if isinstance(result, EachHead) else result.sentences
         written = file.write(lambda path: shielded(frame).to_csv(path, index=False), complete=result.complete)

@@ -28,6 +28,9 @@ from headscope.files.output_checks import (
 from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
 from headscope.files.writing import deferred, write_atomically, write_errors
 
+NOWHERE = Path(os.devnull)
+"""The output, this very object, of a command whose result stays in memory."""
+
 
 class Build:
     """A directory that is built, then swapped in: `out` is unchanged until `finish`, and complete from then on.
@@ -50,6 +53,8 @@ class Build:
         self._stack = ExitStack()
 
     def __enter__(self) -> Build:
+        if self.out is NOWHERE:
+            return self
         if self.writes:
             recover(self.out, self.kind)
         self._check(self.out)

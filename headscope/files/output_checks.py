@@ -138,7 +138,9 @@ def _named_values(options: Any) -> Iterator[tuple[str, str | Path]]:
     """Name and value of every option that could be a path; those of a list or mapping one by one."""
     if is_dataclass(options):
         options = {
-            entry.name: getattr(options, entry.name) for entry in fields(options) if not entry.metadata.get("written")
+            entry.name: value
+            for entry in fields(options)
+            if not entry.metadata.get("written") and not isinstance(value := getattr(options, entry.name), list)
         }
     for name, value in options.items():
         if isinstance(value, Mapping):

@@ -76,8 +76,11 @@ class OpenedSelection:
     remarks: list[str] = field(default_factory=list)
 
 
-def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
-    """Open what a config names; with `trains` in float32 unless told otherwise. Writes nothing."""
+def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoint | None = None) -> OpenedSelection:
+    """Open what a config names, but for a `checkpoint` that is open; with `trains` in float32 unless told otherwise.
+
+    Writes nothing.
+    """
     corpus = open_text(config, max_sentences=config.max_sentences) if config.has_text else None
     valid, held_out = None, config.valid_text
     if held_out is not None:
@@ -88,7 +91,7 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     dtype = "float32" if trains and config.dtype == "auto" else config.dtype
     if trains and dtype in ("float16", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
-    checkpoint = open_configured(config, dtype=dtype)
+    checkpoint = checkpoint or open_configured(config, dtype=dtype)
     if corpus is not None:
         corpus = with_labels(checkpoint, corpus, config.labels)
         if not config.objective:

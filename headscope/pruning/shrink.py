@@ -20,13 +20,14 @@ import copy
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
+from headscope.config.declarations import imported
 from headscope.config.option import changed, flag, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
@@ -54,7 +55,7 @@ from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.export import export_for
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import Destination, pushed, remove_planned, write_shrunk
+from headscope.pruning.removal.remove import chosen_engines, pushed, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import CELLS, SCORES, SWEEP, UNPRUNED, Cell, Record, read_cells, write_cell
@@ -97,12 +98,13 @@ class Opened:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def open_shrink(config: ShrinkConfig, folder: Path) -> Opened:
-    """Open what the options of the command name; cells are to lie in `folder`."""
+def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | None = None) -> Opened:
+    """Open what the options of the command name, unless the checkpoint is open; cells are to lie in `folder`."""
     held_out = config.valid_text
     valid = None if held_out is None else open_text(held_out, max_sentences=config.valid_sentences)
     divided(open_text(config, max_sentences=config.max_sentences), valid, config)
-    opened = open_selection(config.sizes(folder, by=config.by or "obs", metric=""), trains=False)
+    sizes = config.sizes(folder, by=config.by or "obs", metric="")
+    opened = open_selection(sizes, trains=False, checkpoint=checkpoint)
     valid = opened.valid if config.valid_text is not None else None
     return opened_with(config, folder, opened, valid, (config.source, config.target))
 
@@ -264,15 +266,10 @@ SHRINK = OutputKind(
 """A removal with the sizes that were tried, and a page."""
 
 
-def run_shrink(
-    config: ShrinkConfig, *, draw: Callable[[Path, str], object] | None = None, progress: Progress = no_progress
-) -> Removal:
-    """Make the model of a checkpoint smaller and write it to `config.out`, or go on with what an interrupted run left.
-
-    `draw` makes files of the complete folder, given it and the name that it will have.
-    """
+def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
+    """Make the model of a checkpoint smaller and write it to `config.out`; goes on with an interrupted run."""
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    inputs, to, begun = inputs_of(config), Destination.of(config, "prune shrink"), None
+    inputs, engines, begun = inputs_of(config), chosen_engines(config), None
     replaces = config.force or not contents(config.out, SHRINK)
     folder = replacing_folder(config.out) if replaces else config.out
     if (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
@@ -302,11 +299,10 @@ def run_shrink(
                 shutil.copytree(sizes, folder / SIZES)
                 opened.put_sizes(folder / SIZES)
                 write_conclusion(opened.sizes, sweep_record(opened.sizes))
-            if draw is not None:
-                draw(folder, config.out.resolve().name)
+            imported("headscope.report.page.write:write_removal_page")(folder, config.out.resolve().name)
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
-            removal = write_shrunk(done, to, build, whole=opened.checkpoint, add=add, began=began)
+            removal = write_shrunk(done, config, engines, build, whole=opened.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
     return pushed(removal, target)

@@ -47,7 +47,7 @@ class Removal(StoredResult):
         record = read_json(path / RECORD, error=RunError, name=str(path / RECORD))
         if not isinstance(record, dict) or record.get("kind") not in KINDS:
             raise RunError(f"{path / RECORD} is no record of a removal; name a folder that `prune remove` wrote")
-        return cls(record, path)
+        return Removal(record, path)
 
     @property
     def path(self) -> Path:
@@ -59,6 +59,31 @@ class Removal(StoredResult):
     def removed(self) -> list[HeadId]:
         """The heads that were removed, as numbered in the whole model."""
         return [HeadId.parse(name) for name in self.record["removed"]]
+
+    @property
+    def verified(self) -> Mapping[str, Any]:
+        """The difference from the whole model with these heads masked, its tolerance, and what was compared."""
+        return self.record["verified"]  # type: ignore[no-any-return]
+
+    @property
+    def compensation(self) -> Mapping[str, Any] | None:
+        """Method, errors of every refitted module, and the performance on held-out text; None without a refit."""
+        return self.record["compensation"]  # type: ignore[no-any-return]
+
+    @property
+    def quality(self) -> Mapping[str, Any] | None:
+        """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
+        return self.record["quality"]  # type: ignore[no-any-return]
+
+    @property
+    def elsewhere(self) -> Mapping[str, Any] | None:
+        """The same on a second text, of another kind, where that was measured."""
+        return self.record["elsewhere"]  # type: ignore[no-any-return]
+
+    @property
+    def sizes(self) -> Mapping[str, Mapping[str, int]]:
+        """Parameters, heads, bytes, floating point operations and cache, "before" and "after"."""
+        return {when: self.record[when] for when in ("before", "after")}
 
     @property
     def engines(self) -> list[Any]:

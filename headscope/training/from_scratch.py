@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast, get_type_hints
 import torch
 
 from headscope.config import plain_options
-from headscope.config.option import checked_value
+from headscope.config.option import TextLines, checked_value
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import read_record
 from headscope.files.toml import read_toml
@@ -106,8 +106,8 @@ def read_recipe(
     *,
     checkpoint: str,
     two_sided: bool,
-    source: Path | None,
-    target: Path | None,
+    source: TextLines | None,
+    target: TextLines | None,
     max_sentences: int | None,
     device: str,
 ) -> TrainConfig:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import headscope as hs
 from headscope.attribution.objectives import base as objectives
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
@@ -611,6 +610,6 @@ def test_a_mask_is_the_context_manager_of_the_library(run: Evaluate) -> None:
 def test_a_change_measured_on_a_text_that_the_vocabulary_lacks_is_warned_of() -> None:
     checkpoint = speakers.checkpoint("bert")
     for lines, warned in (["ah bi ah", "ch"], False), (["ah wx yz ah", "Cl"], True):
-        change = quality_change(checkpoint, checkpoint, question(checkpoint, hs.Texts(lines).corpus()))
+        change = quality_change(checkpoint, checkpoint, question(checkpoint, open_corpus(lines)))
         assert bool(change.unread) is warned, "as evaluate does"
     assert change.unread[0].startswith("warning: 60.0% of the source's subwords are unknown")

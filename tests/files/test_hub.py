@@ -113,7 +113,7 @@ def test_a_base_model_of_the_hub_is_named(tmp_path: Path) -> None:
 
 def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path: Path) -> None:
     small = hs.load(bert, device="cpu").remove(HEADS)
-    saved = small.save(tmp_path / "small", push_to="someone/small", public=True)
+    saved = small.save(tmp_path / "small", hub_name="someone/small", hub_public=True)
     assert saved.pushed == "https://hub.test/someone/small"
     assert dict(hub.calls)["create_repo"]["private"] is False
     hub.calls.clear()
@@ -171,7 +171,7 @@ def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert:
     hub.fails[step] = RuntimeError("the hub is full")
     small = hs.load(bert, device="cpu").remove(HEADS)
     with pytest.raises(OutputError, match=r"full.*hf upload someone/small"):
-        small.save(tmp_path / "small", push_to="someone/small")
+        small.save(tmp_path / "small", hub_name="someone/small")
     assert hs.load(tmp_path / "small", device="cpu").heads == small.heads
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_pushed_where_nothing_can_be_written(hub: Hub, bert: Path, tm
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes").write_text("mine")
     with pytest.raises(OutputError):
-        small.save(tmp_path / "taken", push_to="someone/small")
+        small.save(tmp_path / "taken", hub_name="someone/small")
     assert "create_repo" not in hub.names
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -264,7 +264,7 @@ def test_cheap_texts_of_lines_that_are_one_word() -> None:
     """Reactions: what is written is read as what it was made of, bracket atoms too, though one line has a space."""
     plain = speakers.checkpoint("bert")
     checkpoint = HuggingFaceCheckpoint(path="", model=plain.model, tokenizer=tiny.smiles_tokenizer(), digest="0" * 64)
-    read = hs.Texts(["CC(=O)Cl.[Na+].[O-]c1c2c1>>CC(=O)O", "Br.ClC=C.[O-]>>BrC(Cl)C.[Na+]"] * 9 + ["CBr CCl"]).corpus()
+    read = open_corpus(["CC(=O)Cl.[Na+].[O-]c1c2c1>>CC(=O)O", "Br.ClC=C.[O-]>>BrC(Cl)C.[Na+]"] * 9 + ["CBr CCl"])
 
     def ids(corpus: Corpus) -> list[list[int]]:
         return [each.ids for each in checkpoint.encode([line.source for line in corpus], side="source", limit=97)]
@@ -280,8 +280,8 @@ def test_what_all_lines_begin_with_stays_there() -> None:
     """It tells the model what to do; it is no text. The sample that ships begins with it too."""
     shipped, start = open_checkpoint(str(hs.assets.trained()), device="cpu"), ">>de<< translate: "
     english, german = (hs.assets.captions(side).read_text(encoding="utf-8").splitlines() for side in ("en", "de"))
-    plain = hs.Texts(english, german).corpus()
-    told = hs.Texts([start + line for line in english], german).corpus()
+    plain = open_corpus(english, target=german)
+    told = open_corpus([start + line for line in english], target=german)
     assert opening([each.source for each in told]) == start and opening(german) == ""
     assert opening(["a b", "a b"]) == opening(["a b c"]) == "", "a text, not what it begins with"
     texts, without = (anchor_sources(shipped, corpus, "mixed") for corpus in (told, plain))
@@ -303,7 +303,7 @@ def test_the_second_text() -> None:
     tiny = speakers.checkpoint("bert")
     assert second_text(tiny, text("bert"))[1] is False
     shipped = open_checkpoint(str(hs.assets.trained()), device="cpu")
-    parallel = hs.Texts(captions["en"], captions["de"]).corpus()
+    parallel = open_corpus(captions["en"], target=captions["de"])
     varied, foretold = second_text(shipped, parallel)
     assert foretold and varied.name == "headscope's varied text" and varied.has_target and varied.count == 120
     own, _ = second_text(shipped, parallel, (captions["de"], captions["en"]))

@@ -193,7 +193,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
     fails = max(size for size in (1, 2) if limits[size] > max(limits[:size]))
     shape: Any = {"by": "magnitude", "allocate": "global", "sites": "encoder-self", "compensate": "none"}
     made = pair.shrink(text=learn, valid=judge, max_drop=f"{(max(limits[:fails]) + limits[fails]) / 2}", **shape)
-    assert made.removed == tuple(ranking.lowest(24 - round(SHARES[fails - 1] * 24)))
+    assert made.removed == ranking.lowest(24 - round(SHARES[fails - 1] * 24))
     assert made.quality is not None and made.quality["verdict"]["worse_limit"] == pytest.approx(
         limits[fails - 1], rel=1e-4
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import option
+from headscope.config.option import TextLines, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
@@ -73,7 +73,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         "it (--export native); saves less, takes any heads.",
         panel=OUTPUT,
     )
-    source: Path | None = option(
+    source: TextLines | None = option(
         None,
         "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
         metavar="FILE",
@@ -143,7 +143,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         metavar="N|N%",
         panel=DATA,
     )
-    valid_source: Path | None = option(
+    valid_source: TextLines | None = option(
         None,
         "Text to measure intact, pruned and refitted model on; default: the last fifth of --source, which is then not "
         "refitted on.",

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from headscope.config.engines import declared_engines
 from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption
-from headscope.config.option import SEED, flag, option
+from headscope.config.option import SEED, TextLines, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
@@ -73,7 +73,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
         metavar="FILE[,TARGET]",
         panel=DATA,
     )
-    valid_source: Path | None = option(
+    valid_source: TextLines | None = option(
         None,
         "Text to judge the result on, which nothing is fitted to or chosen by but the size; default: the last fifth of "
         "--source.",

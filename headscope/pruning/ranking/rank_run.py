@@ -145,7 +145,7 @@ def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tup
         quality=quality,
         quantity="nll" if loss is None else loss.quantity,
         title="" if loss is None else loss.title,
-        signature=selection_signature("rank", opened, config, **_shape(config, scoring, outcome.keep)),
+        signature=selection_signature("rank", opened, config, **shape_of(config, scoring, keep=outcome.keep)),
         source={"path": config.checkpoint, "format": intact.format, "digest": intact.digest},
         remarks=[
             *opened.remarks,
@@ -169,9 +169,11 @@ def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
     return holds is None or holds(checkpoint)
 
 
-def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
-    """What of a ranking shapes the choice, for the signature."""
-    shape = {"by": scoring.name, "keep": str(keep), "steps": str(config.steps)}
+def shape_of(config: RankConfig, scoring: Scoring, *, keep: int | None = None) -> dict[str, str]:
+    """What of a ranking shapes the choice of what is to `keep`, for the signature."""
+    kept = {} if keep is None else {"keep": str(keep)}
+    shape = {"by": scoring.name, **kept, "steps": str(config.steps)}
+    shape |= {"objective": config.objective} if config.objective else {}
     if config.allocate != "global":
         shape["allocate"] = config.allocate
     if config.compensate != "none":
@@ -203,11 +205,10 @@ def scoring_of(
     context: ScoringContext,
     *,
     heads: Callable[[], pd.DataFrame] | None = None,
-    parsed: bool = False,
 ) -> Scoring:
     """How heads are scored: by a file, a table of `heads` that was measured before, or a criterion that is measured.
 
-    `parsed` says that the text has parses. ConfigError for options that fit none of these.
+    ConfigError for options that fit none of these.
     """
     refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
     refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
@@ -224,7 +225,7 @@ def scoring_of(
         measured = column_named(config.by)
         facts = {"by": config.by, "column": measured.column, "from": str(config.run)}
         return _fixed(config, measured, scores_in(heads(), measured.column), label=config.by, facts=facts)
-    criterion = criterion_named(config.by, parsed=parsed)
+    criterion = criterion_named(config.by)
     if criterion.reads_text and context.corpus is None:
         raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
     if config.steps > 1 and not criterion.changes:

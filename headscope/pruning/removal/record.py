@@ -6,7 +6,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from headscope.config import flag
 from headscope.evaluation.before_after import QualityChange
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import Card, hub_metadata
-from headscope.formats.size import Size
+from headscope.formats.size import Size, size
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.engines.base import EngineExport
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.verify import Verification
 from headscope.results.answer import Answer
 from headscope.results.removal import Removal, merged_text
@@ -96,8 +96,8 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield f"{answer.question}: {answer.sentence}" if answer.question and not answer.table else answer.sentence
 
 
-def shrunk_record(done: Shrunk) -> dict[str, Any]:
-    """What `pruning.json` says of a smaller model in memory."""
+def shrunk_record(done: Shrunk, config: RemoveConfig | ShrinkConfig) -> dict[str, Any]:
+    """What `pruning.json` says of a smaller model in memory, which the options made."""
     places = sorted(done.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1]))
     kept: dict[str, dict[str, list[int]]] = {}
     for (site, layer), heads in places:
@@ -116,7 +116,14 @@ def shrunk_record(done: Shrunk) -> dict[str, Any]:
         "quality": None if done.quality is None else done.quality.record(),
         "elsewhere": None if done.elsewhere is None else done.elsewhere.record(),
         "before": asdict(done.before),
+        "after": asdict(size(done.checkpoint, done.data.feeds)),
         "signature": str(done.signature),
+        "output": {"format": done.checkpoint.format, "export": done.export.name, "file": "."},
+        "heads": list_typed(config, done),
+        "command": typed_command(config),
+        **{name: [] for name in ("engines", "opens", "limits", "times")},
+        "notes": notes_on(done),
+        "seconds": 0.0,
     }
 
 
@@ -132,47 +139,31 @@ def notes_on(done: Shrunk) -> tuple[str, ...]:
     )
 
 
-def list_made(done: Shrunk) -> dict[str, str | None]:
-    """The option of `prune remove` that says what went, where no such command was typed."""
-    if done.removal.merged:
-        counts = [str(len(groups)) for groups in done.removal.groups.values()]
-        return {
-            "option": "--merge-kv",
-            "list": ",".join(counts[:1] if len(set(counts)) == 1 else counts),
-            "sha256": None,
-        }
-    return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
-
-
-def list_typed(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
+def list_typed(config: RemoveConfig | ShrinkConfig, done: Shrunk) -> dict[str, str | None]:
     """The list as it was typed, and the digest of its file if it is one (a ranking that a method wrote)."""
+    if isinstance(config, ShrinkConfig):
+        return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
     if config.merge_kv:
-        by = config.merge_by
+        by, counts = config.merge_by, [str(len(groups)) for groups in done.removal.groups.values()]
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
-        return {**list_made(done), "sha256": None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()}
+        merged = ",".join(counts[:1] if len(set(counts)) == 1 else counts)
+        digest = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
+        return {"option": "--merge-kv", "list": merged, "sha256": digest}
     heads = config.heads or config.keep_only or ""
     is_list = "," not in heads and os.path.isfile(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list else None
     return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
 
-def command_of(done: Shrunk, engines: Sequence[EngineExport]) -> str:
-    """The command that removes the same, where none was typed."""
-    said, compensated = list_made(done), done.compensated
-    options = {
-        str(said["option"]).removeprefix("--"): said["list"],
-        "export": (done.export.name, *(engine.name for engine in engines)),
-        "compensate": "" if compensated is None else compensated.options.method,
-    }
-    return typed_command(done.source["path"], options)
-
-
-def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str = "prune remove") -> str:
-    """The command with its options, files by their names."""
-    words = []
-    for name, value in options.items():
-        if value not in (None, (), "", False):
+def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
+    """The command with the options that shape what it makes, files by their names; not where, nor on what machine."""
+    words = ["prune shrink" if isinstance(config, ShrinkConfig) else "prune remove"]
+    words.append(shlex.quote(Path(config.checkpoint).name))
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        shapes = entry.metadata.get("identity") and value != entry.default
+        if shapes and value not in (None, (), "", False) and not isinstance(value, list):  # that is a text in memory
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             shown = Path(shown).name if os.path.isfile(shown) else shown
-            words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
-    return " ".join([command, shlex.quote(Path(checkpoint).name), *words])
+            words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(shown)]
+    return " ".join(words)

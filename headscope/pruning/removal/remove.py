@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headscope.assets import sample
 from headscope.attribution.objectives.base import warn_without_target
-from headscope.config import CheckpointOptions, Companions
 from headscope.data.corpus import Corpus, open_corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
@@ -29,8 +29,9 @@ from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.size import size
+from headscope.formats.size import Size, size
 from headscope.heads import HeadId, select_heads
+from headscope.model.discovery import eval_mode
 from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
@@ -42,17 +43,12 @@ from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import ShrinkConfig
-from headscope.pruning.removal.export import export_for, split_export
+from headscope.pruning.removal.export import as_export, export_for, split_export
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
     Shrunk,
-    command_of,
-    list_made,
-    list_typed,
-    notes_on,
     removal_card,
     shrunk_record,
-    typed_command,
 )
 from headscope.pruning.removal.savings import Timing, speedup_bound, timings
 from headscope.pruning.removal.verify import compare, require, verify
@@ -65,52 +61,58 @@ MEASURED = 1000
 """Lines of a text that nothing was fitted to, which quality is measured on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Destination:
-    """Where a smaller checkpoint is written, and what besides: files of its `companions` and for `engines`.
-
-    Both models are timed in `rounds` runs, with `batch` sentences at once. `heads` is the list as it was typed, for the
-    record, and `command` what was typed, for the card (default: what would do it).
-    """
-
-    out: Path
-    companions: Companions = field(default_factory=Companions)
-    engines: tuple[EngineExport, ...] = ()
-    options: EngineOptions = field(default_factory=EngineOptions)
-    rounds: int = 0
-    batch: int = 64
-    heads: Mapping[str, str | None] | None = None
-    command: str = ""
-
-    @classmethod
-    def of(cls, config: RemoveConfig | ShrinkConfig, command: str, **more: Any) -> Destination:
-        """What the options of a command say; ConfigError for engines that are not there."""
-        options = EngineOptions(quantize=config.quantize)
-        engines = engines_named(split_export(config.export)[1], options)
-        typed = typed_command(config.checkpoint, shaping(config), command=command)
-        shared = {name: getattr(config, name) for name in ("out", "companions", "rounds")}
-        return cls(**shared, engines=engines, options=options, command=typed, **more)
-
-
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removal:
     """Remove heads from a checkpoint and write the smaller one to `config.out`."""
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    to = Destination.of(config, "prune remove", batch=config.batch)
+    engines = chosen_engines(config)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         progress("opening")
         checkpoint = open_configured(config)
-        done = _removed(config, checkpoint, progress)
-        to = replace(to, heads=list_typed(config, done))
-        removal = write_shrunk(done, to, build, whole=checkpoint, began=began, progress=progress)
+        done = removed_copy(config, checkpoint, progress=progress)
+        removal = write_shrunk(done, config, engines, build, whole=checkpoint, began=began, progress=progress)
     return pushed(removal, target)
 
 
-def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[str], None]) -> Shrunk:
+def chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, ...]:
+    """The engines that files are written for besides; ConfigError for those that are not there."""
+    return engines_named(split_export(config.export)[1], EngineOptions(quantize=config.quantize))
+
+
+def save_shrunk(done: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
+    """Write a smaller model, which may have been trained since, as the options say."""
+    target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
+    engines, (kind, _) = chosen_engines(config), split_export(config.export)
+    inputs = inputs_of({"checkpoint": done.source["path"]}, config.companions)
+    with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build, eval_mode(done.checkpoint.model):
+        for engine in engines:
+            engine.check(done.checkpoint)
+        with through_attend(done.checkpoint.model), torch.no_grad():
+            wanted = outputs(done.checkpoint.model, done.data.feeds[0])
+        if kind is not None:
+            exported, built = as_export(done.checkpoint, done.export, done.removal, kind)
+            done = replace(done, checkpoint=exported, export=built)
+        removal = write_shrunk(done, config, engines, build, wanted=wanted, began=began)
+    return pushed(removal, target)
+
+
+def removed_copy(
+    config: RemoveConfig,
+    checkpoint: Checkpoint,
+    *,
+    refit_texts: Mapping[str, Any] | None = None,
+    scores: Mapping[HeadId, float] | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Shrunk:
+    """A smaller copy in memory of an open checkpoint, as the options say; writes nothing.
+
+    Texts of a refit (`anchor`, `check`) and `scores` of heads that are merged may stand in the place of files.
+    """
     layout, merge = checkpoint.layout, None
     heads: Sequence[HeadId] = ()
     if config.merge_kv:
         by = config.merge_by
-        scores = None if by is None else read_scores(by, layout, column=config.column)[1]
+        if by is not None:
+            scores = read_scores(by, layout, column=config.column)[1]
         merge = Merge(config.merge_kv, scores, measured=config.allocate == "measured")
     elif config.heads is not None:
         heads = select_heads(config.heads, layout)
@@ -136,7 +138,7 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
         corpus=corpus,
         valid=valid,
         fallback_corpus=fallback_corpus,
-        calibration=config.calibration,
+        calibration=replace(config.calibration, **(refit_texts or {})),
         metric=config.metric,
         margin=config.margin,
         bleu_tokenize=config.bleu_tokenize,
@@ -268,7 +270,8 @@ def _rounded(made: Checkpoint, data: InputTexts) -> tuple[str, ...]:
 
 def write_shrunk(
     done: Shrunk,
-    to: Destination,
+    config: RemoveConfig | ShrinkConfig,
+    engines: Sequence[EngineExport],
     build: Build,
     *,
     whole: Checkpoint | None = None,
@@ -277,44 +280,43 @@ def write_shrunk(
     began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Removal:
-    """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
+    """Write a shrunk checkpoint and files for `engines`, open it again, and compare its outputs with `wanted` [n V].
 
-    These are by default those of the model in memory. Both are timed where `to.rounds` says so and the `whole` one is
+    These are by default those of the model in memory. Both are timed where the options say so and the `whole` one is
     given. `add` writes more into the complete folder. CheckpointError where the files compute something else.
     """
     if wanted is None:
         with through_attend(done.checkpoint.model):
             wanted = outputs(done.checkpoint.model, done.data.feeds[0])
     with build.writing() as made:
-        written = write_checkpoint(done.checkpoint, made, to.companions)
+        written = write_checkpoint(done.checkpoint, made, config.companions)
         done = replace(done, verified=replace(done.verified, reloaded=_reloaded(done, written, wanted)))
         files = []
-        for engine in to.engines:
+        for engine in engines:
             progress(f"exporting to {engine.name}")
-            files.append(engine.write(done.checkpoint, done.data, made, to.options))
-    times = list[Timing]()
-    if to.rounds and whole is not None:
+            options = EngineOptions(quantize=config.quantize)
+            files.append(engine.write(done.checkpoint, done.data, made, options))
+    times, batch = list[Timing](), getattr(config, "batch", RemoveConfig.batch)
+    if config.rounds and whole is not None:
         progress("timing")
-        times = timings(whole, done.checkpoint, done.data, batch=to.batch, rounds=to.rounds)
-    after = size(done.checkpoint, done.data.feeds)
-    record = shrunk_record(done) | {
+        times = timings(whole, done.checkpoint, done.data, batch=batch, rounds=config.rounds)
+    record = shrunk_record(done, config)
+    after = Size(**record["after"])
+    record |= {
         "output": {
             "format": written.format,
             "export": done.export.name,
             "file": "." if written.path == made else written.path.name,
         },
-        "source": {**done.source, **{name: str(value) for name, value in to.companions.given().items()}},
-        "heads": dict(to.heads or list_made(done)),
-        "command": to.command or command_of(done, to.engines),
+        "source": {**done.source, **{name: str(value) for name, value in config.companions.given().items()}},
         "engines": [asdict(file) for file in files],
         "opens": [*written.opens, *(line for file in files for line in file.opens)],
         "limits": [*written.limits, *(line for file in files for line in file.limits)],
-        "after": asdict(after),
         "times": [{**asdict(timing), "at_most": speedup_bound(timing, done.before, after)} for timing in times],
-        "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes)],
+        "notes": [*written.notes, *record["notes"], *(note for file in files for note in file.notes)],
         "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
     }
-    write_card(removal_card(Removal(record, to.out)), made)
+    write_card(removal_card(Removal(record, config.out)), made)
     if add is not None:
         with build.writing() as made:
             write_json(made / RECORD, build.kind.described(record))
@@ -329,12 +331,6 @@ def pushed(removal: Removal, target: HubTarget | None) -> Removal:
         title = f"{counts[0]} of {counts[1]} attention heads, by headscope prune remove"
         removal.pushed = push(removal.folder, target, title=title)
     return removal
-
-
-def shaping(config: CheckpointOptions) -> dict[str, Any]:
-    """The options that were given and shape the result; not where it was written to, nor on what machine it ran."""
-    entries = [entry for entry in fields(config) if entry.metadata.get("identity")]
-    return {entry.name: value for entry in entries if (value := getattr(config, entry.name)) != entry.default}
 
 
 def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:

@@ -22,10 +22,11 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.model_inputs import texts
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.allocation import removal_sets
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import REMOVAL, Destination, remove_planned, write_shrunk
+from headscope.pruning.removal.remove import REMOVAL, remove_planned, write_shrunk
 from headscope.pruning.selection import PRUNED
 from headscope.pruning.sweep.cells import UNPRUNED, Cell
 
@@ -41,9 +42,10 @@ def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, 
         new.mkdir(parents=True)
         written = write_checkpoint(checkpoint, new, companions).path
     else:
-        shrunk = without_heads(checkpoint, removed)
+        heads = ",".join(map(str, removed))
+        config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.given())
         with Build(new, REMOVAL) as build:
-            written = write_shrunk(shrunk, Destination(out=new, companions=companions), build, whole=checkpoint).path
+            written = write_shrunk(without_heads(checkpoint, removed), config, (), build).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     new.replace(folder)
     return folder / written.relative_to(new)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,9 +22,11 @@ from headscope.files.writing import write_atomically
 from headscope.heads import SITES
 from headscope.report.figures.explained import PARTS
 from headscope.report.marks import contrast
-from headscope.report.page.report import PageBlock, Report, gather
+from headscope.report.page.report import PageBlock, Report, gather, pruning_blocks
 from headscope.report.styles import check_page
+from headscope.results.removal import Removal
 from headscope.results.result import CONTROL
+from headscope.results.sweep import open_pruned
 from headscope.version import VERSION
 
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
@@ -38,6 +41,14 @@ def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), f
     """
     check_page(out, force=force)
     return save_page(gather(paths, names=names), out, force=force)
+
+
+def write_removal_page(folder: Path, name: str) -> Path:
+    """Write the page of a folder that will have a name: what a removal did, and the sizes that were tried, if any."""
+    tried = open_pruned([folder / "sizes"]) if (folder / "sizes").is_dir() else []
+    sizes = [replace(run, name="Sizes that were tried") for run in tried]
+    removal = Removal(Removal.open(folder).record, Path(name))
+    return save_page(Report(name, blocks=list(pruning_blocks(sizes, [removal]))), folder / "page.html")
 
 
 def save_page(report: Report, out: Path, *, force: bool = True) -> Path:
