@@ -55,6 +55,7 @@ SetOfAnalysis = Annotated[
     ),
 ]
 SWITCHES = ("json", "verbose")
+METAVARS = {int: "N", float: "N", bool: "true|false", str: "NAME", Path: "FILE"}
 
 
 def options_from(
@@ -231,7 +232,7 @@ def metavar_of(entry: Field[Any], hint: Any) -> str:
     """What stands for the value of an option."""
     kind = kind_of(hint)
     choices = [str(word) for word in get_args(kind) if word] if get_origin(kind) is Literal else []
-    return entry.metadata["metavar"] or "|".join(choices) or {int: "N", float: "N", bool: "true|false"}.get(kind, "…")
+    return entry.metadata["metavar"] or "|".join(choices) or METAVARS.get(kind, "LIST")
 
 
 def default_words(entry: Field[Any]) -> str:

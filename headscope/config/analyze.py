@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from headscope.config.declarations import analysis_options
-from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, PromptFiles, TextFiles, TextOptions
+from headscope.config.inputs import (
+    CheckpointOptions,
+    PromptFiles,
+    TextFiles,
+    TextOptions,
+    data_option,
+    model_option,
+    output_option,
+)
 from headscope.config.option import TextLines, configured, option, plain_options, plain_value
 from headscope.errors import ConfigError
 
 ANALYSES, MHR = "Analyses", "Files of the MHR fork"
+analyses_option, mhr_option = (partial(option, panel=panel) for panel in (ANALYSES, MHR))
+"""`option` under the heading of that name."""
 EXAMPLES = 12
 """Sentences whose attention a run with a page keeps, unless it is said."""
 
@@ -26,144 +37,92 @@ class AnalyzeOptions(TextOptions):
     (`headscope.config.declarations.checked_options`).
     """
 
-    only: tuple[str, ...] = option(
-        (),
-        "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
-        metavar="NAMES",
-        panel=ANALYSES,
-        common=True,
+    only: tuple[str, ...] = analyses_option(
+        (), "Run only these analyses, comma-separated; `headscope show CKPT` lists them.", metavar="NAMES", common=True
     )
-    skip: tuple[str, ...] = option((), "Leave these analyses out.", metavar="NAMES", panel=ANALYSES)
-    also: tuple[str, ...] = option(
-        (), "Run these beside the default ones.", metavar="NAMES", panel=ANALYSES, common=True
-    )
-    importance: Literal["none", "cheap", "all"] = option(
+    skip: tuple[str, ...] = analyses_option((), "Leave these analyses out.", metavar="NAMES")
+    also: tuple[str, ...] = analyses_option((), "Run these beside the default ones.", metavar="NAMES", common=True)
+    importance: Literal["none", "cheap", "all"] = analyses_option(
         "none",
         "Add how much the model needs a head, and the heads of a role together: by ablation within a budget and what "
         "takes a few passes; or by all that measures it, on all sentences, with Shapley values and integrated "
         "gradients.",
         metavar="[cheap|all]",
-        panel=ANALYSES,
         common=True,
     )
-    faithfulness: bool = option(
+    faithfulness: bool = analyses_option(
         False,
         "Test the rankings: remove heads in each order and see which harms. Adds --importance unless --only.",
-        panel=ANALYSES,
         common=True,
     )
-    faithfulness_steps: int = option(
-        10,
-        "Steps of these removals.",
-        metavar="N",
-        panel=ANALYSES,
-        minimum=2,
-        maximum=10_000,
-        of="faithfulness",
-        flagless=True,
+    faithfulness_steps: int = analyses_option(
+        10, "Steps of these removals.", minimum=2, maximum=10_000, of="faithfulness", flagless=True
     )
-    faithfulness_seeds: int = option(
-        5,
-        "Random orders beside them.",
-        metavar="N",
-        panel=ANALYSES,
-        minimum=1,
-        maximum=1000,
-        of="faithfulness",
-        flagless=True,
+    faithfulness_seeds: int = analyses_option(
+        5, "Random orders beside them.", minimum=1, maximum=1000, of="faithfulness", flagless=True
     )
-    faithfulness_bleu: bool = option(
-        False, "Also translate at every step.", panel=ANALYSES, of="faithfulness", flagless=True
-    )
-    objective: str = option(
-        "",
-        "What importances explain (`headscope list objectives`); default: what fits.",
-        metavar="NAME",
-        panel=ANALYSES,
-    )
-    parse: str | None = option(
+    faithfulness_bleu: bool = analyses_option(False, "Also translate at every step.", of="faithfulness", flagless=True)
+    objective: str = analyses_option("", "What importances explain (`headscope list objectives`); default: what fits.")
+    parse: str | None = data_option(
         None,
         "Dependency parses: made by stanza, or a CoNLL-U file (.gz too), whose text is analysed where --source is "
         "absent.",
         metavar="stanza|FILE",
-        panel=DATA,
         common=True,
     )
-    target_parse: Path | None = option(
-        None, "Dependency parses of the translations: a CoNLL-U file.", metavar="FILE", panel=DATA
+    target_parse: Path | None = data_option(None, "Dependency parses of the translations: a CoNLL-U file.")
+    stanza_dir: Path | None = data_option(
+        None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", of="parse=stanza", flagless=True
     )
-    stanza_dir: Path | None = option(
-        None,
-        "Where stanza's models lie; default: stanza's own place.",
-        metavar="DIR",
-        panel=DATA,
-        of="parse=stanza",
-        flagless=True,
+    lang: str = data_option("en", "Language of the source, for stanza.", of="parse=stanza", flagless=True)
+    download: bool = data_option(False, "Let stanza fetch its models.", of="parse=stanza")
+    frequencies: Path | None = analyses_option(None, "How frequent tokens are: token and count a line.", flagless=True)
+    frequency_corpus: Path | None = analyses_option(
+        None, "Text to count tokens over; default: the source itself.", flagless=True
     )
-    lang: str = option("en", "Language of the source, for stanza.", panel=DATA, of="parse=stanza", flagless=True)
-    download: bool = option(False, "Let stanza fetch its models.", panel=DATA, of="parse=stanza")
-    frequencies: Path | None = option(
-        None, "How frequent tokens are: token and count a line.", metavar="FILE", panel=ANALYSES, flagless=True
+    keep_special: bool = analyses_option(
+        False, "Count special tokens (start, end) as queries and keys too.", flagless=True
     )
-    frequency_corpus: Path | None = option(
-        None, "Text to count tokens over; default: the source itself.", metavar="FILE", panel=ANALYSES, flagless=True
+    queries: Literal["all", "first", "last"] = analyses_option(
+        "all", "Queries that count: all, or the first ([CLS]) or last position of each text."
     )
-    keep_special: bool = option(
-        False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES, flagless=True
+    exclude_sinks: bool = analyses_option(
+        False, "Leave out the first token of every text as special tokens are: what heads do beyond attention sinks."
     )
-    queries: Literal["all", "first", "last"] = option(
-        "all", "Queries that count: all, or the first ([CLS]) or last position of each text.", panel=ANALYSES
-    )
-    exclude_sinks: bool = option(
-        False,
-        "Leave out the first token of every text as special tokens are: what heads do beyond attention sinks.",
-        panel=ANALYSES,
-    )
-    detail: bool = option(False, "Also write every sentence's values.", panel=OUTPUT, flagless=True)
-    report: bool = option(
-        False, "Also write report.html: everything in one page, for a browser.", panel=OUTPUT, common=True
-    )
-    examples: int | None = option(
+    detail: bool = output_option(False, "Also write every sentence's values.", flagless=True)
+    report: bool = output_option(False, "Also write report.html: everything in one page, for a browser.", common=True)
+    examples: int | None = output_option(
         None,
         "Keep the attention on the first N short sentences, for the page; default: 12 with --report, or 0.",
-        metavar="N",
-        panel=OUTPUT,
         minimum=0,
         maximum=1000,
         flagless=True,
     )
-    mhr_pickles: bool = option(
-        False, "Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them.", panel=MHR
+    mhr_pickles: bool = mhr_option(
+        False, "Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them."
     )
-    mhr_rows: Literal["corpus", "batch", "generate"] = option(
+    mhr_rows: Literal["corpus", "batch", "generate"] = mhr_option(
         "corpus",
         "What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
-        panel=MHR,
         of="mhr_pickles",
         flagless=True,
     )
-    mhr_batch_size: int | None = option(
+    mhr_batch_size: int | None = mhr_option(
         None,
         "Sentences in such a batch, fairseq's --batch-size; default 32.",
-        metavar="N",
-        panel=MHR,
         minimum=1,
         of="mhr_rows=batch|generate",
         flagless=True,
     )
-    mhr_max_tokens: int | None = option(
+    mhr_max_tokens: int | None = mhr_option(
         None,
         "Or token positions in it, fairseq's --max-tokens; both limits hold.",
-        metavar="N",
-        panel=MHR,
         minimum=1,
         of="mhr_rows=batch|generate",
         flagless=True,
     )
-    attention: Literal["auto", "dense", "streamed"] = option(
-        "auto",
-        "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens.",
-        panel=MODEL,
+    attention: Literal["auto", "dense", "streamed"] = model_option(
+        "auto", "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens."
     )
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,45 +153,39 @@ class AnalyzeOptions(TextOptions):
 class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
-    source: TextLines | None = option(
+    source: TextLines | None = data_option(
         None,
         "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
         metavar="FILE|-",
-        panel=DATA,
         common=True,
     )
-    target: TextLines | None = option(
+    target: TextLines | None = data_option(
         None,
         "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
         metavar="FILE|-",
-        panel=DATA,
         common=True,
     )
-    out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
-    figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)
-    write_alignment: Path | None = option(
+    out: Path = output_option(help="Directory for the results.", metavar="DIR", written=True)
+    figures: bool = output_option(True, "Draw the standard figures.")
+    write_alignment: Path | None = output_option(
         None,
         "Name the cross heads that align, as measured, in the settings of this model: alignment_heads of a folder of "
         "transformers, alignment_layer and alignment_heads of one of CTranslate2.",
         metavar="MODEL",
-        panel=OUTPUT,
         identity=False,
         written=True,
     )
-    alignment_heads: int = option(
+    alignment_heads: int = output_option(
         6,
         "The most heads that --write-alignment names.",
-        metavar="N",
-        panel=OUTPUT,
         minimum=1,
         identity=False,
         of="write_alignment",
         flagless=True,
     )
-    force: bool = option(
+    force: bool = output_option(
         False,
         "Replace the run of the same command in the output, and heads that --write-alignment finds named.",
-        panel=OUTPUT,
         identity=False,
         common=True,
     )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from headscope.config.inputs import (
-    OUTPUT,
     BleuOption,
     CheckpointOptions,
     ExpertOption,
     SearchOptions,
     TextFiles,
     TextOptions,
+    output_option,
 )
 from headscope.config.option import option
 from headscope.errors import ConfigError
 
 SCORES, EACH = "Metrics", "Each head off"
+scores_option, each_option = (partial(option, panel=panel) for panel in (SCORES, EACH))
+"""`option` under the heading of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +32,27 @@ class EvaluateOptions(ExpertOption, BleuOption, SearchOptions, TextOptions):
     something without those that compare states with the intact model's.
     """
 
-    metrics: tuple[str, ...] = option(
+    metrics: tuple[str, ...] = scores_option(
         (),
         "`headscope list metrics` has them. Default: all that fit; those that compare states with the intact model's "
         "for encoders without a head and with --against.",
         metavar="NAMES",
-        panel=SCORES,
         common=True,
     )
-    text: Literal["raw", "tokenised-lowercase"] = option(
-        "raw", "BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case.", panel=SCORES
+    text: Literal["raw", "tokenised-lowercase"] = scores_option(
+        "raw", "BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case."
     )
-    hiding: Literal["each", "random"] = option(
-        "each",
-        "Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once.",
-        panel=SCORES,
+    hiding: Literal["each", "random"] = scores_option(
+        "each", "Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once."
     )
-    each_head: bool = option(
+    each_head: bool = each_option(
         False,
         "Switch off each head in turn. Default metrics: all that need no translation, all heads in one pass; bleu and "
         "chrf translate the whole text for every head, which is slow.",
-        panel=EACH,
         common=True,
     )
-    heads: str | None = option(
-        None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", panel=EACH, of="each_head"
+    heads: str | None = each_option(
+        None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", of="each_head"
     )
 
 
@@ -61,26 +60,20 @@ class EvaluateOptions(ExpertOption, BleuOption, SearchOptions, TextOptions):
 class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
     """The options of `headscope evaluate`."""
 
-    against: str | None = option(
+    against: str | None = scores_option(
         None,
         "Intact checkpoint that final states are compared with; default: the one that pruning.json beside CKPT names, "
         "else CKPT itself without --mask.",
         metavar="CKPT",
-        panel=SCORES,
         common=True,
     )
-    out: Path | None = option(
-        None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True, common=True, of="each_head"
+    out: Path | None = each_option(
+        None, "Write the table of all heads.", metavar="FILE.csv", written=True, common=True, of="each_head"
     )
-    per_sentence: Path | None = option(
-        None,
-        "Write sentence, tokens, nll (nats), hypothesis.",
-        metavar="FILE.csv",
-        panel=OUTPUT,
-        written=True,
-        common=True,
+    per_sentence: Path | None = output_option(
+        None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", written=True, common=True
     )
-    force: bool = option(False, "Replace an earlier result.", panel=OUTPUT, identity=False, common=True)
+    force: bool = output_option(False, "Replace an earlier result.", identity=False, common=True)
 
     def __post_init__(self) -> None:
         if self.source is None and self.labels is None:

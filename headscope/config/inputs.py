@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,40 +12,39 @@ from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, 
 from headscope.errors import ConfigError
 
 DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
+data_option, model_option, output_option, search_option = (
+    partial(option, panel=panel) for panel in (DATA, MODEL, OUTPUT, SEARCH)
+)
+"""`option` under the heading of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Companions:
     """What a checkpoint needs and does not say itself: files that lie elsewhere, languages that it reads and writes."""
 
-    dicts: Path | None = option(
+    dicts: Path | None = model_option(
         None,
         "Dictionaries or vocabularies of fairseq and story-of-heads files; default: beside the checkpoint.",
         metavar="DIR",
-        panel=MODEL,
     )
-    hp: Path | None = option(None, "Hyper-parameters of a story-of-heads file.", metavar="FILE", panel=MODEL)
-    bpe: Path | None = option(
+    hp: Path | None = model_option(None, "Hyper-parameters of a story-of-heads file.")
+    bpe: Path | None = model_option(
         None,
         "BPE merges or SentencePiece model that split text; default: text is already split into subwords.",
         metavar="CODES",
-        panel=MODEL,
     )
 
-    src_lang: str | None = option(
+    src_lang: str | None = model_option(
         None,
         "Language that a model of many languages reads, as its tokenizer or dictionary calls it (NLLB: eng_Latn; "
         "M2M-100: en; mBART: en_XX), or hears (Whisper: en); default: what its files say.",
         metavar="LANGUAGE",
-        panel=MODEL,
     )
-    tgt_lang: str | None = option(
-        None, "Language that it writes; default: what its files say.", metavar="LANGUAGE", panel=MODEL
+    tgt_lang: str | None = model_option(
+        None, "Language that it writes; default: what its files say.", metavar="LANGUAGE"
     )
-    task: Literal["transcribe", "translate"] | None = option(
-        None,
-        "What a Whisper writes: a transcript, or an English translation; default: what its files say.",
-        panel=MODEL,
+    task: Literal["transcribe", "translate"] | None = model_option(
+        None, "What a Whisper writes: a transcript, or an English translation; default: what its files say."
     )
 
     @classmethod
@@ -71,19 +71,16 @@ class CheckpointOptions(Companions):
     checkpoint: str = option(
         help="Checkpoint: a file, a directory or a hub id (owner/name).", metavar="CKPT", argument=True, identity=False
     )
-    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MODEL, identity=False, common=True)
-    dtype: str = option(
-        "auto", "auto (as stored; float32 on a CPU), float32, float64, bfloat16 or float16.", panel=MODEL
-    )
-    device_map: str | None = option(
+    device: str = model_option("auto", "auto, cpu, cuda or mps.", identity=False, common=True)
+    dtype: str = model_option("auto", "auto (as stored; float32 on a CPU), float32, float64, bfloat16 or float16.")
+    device_map: str | None = model_option(
         None,
         "Spread a Hugging Face model over GPUs, the CPU's memory and the disk: auto, or a JSON file of modules and "
         "devices (needs headscope[large]).",
         metavar="auto|FILE",
-        panel=MODEL,
         identity=False,
     )
-    format: str | None = option(None, "Checkpoint format; default: found from content.", panel=MODEL)
+    format: str | None = model_option(None, "Checkpoint format; default: found from content.")
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -101,37 +98,20 @@ class CheckpointOptions(Companions):
 class TextFiles:
     """The text of a command."""
 
-    source: TextLines | None = option(
-        None, "Text, one sentence a line (.gz too).", metavar="FILE", panel=DATA, common=True
+    source: TextLines | None = data_option(None, "Text, one sentence a line (.gz too).", common=True)
+    target: TextLines | None = data_option(
+        None, "Translations of the lines, for models with an encoder and a decoder.", common=True, of="source|parse"
     )
-    target: TextLines | None = option(
-        None,
-        "Translations of the lines, for models with an encoder and a decoder.",
-        metavar="FILE",
-        panel=DATA,
-        common=True,
-        of="source|parse",
+    source2: TextLines | None = data_option(
+        None, "Encoders: the other text of every pair, line by line.", of="source|parse", flagless=True
     )
-    source2: TextLines | None = option(
-        None,
-        "Encoders: the other text of every pair, line by line.",
-        metavar="FILE",
-        panel=DATA,
-        of="source|parse",
-        flagless=True,
+    pairs: bool = data_option(
+        False, "Every line of --source is a pair of texts with a tab between.", of="source|valid_source|parse"
     )
-    pairs: bool = option(
-        False,
-        "Every line of --source is a pair of texts with a tab between.",
-        panel=DATA,
-        of="source|valid_source|parse",
-    )
-    labels: TextLines | None = option(
+    labels: TextLines | None = data_option(
         None,
         "Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word and its "
         "tag a line), which are the text where --source is absent.",
-        metavar="FILE",
-        panel=DATA,
         common=True,
     )
 
@@ -140,15 +120,10 @@ class TextFiles:
 class PromptFiles:
     """Prompts line by line, in the place of a text. ConfigError where one of the three is missing."""
 
-    clean: TextLines | None = option(None, "Prompts, one a line, in the place of --source.", metavar="FILE", panel=DATA)
-    corrupt: TextLines | None = option(
-        None, "The same prompts with another answer, as many subwords each.", metavar="FILE", panel=DATA
-    )
-    answer: TextLines | None = option(
-        None,
-        "What the model should say to each clean prompt, and after a tab what it should not.",
-        metavar="FILE",
-        panel=DATA,
+    clean: TextLines | None = data_option(None, "Prompts, one a line, in the place of --source.")
+    corrupt: TextLines | None = data_option(None, "The same prompts with another answer, as many subwords each.")
+    answer: TextLines | None = data_option(
+        None, "What the model should say to each clean prompt, and after a tab what it should not."
     )
 
     def check_prompts(self, **others: Any) -> None:
@@ -165,16 +140,12 @@ class PromptFiles:
 class ValidatedTextFiles(TextFiles):
     """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
 
-    valid_source: TextLines | None = option(
-        None, "Text to measure the result on; default: the start of --source.", metavar="FILE", panel=DATA, common=True
+    valid_source: TextLines | None = data_option(
+        None, "Text to measure the result on; default: the start of --source.", common=True
     )
-    valid_target: TextLines | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
-    valid_source2: TextLines | None = option(
-        None, "The other text of its pairs, as --source2.", metavar="FILE", panel=DATA, flagless=True
-    )
-    valid_labels: TextLines | None = option(
-        None, "Its classes or tags, as --labels.", metavar="FILE", panel=DATA, flagless=True
-    )
+    valid_target: TextLines | None = data_option(None, "Its translation.", common=True)
+    valid_source2: TextLines | None = data_option(None, "The other text of its pairs, as --source2.", flagless=True)
+    valid_labels: TextLines | None = data_option(None, "Its classes or tags, as --labels.", flagless=True)
 
     @property
     def has_text(self) -> bool:
@@ -202,11 +173,10 @@ class ValidatedTextFiles(TextFiles):
 class MaskedHeads:
     """Heads that are off while the model runs."""
 
-    mask: str | None = option(
+    mask: str | None = model_option(
         None,
         "Heads to switch off: 1.3,2.* where the model has one site, cross.0.*, or a file with a name a line.",
         metavar="LIST",
-        panel=MODEL,
         common=True,
     )
 
@@ -215,12 +185,11 @@ class MaskedHeads:
 class ExpertOption:
     """One expert instead of the mixture while a model of attentive experts runs (Peng et al. 2020, §5.1)."""
 
-    expert: str | None = option(
+    expert: str | None = model_option(
         None,
         "Mixtures of attentive experts: one expert alone in every layer: the most responsible (top), one that the seed "
         "draws for each layer (random), or that of a number, from 0.",
         metavar="top|random|N",
-        panel=MODEL,
     )
 
 
@@ -250,17 +219,13 @@ class BatchTokens:
 class TextOptions(MaskedHeads, BatchTokens):
     """How a text is read while a model is measured, and how sure the numbers are."""
 
-    max_length: int | None = option(
-        None, "Subwords a sentence may have; default 512 or the model's limit.", panel=DATA, minimum=2
+    max_length: int | None = data_option(
+        None, "Subwords a sentence may have; default 512 or the model's limit.", minimum=2
     )
-    long: Literal["truncate", "refuse"] = option(
-        "truncate", "What happens to longer sentences.", panel=DATA, flagless=True
-    )
-    max_sentences: int | None = option(
-        None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, common=True
-    )
-    bootstrap: int = option(1000, "Resamples for the 95 % intervals.", panel=OUTPUT, minimum=2, maximum=RESAMPLES)
-    seed: int = option(1, "Seed of the bootstrap and of all that is drawn.", panel=MODEL, minimum=0, maximum=SEED)
+    long: Literal["truncate", "refuse"] = data_option("truncate", "What happens to longer sentences.", flagless=True)
+    max_sentences: int | None = data_option(None, "Use only the first N lines.", minimum=1, maximum=WHOLE, common=True)
+    bootstrap: int = output_option(1000, "Resamples for the 95 % intervals.", minimum=2, maximum=RESAMPLES)
+    seed: int = model_option(1, "Seed of the bootstrap and of all that is drawn.", minimum=0, maximum=SEED)
 
 
 BleuTokenizer = Literal[
@@ -272,11 +237,10 @@ BleuTokenizer = Literal[
 class BleuOption:
     """How BLEU splits text into words."""
 
-    bleu_tokenize: BleuTokenizer | None = option(
+    bleu_tokenize: BleuTokenizer | None = search_option(
         None,
         "BLEU's tokenizer, as sacreBLEU calls it; default: that of the language which the model writes, where its "
         "files or --tgt-lang name one, else 13a.",
-        panel=SEARCH,
         flagless=True,
     )
 
@@ -285,17 +249,9 @@ class BleuOption:
 class SearchOptions:
     """How translations are found; None: as the checkpoint says."""
 
-    beam: int | None = option(
-        None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM, common=True
+    beam: int | None = search_option(None, "Beam; default: the checkpoint's own.", minimum=1, maximum=BEAM, common=True)
+    lenpen: float | None = search_option(None, "Power of the length penalty; default: the checkpoint's.", maximum=POWER)
+    max_len_a: float | None = search_option(
+        None, "n source tokens give at most A · n + B; default: the checkpoint's.", minimum=0, maximum=RATIO
     )
-    lenpen: float | None = option(
-        None, "Power of the length penalty; default: the checkpoint's.", panel=SEARCH, maximum=POWER
-    )
-    max_len_a: float | None = option(
-        None,
-        "n source tokens give at most A · n + B; default: the checkpoint's.",
-        panel=SEARCH,
-        minimum=0,
-        maximum=RATIO,
-    )
-    max_len_b: int | None = option(None, "B of it.", panel=SEARCH, minimum=0, maximum=STEPS)
+    max_len_b: int | None = search_option(None, "B of it.", minimum=0, maximum=STEPS)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headscope.config.inputs import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    SEARCH,
     BatchTokens,
     CheckpointOptions,
     ExpertOption,
     MaskedHeads,
     SearchOptions,
+    data_option,
+    model_option,
+    output_option,
+    search_option,
 )
 from headscope.config.option import BEAM, SEED, WHOLE, option
 from headscope.errors import ConfigError
@@ -24,7 +24,7 @@ from headscope.errors import ConfigError
 class ShowConfig(MaskedHeads, CheckpointOptions):
     """The options of `headscope show`."""
 
-    device: str = option("cpu", "auto, cpu, cuda or mps.", panel=MODEL)
+    device: str = model_option("cpu", "auto, cpu, cuda or mps.")
     device_map: str | None = None
 
 
@@ -51,25 +51,23 @@ class ListConfig:
 class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
     """The options of `headscope translate`."""
 
-    greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH, common=True)
-    nbest: int = option(
+    greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True)
+    nbest: int = output_option(
         1,
         "Translations of each line; each is then written behind the line's number and a tab, from 0.",
-        panel=OUTPUT,
         minimum=1,
         maximum=BEAM,
         common=True,
     )
-    scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT, common=True)
-    keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT, common=True)
-    max_length: int | None = option(
+    scores: bool = output_option(False, "Write the score and a tab before each text.", common=True)
+    keep_bpe: bool = output_option(False, "Leave the subwords of words apart.", common=True)
+    max_length: int | None = data_option(
         None,
         "Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
-        panel=DATA,
         minimum=2,
     )
-    seed: int = option(1, "Seed of what --expert draws.", panel=MODEL, minimum=0, maximum=SEED, of="expert=random")
-    window: int = option(512, "Lines that are read before they are translated.", panel=MODEL, minimum=1, maximum=WHOLE)
+    seed: int = model_option(1, "Seed of what --expert draws.", minimum=0, maximum=SEED, of="expert=random")
+    window: int = model_option(512, "Lines that are read before they are translated.", minimum=1, maximum=WHOLE)
 
     def __post_init__(self) -> None:
         if self.greedy and (self.beam or 1) > 1:
@@ -80,11 +78,8 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
 class EngineFileOptions:
     """How files for engines are written."""
 
-    quantize: str = option(
-        "none",
-        "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does.",
-        metavar="NAME",
-        panel=OUTPUT,
+    quantize: str = output_option(
+        "none", "How a file for an engine stores matrices, such as q8_0 of gguf; default: as the checkpoint does."
     )
 
 
@@ -92,16 +87,13 @@ class EngineFileOptions:
 class HubOptions:
     """Where on the model hub a folder goes."""
 
-    hub_name: str | None = option(
+    hub_name: str | None = output_option(
         None,
         "Push the complete folder to the model hub, with its card; a new repository is private.",
         metavar="USER/NAME",
-        panel=OUTPUT,
         identity=False,
     )
-    hub_public: bool = option(
-        False, "Make a new repository on the hub public.", panel=OUTPUT, identity=False, of="hub_name"
-    )
+    hub_public: bool = output_option(False, "Make a new repository on the hub public.", identity=False, of="hub_name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +101,12 @@ class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
     """The options of `headscope convert`."""
 
     out: Path = option(help="Directory to write.", metavar="OUT", argument=True, written=True)
-    to: str = option(
-        help="native, huggingface or fairseq; or for an engine, which runs it first (`headscope list engines`).",
-        metavar="NAME",
-        panel=OUTPUT,
+    to: str = output_option(
+        help="native, huggingface or fairseq; or for an engine, which runs it first (`headscope list engines`)."
     )
     device: str = "cpu"
     device_map: str | None = None
-    force: bool = option(False, "Replace an earlier conversion in the output.", panel=OUTPUT, identity=False)
+    force: bool = output_option(False, "Replace an earlier conversion in the output.", identity=False)
 
 
 @dataclass(frozen=True, kw_only=True)

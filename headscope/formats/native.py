@@ -67,7 +67,7 @@ class File:
     format: str
     version: int
     model: TransformerConfig
-    search: SearchConfig = SearchConfig()  # noqa: RUF009 — frozen
+    search: SearchConfig = SearchConfig()
     source: SideTable | None = None
     target: SideTable | None = None
     origin: str = "transformer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,11 @@ from headscope.config.inputs import BleuOption
 from headscope.config.option import BEAM, SEED
 from headscope.errors import ConfigError
 
-DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
-    "Data",
-    "Text to ids",
-    "Model",
-    "Optimisation",
-    "Validation and checkpoints",
-    "Machine",
+data_option, text_option, model_option, optimisation_option, run_option, machine_option = (
+    partial(option, panel=panel)
+    for panel in ("Data", "Text to ids", "Model", "Optimisation", "Validation and checkpoints", "Machine")
 )
+"""`option` under the heading of that name."""
 
 Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 
@@ -28,191 +26,147 @@ Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 class TrainConfig(BleuOption):
     """The shared options; those of the variant are in its own class. Help texts say what each means."""
 
-    out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN, written=True, common=True)
-    preset: str | None = option(None, "tiny or small: defaults of model and recipe.", panel=MODEL, common=True)
+    out: Path = run_option(Path("run"), "Directory of the run.", metavar="DIR", written=True, common=True)
+    preset: str | None = model_option(None, "tiny or small: defaults of model and recipe.", common=True)
 
-    source: Path | None = option(
-        None, "Training text, one sentence a line (.gz too).", metavar="FILE", panel=DATA, common=True
+    source: Path | None = data_option(None, "Training text, one sentence a line (.gz too).", common=True)
+    target: Path | None = data_option(None, "Its translation, line by line.", common=True)
+    valid_source: Path | None = data_option(None, "Validation text.", common=True)
+    valid_target: Path | None = data_option(None, "Its translation.", common=True)
+    kind: Literal["translation", "lm"] = data_option(
+        "translation", "translation, or lm: a decoder alone, trained on --source.", common=True
     )
-    target: Path | None = option(None, "Its translation, line by line.", metavar="FILE", panel=DATA, common=True)
-    valid_source: Path | None = option(None, "Validation text.", metavar="FILE", panel=DATA, common=True)
-    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
-    kind: Literal["translation", "lm"] = option(
-        "translation", "translation, or lm: a decoder alone, trained on --source.", panel=DATA, common=True
-    )
-    block: int | None = option(
+    block: int | None = data_option(
         None,
         "lm: join the lines and cut the text into blocks of N subwords; default: a line is a text.",
-        panel=DATA,
         minimum=1,
         of="kind=lm",
         flagless=True,
     )
-    max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA, minimum=1)
-    fraction: float = option(
+    max_sentences: int | None = data_option(None, "Use only the first N lines of the training text.", minimum=1)
+    fraction: float = data_option(
         1.0,
         "Use only this share of the training text, drawn by --seed; a smaller share is part of a larger one.",
-        panel=DATA,
         above=0,
         maximum=1,
     )
-    max_length: int = option(
-        512,
-        "Subwords a side may have, the closing one included; longer sentences are left out and counted.",
-        panel=DATA,
-        minimum=2,
+    max_length: int = data_option(
+        512, "Subwords a side may have, the closing one included; longer sentences are left out and counted.", minimum=2
     )
 
-    tokenizer: Path | None = option(
-        None, "A SentencePiece model to use instead of learning one.", metavar="FILE", panel=TEXT
+    tokenizer: Path | None = text_option(None, "A SentencePiece model to use instead of learning one.")
+    tokenizer_kind: Literal["bpe", "unigram"] = text_option("bpe", "bpe or unigram (SentencePiece).", flagless=True)
+    vocab_size: int = text_option(8000, "Subwords to learn, the four special ones included.", minimum=5, maximum=2**22)
+    vocabulary: Literal["joint", "separate"] = text_option(
+        "joint", "joint: both sides share subwords and embeddings; or separate."
     )
-    tokenizer_kind: Literal["bpe", "unigram"] = option(
-        "bpe", "bpe or unigram (SentencePiece).", panel=TEXT, flagless=True
+    normalise: Normalise = text_option(
+        "none", "none, lowercase, moses or moses-lowercase (punctuation, tokens; docs/training.md)."
     )
-    vocab_size: int = option(
-        8000, "Subwords to learn, the four special ones included.", panel=TEXT, minimum=5, maximum=2**22
+    source_lang: str = text_option(
+        "en", "Language of the source, for moses.", of="normalise=moses|moses-lowercase", flagless=True
     )
-    vocabulary: Literal["joint", "separate"] = option(
-        "joint", "joint: both sides share subwords and embeddings; or separate.", panel=TEXT
-    )
-    normalise: Normalise = option(
-        "none",
-        "none, lowercase, moses or moses-lowercase (punctuation, tokens; docs/training.md).",
-        panel=TEXT,
-    )
-    source_lang: str = option(
-        "en", "Language of the source, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase", flagless=True
-    )
-    target_lang: str = option(
-        "de", "Language of the target, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase", flagless=True
+    target_lang: str = text_option(
+        "de", "Language of the target, for moses.", of="normalise=moses|moses-lowercase", flagless=True
     )
 
-    init: str | None = option(
-        None,
-        "Start from this checkpoint: its weights, sizes and vocabularies.",
-        metavar="CKPT",
-        panel=MODEL,
-        common=True,
+    init: str | None = model_option(
+        None, "Start from this checkpoint: its weights, sizes and vocabularies.", metavar="CKPT", common=True
     )
-    dicts: Path | None = option(
-        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", panel=MODEL, of="init"
+    dicts: Path | None = model_option(
+        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", of="init"
     )
-    bpe: Path | None = option(
-        None,
-        "BPE merges that split the text for --init; default: it is split already.",
-        metavar="CODES",
-        panel=MODEL,
-        of="init",
+    bpe: Path | None = model_option(
+        None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", of="init"
     )
-    encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL, minimum=1, maximum=1000)
-    decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL, minimum=1, maximum=1000)
-    d_model: int = option(128, "Width of the model.", panel=MODEL, minimum=1, maximum=2**18)
-    d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL, minimum=1, maximum=2**18)
-    heads: int = option(8, "Heads of every attention module.", panel=MODEL, minimum=1, maximum=1024)
-    norm: Literal["pre", "post"] = option("post", "post or pre: where layers normalise.", panel=MODEL)
-    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "tanh", "linear"] = option(
-        "relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL
+    encoder_layers: int = model_option(3, "Layers of the encoder.", minimum=1, maximum=1000)
+    decoder_layers: int = model_option(3, "Layers of the decoder.", minimum=1, maximum=1000)
+    d_model: int = model_option(128, "Width of the model.", minimum=1, maximum=2**18)
+    d_ffn: int = model_option(256, "Width of the feed-forward layers.", minimum=1, maximum=2**18)
+    heads: int = model_option(8, "Heads of every attention module.", minimum=1, maximum=1024)
+    norm: Literal["pre", "post"] = model_option("post", "post or pre: where layers normalise.")
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "tanh", "linear"] = model_option(
+        "relu", "relu, gelu, gelu-tanh, silu, tanh or linear."
     )
-    positions: Literal["sinusoidal", "learned", "none"] = option(
-        "sinusoidal", "sinusoidal, learned or none.", panel=MODEL
-    )
-    initial: Literal["fairseq", "glorot"] = option(
+    positions: Literal["sinusoidal", "learned", "none"] = model_option("sinusoidal", "sinusoidal, learned or none.")
+    initial: Literal["fairseq", "glorot"] = model_option(
         "fairseq",
         "How new weights are drawn: fairseq (as fairseq does since 0.10), or glorot (docs/training.md).",
-        panel=MODEL,
         flagless=True,
     )
-    tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)
-    dropout: float = option(0.1, "On embeddings and the output of every sublayer.", panel=MODEL, minimum=0, below=1)
-    attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL, minimum=0, below=1, flagless=True)
-    activation_dropout: float = option(0.0, "Inside feed-forward layers.", panel=MODEL, minimum=0, below=1)
-    context_dropout: float = option(
-        0.0, "On contexts, before the output projection.", panel=MODEL, minimum=0, below=1, flagless=True
+    tie_output: bool = model_option(True, "The output projection is the decoder's embeddings.")
+    dropout: float = model_option(0.1, "On embeddings and the output of every sublayer.", minimum=0, below=1)
+    attention_dropout: float = model_option(0.0, "On attention weights.", minimum=0, below=1, flagless=True)
+    activation_dropout: float = model_option(0.0, "Inside feed-forward layers.", minimum=0, below=1)
+    context_dropout: float = model_option(
+        0.0, "On contexts, before the output projection.", minimum=0, below=1, flagless=True
     )
 
-    lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION, above=0, common=True)
-    schedule: Literal["inverse-sqrt", "cosine", "constant"] = option(
-        "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant.", panel=OPTIMISATION
+    lr: float = optimisation_option(0.002, "Highest learning rate.", above=0, common=True)
+    schedule: Literal["inverse-sqrt", "cosine", "constant"] = optimisation_option(
+        "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant."
     )
-    warmup: int = option(
-        1000, "Updates during which the learning rate rises from --warmup-lr.", panel=OPTIMISATION, minimum=0
+    warmup: int = optimisation_option(1000, "Updates during which the learning rate rises from --warmup-lr.", minimum=0)
+    warmup_lr: float = optimisation_option(
+        1e-7, "Where the warm-up begins; the first update is one step of it above.", minimum=0
     )
-    warmup_lr: float = option(
-        1e-7,
-        "Where the warm-up begins; the first update is one step of it above.",
-        panel=OPTIMISATION,
-        minimum=0,
+    min_lr: float = optimisation_option(
+        0.0, "Where a cosine schedule ends.", minimum=0, of="schedule=cosine", flagless=True
     )
-    min_lr: float = option(
-        0.0, "Where a cosine schedule ends.", panel=OPTIMISATION, minimum=0, of="schedule=cosine", flagless=True
+    betas: tuple[float, ...] = optimisation_option((0.9, 0.98), "Adam's two rates.", minimum=0, below=1)
+    epsilon: float = optimisation_option(1e-8, "Adam's epsilon.", above=0)
+    weight_decay: float = optimisation_option(0.0, "Decoupled weight decay.", minimum=0)
+    clip: float = optimisation_option(0.0, "Longest norm of the gradient; 0: no limit.", minimum=0)
+    label_smoothing: float = optimisation_option(
+        0.1, "Share of probability spread over all subwords.", minimum=0, below=1
     )
-    betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION, minimum=0, below=1)
-    epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION, above=0)
-    weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION, minimum=0)
-    clip: float = option(0.0, "Longest norm of the gradient; 0: no limit.", panel=OPTIMISATION, minimum=0)
-    label_smoothing: float = option(
-        0.1, "Share of probability spread over all subwords.", panel=OPTIMISATION, minimum=0, below=1
+    max_tokens: int = optimisation_option(
+        4096, "Positions in a batch, the longer side, padding included; per forward pass.", minimum=1
     )
-    max_tokens: int = option(
-        4096,
-        "Positions in a batch, the longer side, padding included; per forward pass.",
-        panel=OPTIMISATION,
-        minimum=1,
-    )
-    accumulate: int = option(
-        1, "Forward passes an update, in each process.", panel=OPTIMISATION, minimum=1, maximum=65_536
-    )
-    updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION, minimum=1, common=True)
-    max_epochs: int | None = option(
-        None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION, minimum=1, common=True
+    accumulate: int = optimisation_option(1, "Forward passes an update, in each process.", minimum=1, maximum=65_536)
+    updates: int | None = optimisation_option(None, "End after N updates.", minimum=1, common=True)
+    max_epochs: int | None = optimisation_option(
+        None, "End after N epochs; default 20 where nothing says when.", minimum=1, common=True
     )
 
-    validate_every: int | None = option(
-        None, "Validate and write checkpoints every N updates; default: after every epoch.", panel=RUN, minimum=1
+    validate_every: int | None = run_option(
+        None, "Validate and write checkpoints every N updates; default: after every epoch.", minimum=1
     )
-    bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN, minimum=0)
-    bleu_sentences: int | None = option(
-        None, "Translate only the first N validation sentences.", panel=RUN, minimum=1, of="valid_source", flagless=True
+    bleu_every: int = run_option(1, "BLEU at every N-th validation; 0: never.", minimum=0)
+    bleu_sentences: int | None = run_option(
+        None, "Translate only the first N validation sentences.", minimum=1, of="valid_source", flagless=True
     )
-    beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, minimum=1, maximum=BEAM)
-    best_by: Literal["loss", "bleu"] = option(
-        "loss", "loss or bleu: what the best checkpoint has.", panel=RUN, of="valid_source"
+    beam: int = run_option(5, "Beam of validation, and of the checkpoints.", minimum=1, maximum=BEAM)
+    best_by: Literal["loss", "bleu"] = run_option(
+        "loss", "loss or bleu: what the best checkpoint has.", of="valid_source"
     )
-    patience: int | None = option(
-        None, "End after N validations without a better one.", panel=RUN, minimum=1, of="valid_source"
+    patience: int | None = run_option(
+        None, "End after N validations without a better one.", minimum=1, of="valid_source"
     )
-    average: int = option(
-        0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN, minimum=0, maximum=1000
+    average: int = run_option(
+        0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", minimum=0, maximum=1000
     )
-    average_of: Literal["last", "best"] = option(
-        "last", "last or best: which checkpoints.", panel=RUN, of="average", flagless=True
+    average_of: Literal["last", "best"] = run_option(
+        "last", "last or best: which checkpoints.", of="average", flagless=True
     )
-    save_every: int | None = option(
-        None,
-        "Save the state that --resume needs every N updates too, not after epochs alone.",
-        panel=RUN,
-        minimum=1,
+    save_every: int | None = run_option(
+        None, "Save the state that --resume needs every N updates too, not after epochs alone.", minimum=1
     )
-    log_every: int = option(50, "Updates between lines of metrics.csv.", panel=RUN, minimum=1)
-    save_confidence: Literal["none", "base", "advanced", "pairwise"] = option(
+    log_every: int = run_option(50, "Updates between lines of metrics.csv.", minimum=1)
+    save_confidence: Literal["none", "base", "advanced", "pairwise"] = run_option(
         "none",
         "Write DIR/confs/epoch-N.pkl after every whole epoch: the MHR program's confidence of every head, batch by "
         "batch.",
-        panel=RUN,
     )
-    tensorboard: bool = option(False, "Write event files for TensorBoard (needs the package tensorboard).", panel=RUN)
+    tensorboard: bool = run_option(False, "Write event files for TensorBoard (needs the package tensorboard).")
 
-    seed: int = option(
-        1, "Seed of weights, dropout and data order.", panel=MACHINE, minimum=0, maximum=SEED, common=True
+    seed: int = machine_option(1, "Seed of weights, dropout and data order.", minimum=0, maximum=SEED, common=True)
+    device: str = machine_option("auto", "auto, cpu, cuda or mps.", common=True)
+    precision: Literal["float32", "bf16", "fp16", "float64"] = machine_option(
+        "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64."
     )
-    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MACHINE, common=True)
-    precision: Literal["float32", "bf16", "fp16", "float64"] = option(
-        "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
-    )
-    threads: int | None = option(
-        None, "CPU threads; default: torch's.", panel=MACHINE, minimum=1, maximum=1024, flagless=True
-    )
-    compile: bool = option(False, "torch.compile the model.", panel=MACHINE, flagless=True)
+    threads: int | None = machine_option(None, "CPU threads; default: torch's.", minimum=1, maximum=1024, flagless=True)
+    compile: bool = machine_option(False, "torch.compile the model.", flagless=True)
 
     def __post_init__(self) -> None:
         _check_kind(self)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headscope.config.declarations import Declared, declared
-from headscope.config.inputs import MODEL, OUTPUT
-from headscope.config.option import WHOLE, option
+from headscope.config.inputs import model_option, output_option
+from headscope.config.option import WHOLE
 from headscope.errors import ConfigError
-from headscope.pruning.options.shared import GATE_LR, LEARNING, SelectionConfig
+from headscope.pruning.options.shared import GATE_LR, SelectionConfig, learning_option
 from headscope.registry import Registry
 
 LEARNERS: Registry[Any] = Registry(
@@ -49,19 +49,17 @@ class LearnConfig(SelectionConfig):
     """How gates are learnt, and how the model learns with them; `method` has the options of their learner."""
 
     method: Any
-    batch_tokens: int | None = option(
-        2048, "Token positions in the batch of an update.", panel=MODEL, minimum=1, maximum=WHOLE
+    batch_tokens: int | None = model_option(
+        2048, "Token positions in the batch of an update.", minimum=1, maximum=WHOLE
     )
-    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
-    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING, minimum=0)
-    log_every: int | None = option(
-        None, "Updates between points of gates.csv; default: 50 points.", panel=LEARNING, minimum=1
+    updates: int = learning_option(1000, "Updates of learning.", minimum=1, common=True)
+    gate_lr: float | None = learning_option(None, GATE_LR, minimum=0)
+    log_every: int | None = learning_option(None, "Updates between points of gates.csv; default: 50 points.", minimum=1)
+    save_every: int = learning_option(
+        500, "Updates between states that --resume goes on from; 0: none.", minimum=0, identity=False
     )
-    save_every: int = option(
-        500, "Updates between states that --resume goes on from; 0: none.", panel=LEARNING, minimum=0, identity=False
-    )
-    resume: bool = option(
-        False, "Go on with the run in DIR that was killed, exactly.", panel=OUTPUT, identity=False, common=True
+    resume: bool = output_option(
+        False, "Go on with the run in DIR that was killed, exactly.", identity=False, common=True
     )
 
     def __post_init__(self) -> None:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.inputs import DATA, batch_tokens_option
-from headscope.config.option import flag, option
+from headscope.config.inputs import batch_tokens_option, data_option
+from headscope.config.option import flag
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.refit import DAMPING, Refit, RefitOptions, as_text
 from headscope.pruning.options.shared import (
     ANCHOR,
-    COMPENSATION,
-    HEADS,
     LEARNT_WITH,
     MEASURED_TEXT,
     STAY,
     TEXT,
     SelectionConfig,
+    compensation_option,
+    heads_option,
 )
 
 End = Literal["lowest", "highest"]
@@ -39,49 +39,45 @@ FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, 
 class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows."""
 
-    by: str = option(
+    by: str = heads_option(
         help="obs-task, obs, lrp, gradient, magnitude or others (`headscope list criteria`); with --from a column "
         "of its heads.csv; or a CSV file of site,layer,head and scores.",
         metavar="NAME|FILE.csv",
-        panel=HEADS,
     )
-    keep: int | None = option(None, STAY, metavar="N", panel=HEADS, minimum=1, common=True)
-    keep_fraction: float | None = option(
-        None, "Share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
+    keep: int | None = heads_option(None, STAY, minimum=1, common=True)
+    keep_fraction: float | None = heads_option(
+        None, "Share of the heads that stays.", metavar="F", above=0, maximum=1, common=True
     )
-    run: Path | None = option(
-        None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS, common=True
+    run: Path | None = heads_option(
+        None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", common=True
     )
-    column: str | None = option(None, "Column of --by FILE.csv.", metavar="NAME", panel=HEADS, flagless=True)
-    keep_lowest: bool = option(
-        False, "Heads with low values stay; default: as is agreed for --by, which is printed.", panel=HEADS
+    column: str | None = heads_option(None, "Column of --by FILE.csv.", flagless=True)
+    keep_lowest: bool = heads_option(
+        False, "Heads with low values stay; default: as is agreed for --by, which is printed."
     )
-    keep_highest: bool = option(False, "Heads with high values stay.", panel=HEADS)
-    steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS, minimum=1)
-    allocate: Allocation = option("global", ALLOCATE, panel=HEADS, common=True)
-    compensate: Literal["none", "mean", "least-squares"] = option(
+    keep_highest: bool = heads_option(False, "Heads with high values stay.")
+    steps: int = heads_option(1, "Take heads out in N steps, and score anew before each.", minimum=1)
+    allocate: Allocation = heads_option("global", ALLOCATE, common=True)
+    compensate: Literal["none", "mean", "least-squares"] = compensation_option(
         "none",
         "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
         "in closed form.",
-        panel=COMPENSATION,
         common=True,
     )
-    anchor: tuple[str, ...] = option(
+    anchor: tuple[str, ...] = compensation_option(
         (),
         f"{ANCHOR} Heads that are chosen by measuring (obs-measured, --allocate measured) are measured so too.",
         metavar="NAME|FILE[,TARGET]",
-        panel=COMPENSATION,
         flagless=True,
     )
-    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
-    damping: float = option(
+    sequential: bool = compensation_option(False, SEQUENTIAL)
+    damping: float = heads_option(
         DAMPING,
         "Ridge of criteria and allocations that refit, a share of the mean second moment.",
-        panel=HEADS,
         minimum=0,
         flagless=True,
     )
-    score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1, of=TEXT)
+    score_sentences: int = data_option(500, "Lines of --source to score on.", minimum=1, of=TEXT)
     batch_tokens: int | None = batch_tokens_option(of=MEASURED_TEXT)
 
     def __post_init__(self) -> None:

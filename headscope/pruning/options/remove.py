@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import TextLines, option
+from headscope.config.inputs import (
+    BleuOption,
+    CheckpointOptions,
+    ValidatedTextFiles,
+    data_option,
+    model_option,
+    output_option,
+)
+from headscope.config.option import TextLines
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, AUTO_DAMPING, DAMPING, NEEDS_TEXT, Refit, as_text
-from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, EXPORT, HEADS
+from headscope.pruning.options.shared import ANCHOR, CHECK, EXPORT, compensation_option, heads_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,135 +31,106 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
     """
 
     device_map: str | None = None
-    out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
-    heads: str | None = option(
+    out: Path = output_option(help="Directory to write.", metavar="DIR", written=True)
+    heads: str | None = heads_option(
         None,
         "Heads that go: 2.5,3.* where the model has one site, cross.0.*, or a file with a name a line.",
         metavar="LIST",
-        panel=HEADS,
         common=True,
     )
-    keep_only: str | None = option(
-        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS, common=True
+    keep_only: str | None = heads_option(
+        None, "Heads that stay, of the sites that the list names.", metavar="LIST", common=True
     )
-    merge_kv: tuple[int, ...] = option(
+    merge_kv: tuple[int, ...] = heads_option(
         (),
         "Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, for a "
         "smaller cache (--export native, the default then, is a plain class); or a number for each layer, N,N,… "
         "(--export deci-hf, gguf).",
         metavar="N[,N…]",
-        panel=HEADS,
     )
-    merge_by: Path | None = option(
+    merge_by: Path | None = heads_option(
         None,
         "Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
         metavar="FILE.csv|RUN",
-        panel=HEADS,
         of="merge_kv",
     )
-    allocate: Literal["uniform", "measured"] = option(
+    allocate: Literal["uniform", "measured"] = heads_option(
         "uniform",
         "How many key/value heads each layer keeps: N, or N on average, where merging costs least on --source by "
         "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
-        panel=HEADS,
     )
-    column: str | None = option(
-        None, "Column of --merge-by.", metavar="NAME", panel=HEADS, of="merge_by", flagless=True
-    )
-    export: tuple[str, ...] = option(
+    column: str | None = heads_option(None, "Column of --merge-by.", of="merge_by", flagless=True)
+    export: tuple[str, ...] = output_option(
         (),
         f"{EXPORT} What most programs can serve is native: choose heads with prune rank --allocate uniform, or fill up "
         "with --pad.",
         metavar="KIND",
-        panel=OUTPUT,
         common=True,
     )
-    pad: bool = option(
+    pad: bool = output_option(
         False,
         "Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain class holds "
         "it (--export native); saves less, takes any heads.",
-        panel=OUTPUT,
     )
-    source: TextLines | None = option(
+    source: TextLines | None = data_option(
         None,
         "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
-        metavar="FILE",
-        panel=DATA,
         common=True,
     )
-    max_sentences: int = option(32, "Lines to compare on.", panel=DATA, minimum=1)
-    batch: int = option(
-        64,
-        "Sentences in the large batch that is timed.",
-        panel=MODEL,
-        minimum=1,
-        maximum=4096,
-        identity=False,
-        flagless=True,
+    max_sentences: int = data_option(32, "Lines to compare on.", minimum=1)
+    batch: int = model_option(
+        64, "Sentences in the large batch that is timed.", minimum=1, maximum=4096, identity=False, flagless=True
     )
-    rounds: int = option(
-        5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
+    rounds: int = model_option(
+        5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
     )
-    compensate: Literal["none", "mean", "least-squares", "auto"] = option(
+    compensate: Literal["none", "mean", "least-squares", "auto"] = compensation_option(
         "none",
         "Refit what is left of the output projections on --source, in closed form. Least-squares refits weights and "
         "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
         "--check.",
-        panel=COMPENSATION,
         common=True,
     )
-    anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
-    check: tuple[str, ...] = option((), CHECK, metavar="FILE[,TARGET]", panel=COMPENSATION)
-    calibration_sentences: int = option(
-        1000, "Sentences of --source to refit on.", metavar="N", panel=COMPENSATION, minimum=1
-    )
-    damping: float | None = option(
+    anchor: tuple[str, ...] = compensation_option((), ANCHOR, metavar="NAME|FILE[,TARGET]")
+    check: tuple[str, ...] = compensation_option((), CHECK, metavar="FILE[,TARGET]")
+    calibration_sentences: int = compensation_option(1000, "Sentences of --source to refit on.", minimum=1)
+    damping: float | None = compensation_option(
         None,
         f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, with auto {AUTO_DAMPING:g}.",
-        panel=COMPENSATION,
         minimum=0,
         flagless=True,
     )
-    strength: float = option(
+    strength: float = compensation_option(
         1.0,
         "How far a projection goes to its refit: 0.5 is half the way from what it was; auto tries that too.",
-        panel=COMPENSATION,
         above=0,
         maximum=1,
         flagless=True,
     )
-    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
-    feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
-    objective: str = option(
-        "",
-        "What a compensation, or --allocate, is measured by (`headscope list objectives`); default: what fits.",
-        metavar="NAME",
-        panel=DATA,
+    sequential: bool = compensation_option(False, SEQUENTIAL)
+    feed_forward: bool = compensation_option(False, FEED_FORWARD)
+    objective: str = data_option(
+        "", "What a compensation, or --allocate, is measured by (`headscope list objectives`); default: what fits."
     )
-    metric: str = option(
+    metric: str = data_option(
         "",
         "Measured before and after, on held-out text (`headscope list metrics`); default: accuracy with --labels, "
         "perplexity of what predicts words, else cosine.",
-        metavar="NAME",
-        panel=DATA,
         common=True,
     )
-    margin: str | None = option(
+    margin: str | None = data_option(
         None,
         "Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; default: 1%.",
         metavar="N|N%",
-        panel=DATA,
     )
-    valid_source: TextLines | None = option(
+    valid_source: TextLines | None = data_option(
         None,
         "Text to measure intact, pruned and refitted model on; default: the last fifth of --source, which is then not "
         "refitted on.",
-        metavar="FILE",
-        panel=DATA,
         common=True,
     )
-    force: bool = option(
-        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    force: bool = output_option(
+        False, "Replace the run of the same command in the output.", identity=False, common=True
     )
 
     def __post_init__(self) -> None:

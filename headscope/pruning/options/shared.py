@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions, ValidatedTextFiles
+from headscope.config.inputs import BatchTokens, CheckpointOptions, ValidatedTextFiles, data_option, output_option
 from headscope.config.option import SEED, WHOLE, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
+heads_option, learning_option, compensation_option = (
+    partial(option, panel=panel) for panel in (HEADS, LEARNING, COMPENSATION)
+)
+"""`option` under the heading of that name."""
 STAY = "Heads that stay, of those where heads may go (--sites)."
 EXPORT = (
     "self-contained (default), native or masked of Hugging Face models; same (default) or masked of others. Files for "
@@ -33,32 +38,25 @@ Freeze = Literal["none", "encoder", "decoder", "model"]
 class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
     """The options that every command shares that says which heads go: which may, and the text that decides."""
 
-    out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
-    objective: str = option(
-        "",
-        "What heads are judged by: `headscope list objectives`; default: what fits the model.",
-        metavar="NAME",
-        panel=DATA,
-        of=TEXT,
+    out: Path = output_option(help="Directory to write.", metavar="DIR", written=True)
+    objective: str = data_option(
+        "", "What heads are judged by: `headscope list objectives`; default: what fits the model.", of=TEXT
     )
-    max_sentences: int | None = option(
-        None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, of=TEXT
+    max_sentences: int | None = data_option(None, "Use only the first N lines.", minimum=1, maximum=WHOLE, of=TEXT)
+    valid_sentences: int = data_option(1000, "Lines to measure on.", minimum=1, of=MEASURED_TEXT)
+    max_length: int | None = data_option(
+        None, "Subwords a side may have; longer sentences are cut.", minimum=2, of=MEASURED_TEXT
     )
-    valid_sentences: int = option(1000, "Lines to measure on.", panel=DATA, minimum=1, of=MEASURED_TEXT)
-    max_length: int | None = option(
-        None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2, of=MEASURED_TEXT
+    sites: tuple[str, ...] = heads_option(
+        (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere."
     )
-    sites: tuple[str, ...] = option(
-        (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.", metavar="LIST", panel=HEADS
-    )
-    protect: str | None = option(
+    protect: str | None = heads_option(
         None,
         "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
         metavar="LIST",
-        panel=HEADS,
     )
-    force: bool = option(
-        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    force: bool = output_option(
+        False, "Replace the run of the same command in the output.", identity=False, common=True
     )
 
 
@@ -66,35 +64,23 @@ class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
 class PruningOptions(HeadChoice):
     """The options that every command shares that learns gates, ranks heads or sweeps over both."""
 
-    tune_updates: int = option(
-        0, "Updates that follow, with the heads that go closed for good.", panel=LEARNING, minimum=0
-    )
-    freeze: Freeze | None = option(
+    tune_updates: int = learning_option(0, "Updates that follow, with the heads that go closed for good.", minimum=0)
+    freeze: Freeze | None = learning_option(
         None,
         "What does not learn; default: the decoder where only encoder-self is gated (Voita et al. 2019), else nothing. "
         "model: the gates alone learn.",
-        panel=LEARNING,
         flagless=True,
     )
-    lr: float | None = option(
-        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING, minimum=0
+    lr: float | None = learning_option(
+        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", minimum=0
     )
-    schedule: Literal["constant", "linear"] = option(
-        "constant", "linear: to 0 at the end.", panel=LEARNING, flagless=True
+    schedule: Literal["constant", "linear"] = learning_option("constant", "linear: to 0 at the end.", flagless=True)
+    warmup: int = learning_option(0, "Updates in which the rates rise.", minimum=0, flagless=True)
+    label_smoothing: float | None = learning_option(
+        None, "Label smoothing; default: 0.1 for translation, else 0.", minimum=0, below=1, flagless=True
     )
-    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING, minimum=0, flagless=True)
-    label_smoothing: float | None = option(
-        None,
-        "Label smoothing; default: 0.1 for translation, else 0.",
-        panel=LEARNING,
-        minimum=0,
-        below=1,
-        flagless=True,
-    )
-    clip: float = option(
-        1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING, minimum=0, flagless=True
-    )
-    seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
+    clip: float = learning_option(1.0, "Longest norm of the model's gradient; 0: no limit.", minimum=0, flagless=True)
+    seed: int = learning_option(1, "Seed of gates, noise, dropout and data order.", minimum=0, maximum=SEED)
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -113,9 +99,9 @@ LEARNT_WITH = tuple(
 class SelectionConfig(PruningOptions):
     """The options of every command that chooses heads once."""
 
-    remove: bool = option(
-        False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False, common=True
+    remove: bool = output_option(
+        False, "Go on and cut the heads out, into DIR/pruned (prune remove).", identity=False, common=True
     )
-    export: tuple[str, ...] = option(
-        (), f"What --remove writes: {EXPORT}", metavar="KIND", panel=OUTPUT, identity=False, of="remove"
+    export: tuple[str, ...] = output_option(
+        (), f"What --remove writes: {EXPORT}", metavar="KIND", identity=False, of="remove"
     )

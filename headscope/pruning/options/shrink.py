@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from headscope.config.engines import declared_engines
-from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption
-from headscope.config.option import SEED, TextLines, flag, option
+from headscope.config.inputs import BleuOption, data_option, model_option, output_option
+from headscope.config.option import SEED, TextLines, flag
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import AUTO, Refit, as_text
-from headscope.pruning.options.shared import COMPENSATION, EXPORT, HEADS, STAY, HeadChoice
+from headscope.pruning.options.shared import EXPORT, STAY, HeadChoice, compensation_option, heads_option
 from headscope.pruning.options.sweep import SweepConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
@@ -26,74 +26,61 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
     device_map: str | None = None
-    keep: int | None = option(None, STAY, metavar="N", panel=HEADS, minimum=1, common=True)
-    keep_fraction: float | None = option(
-        None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
+    keep: int | None = heads_option(None, STAY, minimum=1, common=True)
+    keep_fraction: float | None = heads_option(
+        None, "Instead: share of the heads that stays.", metavar="F", above=0, maximum=1, common=True
     )
-    max_drop: str | None = option(
+    max_drop: str | None = heads_option(
         None,
         "Instead: the smallest of 7/8, 3/4, 5/8, … of the heads that is not worse by more than this, in the metric's "
         f"unit or as a percentage of its value, at 95 % (default: {MARGIN}).",
         metavar="X|X%",
-        panel=HEADS,
         common=True,
     )
-    by: str = option(
+    by: str = heads_option(
         "",
         "What heads are ranked by, as in prune sweep --methods; default: obs-task where there is something to predict, "
         "else obs.",
-        metavar="NAME",
-        panel=HEADS,
     )
-    allocate: Allocation | None = option(
+    allocate: Allocation | None = heads_option(
         None,
         "How many heads each layer keeps, as in prune rank; default: measured, with --export native and "
         "ctranslate2 uniform, with laguna per-group.",
-        panel=HEADS,
     )
-    compensate: Literal["none", "mean", "least-squares", "auto"] = option(
+    compensate: Literal["none", "mean", "least-squares", "auto"] = compensation_option(
         AUTO,
         "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
         "and on the second text.",
-        panel=COMPENSATION,
     )
-    feed_forward: bool = option(
+    feed_forward: bool = compensation_option(
         False,
         "Refit module after module, the outputs of feed-forward blocks too, as in prune remove; loses less, takes "
         "many passes.",
-        panel=COMPENSATION,
     )
-    calibration_sentences: int = option(
-        1000, "Sentences of --source to rank and refit on.", metavar="N", panel=COMPENSATION, minimum=1
-    )
-    check: tuple[str, ...] = option(
+    calibration_sentences: int = compensation_option(1000, "Sentences of --source to rank and refit on.", minimum=1)
+    check: tuple[str, ...] = data_option(
         (),
         "A second text, of another kind, that refits are chosen by and the result is measured on too; default: text of "
         "many kinds that ships in the language of the text (en, de), random subwords where that is not known.",
         metavar="FILE[,TARGET]",
-        panel=DATA,
     )
-    valid_source: TextLines | None = option(
+    valid_source: TextLines | None = data_option(
         None,
         "Text to judge the result on, which nothing is fitted to or chosen by but the size; default: the last fifth of "
         "--source.",
-        metavar="FILE",
-        panel=DATA,
         common=True,
     )
-    metric: str = option(
+    metric: str = data_option(
         "",
         "Measured before and after (`headscope list metrics`); default: accuracy with --labels, perplexity of what "
         "predicts words, else cosine.",
-        metavar="NAME",
-        panel=DATA,
         common=True,
     )
-    rounds: int = option(
-        5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
+    rounds: int = model_option(
+        5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
     )
-    seed: int = option(1, "Seed of what is drawn.", panel=MODEL, minimum=0, maximum=SEED)
-    export: tuple[str, ...] = option((), EXPORT, metavar="KIND", panel=OUTPUT, common=True)
+    seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
+    export: tuple[str, ...] = output_option((), EXPORT, metavar="KIND", common=True)
 
     def __post_init__(self) -> None:
         both = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]

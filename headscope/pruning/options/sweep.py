@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.inputs import DATA, OUTPUT, SEARCH, BleuOption
+from headscope.config.inputs import BleuOption, data_option, output_option, search_option
 from headscope.config.option import BEAM, RESAMPLES, SEED, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
@@ -14,16 +15,17 @@ from headscope.pruning.options.learn import check_prices, learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import Refit, RefitOptions
 from headscope.pruning.options.shared import (
-    COMPENSATION,
     GATE_LR,
-    HEADS,
-    LEARNING,
     LEARNT_WITH,
     STAY,
     PruningOptions,
+    compensation_option,
+    heads_option,
+    learning_option,
 )
 
-MEASURING = "Measuring"
+measuring_option = partial(option, panel="Measuring")
+"""`option` under that heading."""
 OF_GATES = ("start", "updates", "gate_lr")
 """The options that are about gates alone."""
 
@@ -33,120 +35,93 @@ class SweepConfig(BleuOption, PruningOptions):
     """The options of `headscope prune sweep`; those that it shares with `prune rank` and with learners are theirs."""
 
     device_map: str | None = None
-    methods: tuple[str, ...] = option(
+    methods: tuple[str, ...] = heads_option(
         ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
         "l0, subset or another learner, and what prune rank --by has, where it must be said with :lowest or :highest "
         "for the heads that stay.",
-        metavar="LIST",
-        panel=HEADS,
         common=True,
     )
-    keep: tuple[int, ...] = option(
-        (), f"Sizes: {STAY[0].lower()}{STAY[1:]}", metavar="N,N,…", panel=HEADS, minimum=1, common=True
+    keep: tuple[int, ...] = heads_option(
+        (), f"Sizes: {STAY[0].lower()}{STAY[1:]}", metavar="N,N,…", minimum=1, common=True
     )
-    keep_fraction: tuple[float, ...] = option(
-        (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, above=0, maximum=1, common=True
+    keep_fraction: tuple[float, ...] = heads_option(
+        (), "Sizes: shares of them that stay.", metavar="F,F,…", above=0, maximum=1, common=True
     )
-    lambdas: tuple[float, ...] = option(
+    lambdas: tuple[float, ...] = heads_option(
         (),
         "l0: these prices of an open head, instead of searching for --keep.",
         name="lambda",
         metavar="L,L,…",
-        panel=HEADS,
         minimum=0,
     )
-    strength_as: Literal["paper", "code"] = option(
+    strength_as: Literal["paper", "code"] = heads_option(
         "paper",
         "l0: λ is a price on the sum over heads, or (code) on the mean over attention modules of it.",
         name="lambda-as",
-        panel=HEADS,
         of="lambdas",
         flagless=True,
     )
-    start: Literal["glorot", "open"] | None = option(
-        None,
-        "l0: gates at the start, random or open; default: open with --keep, else glorot.",
-        panel=HEADS,
-        flagless=True,
+    start: Literal["glorot", "open"] | None = heads_option(
+        None, "l0: gates at the start, random or open; default: open with --keep, else glorot.", flagless=True
     )
-    allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
-    compensate: Literal["none", "mean", "least-squares"] = option(
+    allocate: Allocation = heads_option("global", ALLOCATE)
+    compensate: Literal["none", "mean", "least-squares"] = compensation_option(
         "none",
         "Where a ranking took heads out, refit what is left of the output projections on the text that heads were "
         "scored on, before any tuning, in closed form.",
-        panel=COMPENSATION,
         common=True,
     )
-    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION, flagless=True)
-    seeds: int = option(
-        3,
-        "Seeds of what is learnt or drawn; other rankings run once.",
-        panel=HEADS,
-        minimum=1,
-        maximum=1000,
-        common=True,
+    sequential: bool = compensation_option(False, SEQUENTIAL, flagless=True)
+    seeds: int = heads_option(
+        3, "Seeds of what is learnt or drawn; other rankings run once.", minimum=1, maximum=1000, common=True
     )
-    seed: int = option(1, "The first of them, and that of the bootstrap.", panel=HEADS, minimum=0, maximum=SEED)
-    score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1, flagless=True)
-    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
-    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING, minimum=0, flagless=True)
-    from_scratch: bool = option(
-        False, "Also train what learnt gates leave from scratch, as a control.", panel=LEARNING, flagless=True
+    seed: int = heads_option(1, "The first of them, and that of the bootstrap.", minimum=0, maximum=SEED)
+    score_sentences: int = data_option(500, "Lines of --source to rank on.", minimum=1, flagless=True)
+    updates: int = learning_option(1000, "Updates of learning.", minimum=1, common=True)
+    gate_lr: float | None = learning_option(None, GATE_LR, minimum=0, flagless=True)
+    from_scratch: bool = learning_option(
+        False, "Also train what learnt gates leave from scratch, as a control.", flagless=True
     )
-    recipe: Path | None = option(
+    recipe: Path | None = learning_option(
         None,
         "How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
         metavar="RUN|FILE.toml",
-        panel=LEARNING,
         of="from_scratch",
         flagless=True,
     )
-    metric: str = option(
-        "", "`headscope list metrics`; default: what fits the model.", metavar="NAME", panel=MEASURING, common=True
+    metric: str = measuring_option("", "`headscope list metrics`; default: what fits the model.", common=True)
+    functions: Path | None = measuring_option(
+        None, "A run of `analyze` of CKPT: count the functions of survivors.", metavar="RUN", identity=False
     )
-    functions: Path | None = option(
-        None,
-        "A run of `analyze` of CKPT: count the functions of survivors.",
-        metavar="RUN",
-        panel=MEASURING,
-        identity=False,
-    )
-    relabel: bool = option(
+    relabel: bool = measuring_option(
         False,
         "Also label the heads of every pruned model anew, on the text and with the options of that run.",
-        panel=MEASURING,
         of="functions",
         flagless=True,
     )
-    text: Literal["raw", "tokenised-lowercase"] = option(
-        "raw", "What BLEU compares, as in evaluate.", panel=MEASURING, flagless=True
+    text: Literal["raw", "tokenised-lowercase"] = measuring_option(
+        "raw", "What BLEU compares, as in evaluate.", flagless=True
     )
-    beam: int | None = option(
-        None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM, flagless=True
+    beam: int | None = search_option(
+        None, "Beam; default: the checkpoint's own.", minimum=1, maximum=BEAM, flagless=True
     )
-    hiding: Literal["each", "random"] = option(
-        "each", "Encoders alone: as in evaluate.", panel=MEASURING, flagless=True
+    hiding: Literal["each", "random"] = measuring_option("each", "Encoders alone: as in evaluate.", flagless=True)
+    bootstrap: int = measuring_option(
+        1000, "Resamples of intervals and paired tests.", minimum=2, maximum=RESAMPLES, identity=False
     )
-    bootstrap: int = option(
-        1000, "Resamples of intervals and paired tests.", panel=MEASURING, minimum=2, maximum=RESAMPLES, identity=False
-    )
-    margin: str | None = option(
+    margin: str | None = measuring_option(
         None,
         "Loss against the unpruned model that counts as none: in the metric's unit, or a percentage of its value; "
         "default: 1%.",
         metavar="X|X%",
-        panel=MEASURING,
         identity=False,
     )
-    keep_models: bool = option(
+    keep_models: bool = output_option(
         False,
         "Keep the pruned model of every cell, without the heads that went: column model of sweep.csv.",
-        panel=OUTPUT,
         identity=False,
     )
-    force: bool = option(
-        False, "Begin anew, without the cells that DIR holds.", panel=OUTPUT, identity=False, common=True
-    )
+    force: bool = output_option(False, "Begin anew, without the cells that DIR holds.", identity=False, common=True)
 
     def __post_init__(self) -> None:
         if not self.methods:

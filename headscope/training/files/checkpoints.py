@@ -121,7 +121,7 @@ class Progress:
     values: list[float] = field(default_factory=list)
     nll: float | None = None
     bleu: float | None = None
-    window: Sums = Sums()  # noqa: RUF009 — a tuple
+    window: Sums = Sums()
     seconds: float = 0.0
     latest: dict[str, float] = field(default_factory=dict)
 
