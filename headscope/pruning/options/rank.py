@@ -32,7 +32,6 @@ ALLOCATE = (
     "measured: as the loss says after refits (--compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
-FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
 
 
 @dataclass(frozen=True, kw_only=True)

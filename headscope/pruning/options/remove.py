@@ -7,31 +7,30 @@ from pathlib import Path
 from typing import Literal
 
 from headscope.config.inputs import (
-    BleuOption,
-    CheckpointOptions,
-    ValidatedTextFiles,
     data_option,
     model_option,
     output_option,
 )
 from headscope.config.option import TextLines
-from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
-from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
+from headscope.pruning.options.rank import SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, AUTO_DAMPING, DAMPING, NEEDS_TEXT, Refit, as_text
-from headscope.pruning.options.shared import ANCHOR, CHECK, EXPORT, compensation_option, heads_option
+from headscope.pruning.options.shared import (
+    ANCHOR,
+    SmallerModelOptions,
+    compensation_option,
+    heads_option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles, CheckpointOptions):
+class RemoveConfig(SmallerModelOptions):
     """The options of `headscope prune remove`.
 
     `heads` go, or all but `keep_only`, or all stay and key/value heads are merged (see `plan_merge`). `export` holds at
     most one kind of folder, and files for engines besides.
     """
 
-    device_map: str | None = None
-    out: Path = output_option(help="Directory to write.", metavar="DIR", written=True)
     heads: str | None = heads_option(
         None,
         "Heads that go: 2.5,3.* where the model has one site, cross.0.*, or a file with a name a line.",
@@ -60,13 +59,6 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
     )
     column: str | None = heads_option(None, "Column of --merge-by.", of="merge_by", flagless=True)
-    export: tuple[str, ...] = output_option(
-        (),
-        f"{EXPORT} What most programs can serve is native: choose heads with prune rank --allocate uniform, or fill up "
-        "with --pad.",
-        metavar="KIND",
-        common=True,
-    )
     pad: bool = output_option(
         False,
         "Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain class holds "
@@ -81,9 +73,6 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
     batch: int = model_option(
         64, "Sentences in the large batch that is timed.", minimum=1, maximum=4096, identity=False, flagless=True
     )
-    rounds: int = model_option(
-        5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
-    )
     compensate: Literal["none", "mean", "least-squares", "auto"] = compensation_option(
         "none",
         "Refit what is left of the output projections on --source, in closed form. Least-squares refits weights and "
@@ -92,8 +81,6 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         common=True,
     )
     anchor: tuple[str, ...] = compensation_option((), ANCHOR, metavar="NAME|FILE[,TARGET]")
-    check: tuple[str, ...] = compensation_option((), CHECK, metavar="FILE[,TARGET]")
-    calibration_sentences: int = compensation_option(1000, "Sentences of --source to refit on.", minimum=1)
     damping: float | None = compensation_option(
         None,
         f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, with auto {AUTO_DAMPING:g}.",
@@ -108,29 +95,13 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         flagless=True,
     )
     sequential: bool = compensation_option(False, SEQUENTIAL)
-    feed_forward: bool = compensation_option(False, FEED_FORWARD)
     objective: str = data_option(
         "", "What a compensation, or --allocate, is measured by (`headscope list objectives`); default: what fits."
-    )
-    metric: str = data_option(
-        "",
-        "Measured before and after, on held-out text (`headscope list metrics`); default: accuracy with --labels, "
-        "perplexity of what predicts words, else cosine.",
-        common=True,
     )
     margin: str | None = data_option(
         None,
         "Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; default: 1%.",
         metavar="N|N%",
-    )
-    valid_source: TextLines | None = data_option(
-        None,
-        "Text to measure intact, pruned and refitted model on; default: the last fifth of --source, which is then not "
-        "refitted on.",
-        common=True,
-    )
-    force: bool = output_option(
-        False, "Replace the run of the same command in the output.", identity=False, common=True
     )
 
     def __post_init__(self) -> None:

@@ -7,8 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.inputs import BatchTokens, CheckpointOptions, ValidatedTextFiles, data_option, output_option
-from headscope.config.option import SEED, WHOLE, option, plain_options
+from headscope.config.inputs import (
+    BatchTokens,
+    BleuOption,
+    CheckpointOptions,
+    ValidatedTextFiles,
+    data_option,
+    model_option,
+    output_option,
+)
+from headscope.config.option import SEED, WHOLE, TextLines, option, plain_options
+from headscope.config.small import EngineFileOptions, HubOptions
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 heads_option, learning_option, compensation_option = (
@@ -25,20 +34,64 @@ ANCHOR = (
     "least-squares and auto: calibrate on other text too, so that the refit holds there: mixed (random subwords, and "
     "the words of the text in random order), or a text of your own; default: none, which auto compares with mixed."
 )
-CHECK = (
-    "A second text, that a compensation is measured on; default: text of many kinds that ships in the language of the "
-    "text (en, de), random subwords where that is not known."
-)
 TEXT = "source|labels"
 MEASURED_TEXT = f"{TEXT}|valid_source|valid_labels"
 Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
-    """The options that every command shares that says which heads go: which may, and the text that decides."""
+class PruningFolder(ValidatedTextFiles, CheckpointOptions):
+    """What goes into which folder: the options of every command of `headscope prune`."""
 
     out: Path = output_option(help="Directory to write.", metavar="DIR", written=True)
+    force: bool = output_option(
+        False, "Replace the run of the same command in the output.", identity=False, common=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallerModelOptions(HubOptions, EngineFileOptions, BleuOption, PruningFolder):
+    """How a smaller model is written, refitted and measured, whoever says which heads go."""
+
+    device_map: str | None = None
+    export: tuple[str, ...] = output_option(
+        (),
+        f"{EXPORT} What most programs can serve is native, of layers with as many heads (--allocate uniform).",
+        metavar="KIND",
+        common=True,
+    )
+    feed_forward: bool = compensation_option(
+        False,
+        "Refit module after module, the outputs of feed-forward blocks too, which then make up for heads as well; "
+        "loses less, takes many passes.",
+    )
+    calibration_sentences: int = compensation_option(1000, "Sentences of --source to refit on.", minimum=1)
+    check: tuple[str, ...] = data_option(
+        (),
+        "A second text, of another kind, that refits are chosen by or measured on; default: text of many kinds that "
+        "ships in the language of the text (en, de), random subwords where that is not known.",
+        metavar="FILE[,TARGET]",
+    )
+    valid_source: TextLines | None = data_option(
+        None,
+        "Text to measure the result on, which nothing is fitted to; default: the last fifth of --source.",
+        common=True,
+    )
+    metric: str = data_option(
+        "",
+        "Measured before and after (`headscope list metrics`); default: accuracy with --labels, perplexity of what "
+        "predicts words, else cosine.",
+        common=True,
+    )
+    rounds: int = model_option(
+        5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadChoice(BatchTokens, PruningFolder):
+    """The options that every command shares that says which heads go: which may, and the text that decides."""
+
     objective: str = data_option(
         "", "What heads are judged by: `headscope list objectives`; default: what fits the model.", of=TEXT
     )
@@ -54,9 +107,6 @@ class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
         None,
         "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
         metavar="LIST",
-    )
-    force: bool = output_option(
-        False, "Replace the run of the same command in the output.", identity=False, common=True
     )
 
 

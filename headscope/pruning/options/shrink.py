@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from headscope.config.engines import declared_engines
-from headscope.config.inputs import BleuOption, data_option, model_option, output_option
-from headscope.config.option import SEED, TextLines, flag
-from headscope.config.small import EngineFileOptions, HubOptions
+from headscope.config.inputs import model_option
+from headscope.config.option import SEED, flag
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import AUTO, Refit, as_text
-from headscope.pruning.options.shared import EXPORT, STAY, HeadChoice, compensation_option, heads_option
+from headscope.pruning.options.shared import (
+    STAY,
+    HeadChoice,
+    SmallerModelOptions,
+    compensation_option,
+    heads_option,
+)
 from headscope.pruning.options.sweep import SweepConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
@@ -22,10 +27,9 @@ SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
+class ShrinkConfig(SmallerModelOptions, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
-    device_map: str | None = None
     keep: int | None = heads_option(None, STAY, minimum=1, common=True)
     keep_fraction: float | None = heads_option(
         None, "Instead: share of the heads that stays.", metavar="F", above=0, maximum=1, common=True
@@ -52,35 +56,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
         "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
         "and on the second text.",
     )
-    feed_forward: bool = compensation_option(
-        False,
-        "Refit module after module, the outputs of feed-forward blocks too, as in prune remove; loses less, takes "
-        "many passes.",
-    )
-    calibration_sentences: int = compensation_option(1000, "Sentences of --source to rank and refit on.", minimum=1)
-    check: tuple[str, ...] = data_option(
-        (),
-        "A second text, of another kind, that refits are chosen by and the result is measured on too; default: text of "
-        "many kinds that ships in the language of the text (en, de), random subwords where that is not known.",
-        metavar="FILE[,TARGET]",
-    )
-    valid_source: TextLines | None = data_option(
-        None,
-        "Text to judge the result on, which nothing is fitted to or chosen by but the size; default: the last fifth of "
-        "--source.",
-        common=True,
-    )
-    metric: str = data_option(
-        "",
-        "Measured before and after (`headscope list metrics`); default: accuracy with --labels, perplexity of what "
-        "predicts words, else cosine.",
-        common=True,
-    )
-    rounds: int = model_option(
-        5, "Timed runs of each model, fewer if slow; 0: none.", minimum=0, maximum=10_000, identity=False
-    )
     seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
-    export: tuple[str, ...] = output_option((), EXPORT, metavar="KIND", common=True)
 
     def __post_init__(self) -> None:
         both = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
