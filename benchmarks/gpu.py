@@ -68,8 +68,8 @@ def checkpoint(sizes: dict[str, Any], device: torch.device, *, longest: int) -> 
 
 def work(opened: Any, mode: str, length: int, only: tuple[str, ...]) -> Callable[[], Any]:
     """One run of a mode over a text of so many tokens."""
-    from headscope.api.analysis import measure_heads
     from headscope.config import AnalyzeOptions
+    from headscope.engine.study import measure_heads
 
     ids = words(length)
     if mode == "streamed":

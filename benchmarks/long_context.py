@@ -87,8 +87,8 @@ def one_line(ids: list[int]) -> Any:
 
 def measure(mode: str, length: int) -> tuple[float, float]:
     """Wall and CPU seconds of one mode, in this process."""
-    from headscope.api.analysis import measure_heads
     from headscope.config import AnalyzeOptions
+    from headscope.engine.study import measure_heads
     from headscope.model.discovery import find_attention
 
     opened = checkpoint(length, "eager" if mode == "eager" else "sdpa")

@@ -88,9 +88,9 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     Writes heads.csv (a row per head), a table per analysis, run.json and figures. With --source - it measures the
     sentences that are typed or piped in, and writes the page of their attention too.
     """
-    from headscope.api.analysis import run_analysis
     from headscope.cli.answers import show_result
     from headscope.cli.next_commands import after_analysis
+    from headscope.engine.study import run_analysis
 
     typed = typed_text(values)
     config = configured_analysis({**values, **typed, **({"report": True} if typed else {})})

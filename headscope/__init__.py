@@ -22,32 +22,50 @@ if TYPE_CHECKING:
     from headscope.api.model import SmallModel as SmallModel
     from headscope.api.ranking import Ranking as Ranking
     from headscope.api.texts import Texts as Texts
+    from headscope.config.analyze import AnalyzeConfig as AnalyzeConfig
+    from headscope.config.evaluate import EvaluateConfig as EvaluateConfig
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
+    from headscope.pruning.options.learn import LearnConfig as LearnConfig
+    from headscope.pruning.options.rank import RankConfig as RankConfig
     from headscope.pruning.options.refit import Refit as Refit
+    from headscope.pruning.options.remove import RemoveConfig as RemoveConfig
+    from headscope.pruning.options.shrink import ShrinkConfig as ShrinkConfig
+    from headscope.pruning.options.sweep import SweepConfig as SweepConfig
     from headscope.results.removal import Removal as Removal
     from headscope.results.study import Study as Study
+    from headscope.training.config import TrainConfig as TrainConfig
 
 __version__ = VERSION
 
 _LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
+_CONFIGS = {
+    "AnalyzeConfig": "config.analyze",
+    "EvaluateConfig": "config.evaluate",
+    "LearnConfig": "pruning.options.learn",
+    "RankConfig": "pruning.options.rank",
+    "Refit": "pruning.options.refit",
+    "RemoveConfig": "pruning.options.remove",
+    "ShrinkConfig": "pruning.options.shrink",
+    "SweepConfig": "pruning.options.sweep",
+    "TrainConfig": "training.config",
+}
 _HEAVY = {
     **dict.fromkeys(("analyze", "evaluate", "load", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
     "Ranking": "api.ranking",
-    "Refit": "pruning.options.refit",
     "Removal": "results.removal",
     "Study": "results.study",
     "Texts": "api.texts",
 }
-__all__ = ["__version__", "assets", *sorted({**_LIGHT, **_HEAVY})]
+__all__ = ["__version__", "assets", *sorted({**_LIGHT, **_CONFIGS, **_HEAVY})]
 
 
 def __getattr__(name: str) -> Any:
     if name == "assets":
         return import_module("headscope.assets")
-    for table in (_LIGHT, _HEAVY):
+    for table in (_LIGHT, _CONFIGS, _HEAVY):
         if name in table:  # all of them at once: a module of the same name is no longer in the way then
             globals().update(
                 {public: getattr(import_module(f"headscope.{file}"), public) for public, file in table.items()}

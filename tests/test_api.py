@@ -16,8 +16,8 @@ import torch
 from pandas.testing import assert_frame_equal
 
 import headscope as hs
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.engine.study import run_analysis
 from headscope.errors import (
     CheckpointError,
     ConfigError,
@@ -45,7 +45,7 @@ def test_importing_headscope_is_light_and_lazy(python: Callable[..., str]) -> No
     code = """
 import sys, headscope as hs
 assert {"load", "analyze", "prune", "train", "evaluate", "plot", "Model", "Study"} <= set(dir(hs))
-hs.HeadId.parse("cross.0.1"), hs.HeadscopeError, hs.assets.trained()
+hs.HeadId.parse("cross.0.1"), hs.HeadscopeError, hs.assets.trained(), hs.AnalyzeConfig, hs.TrainConfig, hs.Refit
 print([name for name in ("torch", "numpy", "pandas", "transformers", "matplotlib", "rich") if name in sys.modules])
 """
     assert python("-c", code).strip() == "[]"

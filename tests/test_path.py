@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from headscope.analyses.confidence import Confidence
-from headscope.api.analysis import run_analysis
 from headscope.assets import captions, trained
 from headscope.config import AnalyzeConfig
+from headscope.engine.study import run_analysis
 from tests.makers.modules import MODULES, RANK, layer
 
 NAMES = {path.resolve(): name for name, path in MODULES.items()}

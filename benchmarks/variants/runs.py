@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from variants.design import RECIPE, TEST, Arm
 
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.data.lines import read_lines
+from headscope.engine.study import run_analysis
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.files.writing import write_json

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ref
 
-from headscope.api.analysis import run_analysis
 from headscope.api.open_model import OpenModel
 from headscope.api.options import PathName, Report, progress_of, public_api
 from headscope.api.ranking import Ranking, ranking_of
@@ -23,6 +22,7 @@ from headscope.config.analyze import configured_analysis
 from headscope.config.option import configured
 from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
+from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, python_words
 from headscope.evaluation.each_head import EachHead
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all

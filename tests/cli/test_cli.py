@@ -18,11 +18,11 @@ import pandas as pd
 import pytest
 import typer
 
-from headscope.api import demo
-from headscope.api.analysis import run_analysis
+from headscope import demo
 from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
+from headscope.engine.study import run_analysis
 from headscope.formats.base import open_checkpoint
 from headscope.results.study import Study
 from tests.contracts.architectures import BY_NAME, build

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
-from headscope.api.analysis import run_analysis
 from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
+from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.model.taps import frozen_parameters
@@ -172,7 +172,7 @@ def test_what_takes_many_passes_is_asked_for(
         made.append(given)
         return SimpleNamespace(folder=None)
 
-    monkeypatch.setattr("headscope.api.analysis.run_analysis", noted)
+    monkeypatch.setattr("headscope.engine.study.run_analysis", noted)
     (tmp_path / "text").write_text("A dog.\n", encoding="utf-8")
     end = ["model", "--source", "text", "--out", "run"]
     assert ran(["analyze", *words.split(), *end]).orderly and ran(["analyze", *end, *words.split()]).orderly

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.api.analysis import measure_heads
 from headscope.config import AnalyzeOptions
 from headscope.data import batching
 from headscope.data.batching import (
@@ -29,6 +28,7 @@ from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
 from headscope.engine.runner import AnalysisRunner
+from headscope.engine.study import measure_heads
 from headscope.errors import DataError
 from tests.contracts.studies import OPTIONS
 from tests.oracles import checkpoints, tiny

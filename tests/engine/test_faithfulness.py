@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 
-from headscope.api.analysis import run_analysis
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
@@ -25,6 +24,7 @@ from headscope.engine.faithfulness.comparison import (
 from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
 from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads

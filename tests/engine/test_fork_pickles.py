@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.config.option import configured
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.fork.batches import SENTENCES, BatchSize, groups
 from headscope.engine.fork.pickles import mhr_pickles
+from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE

@@ -23,9 +23,9 @@ import pytest
 import torch
 import transformers
 
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.data.parses import Parse
+from headscope.engine.study import run_analysis
 from headscope.heads import Site
 from tests.oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
 from tests.oracles.seen import Call, Seen, Term

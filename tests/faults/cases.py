@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from headscope.api import demo
-from headscope.api.analysis import run_analysis
+from headscope import demo
 from headscope.assets import captions
+from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError
 from headscope.formats.native import NATIVE
 from tests.makers.runs import make_run

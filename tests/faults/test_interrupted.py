@@ -52,8 +52,8 @@ def analyze(headscope: Command, inputs: Path, out: Path, *more: str) -> tuple[in
 
 @pytest.fixture(scope="module")
 def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    from headscope.api.analysis import run_analysis
     from headscope.config import AnalyzeConfig
+    from headscope.engine.study import run_analysis
 
     out = tmp_path_factory.mktemp("whole") / "run"
     own = {"shapley_samples": 2, "explained_steps": 2}

@@ -17,10 +17,10 @@ from tokenizers import processors
 from transformers.utils.generic import ModelOutput
 
 import headscope as hs
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
+from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times

@@ -43,7 +43,7 @@ LAYERS = (
     ("training",),
     ("pruning",),
     ("report",),
-    ("api",),
+    ("api", "demo"),
     ("cli",),
 )
 """From the bottom up: who may import whom. Within the third layer, and within a folder, only cycles are forbidden."""

@@ -14,7 +14,7 @@ from torch import distributed
 
 from tests.makers.modules import ROOT
 
-IMPORTED = ["headscope.api.analysis", "headscope.cli.analyze", "headscope.training.trainer"]
+IMPORTED = ["headscope.engine.study", "headscope.cli.analyze", "headscope.training.trainer"]
 HANGS = 900  # seconds
 
 

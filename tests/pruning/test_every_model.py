@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig, EvaluateConfig, TextFiles
 from headscope.data.corpus import open_corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.engine.overview import checkpoint_overview
+from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint

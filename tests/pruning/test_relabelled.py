@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import open_pruned

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint

@@ -16,10 +16,10 @@ import transformers
 
 import headscope as hs
 import headscope.model.transformers_attention  # registers the attention of models made here
-from headscope.api.analysis import run_analysis
 from headscope.assets import captions, trained
 from headscope.config import AnalyzeConfig
 from headscope.data.encoded import Batch, pad_side
+from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint

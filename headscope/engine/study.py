@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.config.declarations import checked_options
+from headscope.config.declarations import checked_options, imported
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
@@ -19,6 +19,7 @@ from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.budget import with_budget
+from headscope.engine.faithfulness.run import try_rankings
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.joint import joint_ablation
@@ -33,7 +34,6 @@ from headscope.heads import select_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
-from headscope.pruning.engines.alignment import check_alignment_model, write_measured
 from headscope.results.study import INTERRUPTED, Study
 from headscope.results.study_files import STUDY, build_study, finishing
 
@@ -71,7 +71,9 @@ def run_analysis(
         )
         checkpoint = checkpoint or open_configured(config)
         if config.write_alignment:
-            check_alignment_model(config.write_alignment, checkpoint.layout)
+            imported("headscope.pruning.engines.alignment:check_alignment_model")(
+                config.write_alignment, checkpoint.layout
+            )
         corpus = with_labels(checkpoint, corpus, config.labels)
         if config.corrupt is not None and config.answer is not None:
             corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
@@ -90,7 +92,8 @@ def run_analysis(
         study.record["seconds"] = time.monotonic() - began
         build_study(study, build, figures=config.figures, report=config.report)
         if config.write_alignment and study.complete:
-            named = write_measured(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
+            write = imported("headscope.pruning.engines.alignment:write_measured")
+            named = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
             study.record["remarks"].append(named)
         return study
 
@@ -166,10 +169,8 @@ def _add_faithfulness(
     progress: Progress,
 ) -> None:
     """Test the rankings of a study, and add what came of it."""
-    from headscope.engine.faithfulness.run import try_rankings
-    from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
-
-    context = ScoringContext(checkpoint, corpus, run.batching, run)
+    context = imported("headscope.pruning.ranking.criterion:ScoringContext")(checkpoint, corpus, run.batching, run)
+    scores_by_criteria = imported("headscope.pruning.ranking.criterion:scores_by_criteria")
     comparison = try_rankings(
         checkpoint,
         corpus,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headscope.api.analysis import run_analysis
 from headscope.assets import captions, demo_checkpoint, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
