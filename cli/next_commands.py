@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -11,7 +12,7 @@ from headscope.config import AnalyzeConfig, Companions, TextFiles, ValidatedText
 from headscope.heads import Site
 
 if TYPE_CHECKING:
-    from headscope.pruning.selection import Selection
+    from headscope.results.ranking import Ranking
     from headscope.results.removal import Removal
     from headscope.results.study import Study
 
@@ -86,23 +87,24 @@ def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def after_choice(choice: Selection, options: Mapping[str, Any]) -> tuple[str, str] | None:
+def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str] | None:
     """After heads were chosen the command that cuts them out, measured on the same text; after that what is left.
 
     A ranking on text is followed by the compensation that harms least there and on other text, and heads that a plain
     class can hold by its export.
     """
-    if choice.removed_to is not None:
-        return "What it is", command_line("show", choice.removed_to)
+    record = choice.record
+    if record["removed_to"] is not None:
+        return "What it is", command_line("show", record["removed_to"])
     if not choice.removed:
         return None
-    ranking = choice.facts.get("ranking", {})
-    trained = choice.folder / "model" if choice.model else choice.source["path"]
+    ranking = record.get("ranking", {})
+    trained = choice.folder / "model" if record["model"] else record["source"]["path"]
     words = ["prune", "remove", trained, "--heads", choice.folder / "removed.txt", "--out", f"{choice.folder}-pruned"]
-    read = int(choice.signature.entries.get("data", "n=0").rpartition("n=")[2])
+    read = int((re.findall(r"\|data:[^|]*n=(\d+)", choice.signature) or ["0"])[0])
     refit: tuple[str, ...] = ()
     reached = options.get("target") or not {head.site for head in choice.removed} >= {Site.CROSS}
-    if ranking and not choice.model and options.get("source") and reached and read >= FEWEST:
+    if ranking and not record["model"] and options.get("source") and reached and read >= FEWEST:
         words += ["--compensate", "auto"]
         refit = ("sequential",)
     words += ["--export", "native"] if ranking.get("native") else []
@@ -110,11 +112,11 @@ def after_choice(choice: Selection, options: Mapping[str, Any]) -> tuple[str, st
     return "Smaller model", command_line(*words, options=options, names=names)
 
 
-def _companions(choice: Selection) -> tuple[str, ...]:
+def _companions(choice: Ranking) -> tuple[str, ...]:
     """The companions of the checkpoint that heads go from: one that was trained holds all but what splits its text."""
     from headscope.formats.base import detect_format
 
-    if not choice.model:
+    if not choice.record["model"]:
         return COMPANIONS
     return ("bpe",) if "bpe" in detect_format(str(choice.folder / "model")).takes else ()
 

@@ -21,7 +21,7 @@ from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 
 if TYPE_CHECKING:
-    from headscope.pruning.selection import Selection
+    from headscope.results.ranking import Ranking
     from headscope.results.removal import Removal
 
 SUMMARY = "Take heads out of a model, and prove that nothing else changed."
@@ -70,7 +70,7 @@ def rank(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         show_choice(choice, json=json, verbose=verbose, options=values)
 
 
-def show_choice(choice: Selection, *, json: bool, verbose: bool, options: Mapping[str, Any]) -> None:
+def show_choice(choice: Ranking, *, json: bool, verbose: bool, options: Mapping[str, Any]) -> None:
     """Print what was chosen with these options, and what can be done next."""
     if json:
         console.print_json({"out": str(choice.folder), **choice.to_json()})

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headscope.api.commands import train as train
     from headscope.api.model import Model as Model
     from headscope.api.model import SmallModel as SmallModel
-    from headscope.api.ranking import Ranking as Ranking
     from headscope.api.texts import Texts as Texts
     from headscope.config.analyze import AnalyzeConfig as AnalyzeConfig
     from headscope.config.evaluate import EvaluateConfig as EvaluateConfig
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from headscope.pruning.options.remove import RemoveConfig as RemoveConfig
     from headscope.pruning.options.shrink import ShrinkConfig as ShrinkConfig
     from headscope.pruning.options.sweep import SweepConfig as SweepConfig
+    from headscope.results.ranking import Ranking as Ranking
     from headscope.results.removal import Removal as Removal
     from headscope.results.study import Study as Study
     from headscope.training.config import TrainConfig as TrainConfig
@@ -54,7 +54,7 @@ _CONFIGS = {
 _HEAVY = {
     **dict.fromkeys(("analyze", "evaluate", "load", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
-    "Ranking": "api.ranking",
+    "Ranking": "results.ranking",
     "Removal": "results.removal",
     "Study": "results.study",
     "Texts": "api.texts",

@@ -21,8 +21,9 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import REMOVAL, run_removal
-from headscope.pruning.selection import CHOICE, Selection
+from headscope.pruning.selection import CHOICE
 from headscope.report.page.write import write_page
+from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study
 from headscope.results.study_files import STUDY
@@ -157,7 +158,7 @@ def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
     return study
 
 
-def _remove(checkpoint: str, out: Path, choice: Selection, calibration: dict[str, Any]) -> Removal:
+def _remove(checkpoint: str, out: Path, choice: Ranking, calibration: dict[str, Any]) -> Removal:
     """The heads that were chosen cut out, and what is left of the output projections refitted."""
     heads = ",".join(map(str, choice.removed))
     options = {"compensate": "least-squares", "rounds": ROUNDS, **calibration}

@@ -551,7 +551,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
         progress=lambda *entry: told.append(entry),
         **shared,
     )
-    assert repr(choice) == "<Selection: subset: 16 of 24 heads stay; by subset, whose gates learn which>"
+    assert repr(choice) == "<Ranking: subset: 16 of 24 heads stay; by subset, whose gates learn which>"
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
     assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
     assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8

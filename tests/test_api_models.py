@@ -54,7 +54,7 @@ def test_a_ranking_is_that_of_the_command(
         )
     )
     assert ranking.lowest(22) == choice.removed and ranking.highest(50) == choice.kept
-    expected = choice.ranking.sort_values(["site", "layer", "head"])["score"].to_numpy()
+    expected = choice.tables["ranking"].sort_values(["site", "layer", "head"])["score"].to_numpy()
     np.testing.assert_array_equal(ranking.scores.sort_values(["site", "layer", "head"])["score"], expected)
     assert ranking.scores["rank"].tolist() == list(range(1, 73)) and len(ranking) == 72
     assert f"by:{by}{'-lowest' if by == 'similarity_cka' else ''}|" in ranking.signature

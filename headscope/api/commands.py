@@ -22,13 +22,13 @@ from headscope.formats.base import open_configured
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.stored_weights import is_packing
 from headscope.model.transformers_models import is_pretrained
-from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
     from headscope.api.texts import Text
     from headscope.evaluation.quality import Evaluation
     from headscope.pruning.sweep.sweep import Sweep
+    from headscope.results.ranking import Ranking
     from headscope.results.removal import Removal
     from headscope.results.study import Study
     from headscope.training.trainer import TrainingResult
@@ -152,11 +152,11 @@ def evaluate(model: Source, text: Text | None = None, **options: Any) -> Evaluat
 @overload
 def prune(
     checkpoint: PathName, method: Literal["rank", "l0", "subset"], *, out: PathName, **options: Any
-) -> Selection: ...
+) -> Ranking: ...
 @overload
 def prune(checkpoint: PathName, method: Literal["sweep"], *, out: PathName, **options: Any) -> Sweep: ...
 @overload
-def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removal: ...
+def prune(checkpoint: PathName, method: Literal["shrink", "remove"], *, out: PathName, **options: Any) -> Removal: ...
 @public_api
 @fork_rng(range(cuda.device_count()))
 def prune(
@@ -167,7 +167,7 @@ def prune(
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> Selection | Sweep | Removal:
+) -> Ranking | Sweep | Removal:
     """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
@@ -179,16 +179,18 @@ def prune(
         `remove=True`, …; see `RankConfig`, `LearnConfig`, `SweepConfig` and `ShrinkConfig` in
         `headscope.pruning.options`, and the files in `headscope.pruning.learning.learners`.
 
-    The result's `removed` and `kept` are the heads, `ranking` a table; that of a sweep is a `Sweep`, with its `table`,
-    that of "shrink" says where the smaller model is (`path`), and its `quality`.
+    The result is a `Ranking`, whose `removed` and `kept` are the heads; of a sweep a `Sweep`, with its `table`, of
+    "shrink" and "remove" a `Removal`, which says where the smaller model is (`path`), and its `quality`.
     ConfigError for unknown options.
     """
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.learn import LEARNERS, LearnConfig
     from headscope.pruning.options.rank import RankConfig
+    from headscope.pruning.options.remove import RemoveConfig
     from headscope.pruning.options.shrink import ShrinkConfig
     from headscope.pruning.options.sweep import SweepConfig
     from headscope.pruning.ranking.rank_run import run_ranking
+    from headscope.pruning.removal.remove import run_removal
     from headscope.pruning.shrink import run_shrink
     from headscope.pruning.sweep.sweep import run_sweep
 
@@ -200,6 +202,7 @@ def prune(
         "rank": (RankConfig, run_ranking),
         "sweep": (SweepConfig, run_sweep),
         "shrink": (ShrinkConfig, run_shrink),
+        "remove": (RemoveConfig, lambda config, progress: run_removal(config)),
     }
     if method not in (ways := [*runs, *LEARNERS.names()]):
         raise ConfigError(unknown("way to prune", method, ways))

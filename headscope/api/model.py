@@ -14,7 +14,7 @@ from weakref import ref
 
 from headscope.api.open_model import OpenModel
 from headscope.api.options import PathName, Report, progress_of, public_api
-from headscope.api.ranking import Ranking, ranking_of
+from headscope.api.ranking import rank_open_model
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, lines_of, refit_texts, text_options
 from headscope.config import Companions, EvaluateConfig
@@ -44,6 +44,7 @@ from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.savings import Timing, timings
 from headscope.pruning.shrink import open_shrink, small_model
+from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study
 
@@ -133,7 +134,7 @@ class Model(OpenModel):
         if study is not None:
             values["run"] = getattr(study, "folder", None) or NOWHERE
         config = self._options(RankConfig, {"out": NOWHERE, "keep": 1, **values}, what="rank")
-        return ranking_of(
+        return rank_open_model(
             self.checkpoint, config, study=study, gates=lambda: self.gates, progress=progress_of(progress)
         )
 

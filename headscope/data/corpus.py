@@ -213,7 +213,7 @@ def open_text(
         second=files.source2,
         parses=parses,
         target_parses=target_parses,
-        columns=files.labels if files.source is None and parses is None else None,
+        columns=files.labels if files.source is None and parses is None and isinstance(files.labels, Path) else None,
         pairs=files.pairs,
         max_sentences=max_sentences,
     )

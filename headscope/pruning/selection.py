@@ -7,7 +7,9 @@ its new weights, where it was trained. It is built beside its place and swapped 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,9 +39,7 @@ from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
 from headscope.pruning.removal.export import choose_export, split_export
-from headscope.results.answer import Answer
-from headscope.results.choices import choice_answers
-from headscope.results.result import Result
+from headscope.results.ranking import Ranking
 from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
@@ -154,86 +154,67 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
     return gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
 
 
-@dataclass(repr=False)
-class Selection(Result):
-    """Which heads go and stay, and what is known of it.
-
-    `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt. `quality` is what
-    a loss called `title` (in records `quantity`) measures: "before", with the heads "masked", and "tuned". `model` says
-    whether weights have changed, `removed_to` where a smaller checkpoint was written.
-    """
-
-    folder: Path
-    method: str
-    gating: GateLayout
-    removed: list[HeadId]
-    ranking: pd.DataFrame
-    facts: dict[str, Any]
-    quality: dict[str, float]
-    signature: Signature
-    source: dict[str, str]
-    remarks: list[str] = field(default_factory=list)
-    gates: pd.DataFrame | None = None
-    model: bool = False
-    removed_to: str | None = None
-    seconds: float = 0.0
-    quantity: str = "nll"
-    title: str = "-log p of a token"
-
-    @property
-    def kept(self) -> list[HeadId]:
-        """The heads of the gated sites that stay."""
-        return self.gating.without(self.removed)
-
-    def per_site(self) -> dict[str, tuple[int, int]]:
-        """Heads that stay and that there were, by site."""
-        kept = Counter(head.site.value for head in self.kept)
-        return {site: (kept[site], total) for site, total in self.gating.per_site().items()}
-
-    def answers(self) -> list[Answer]:
-        """How many heads stay, what that costs, and which go."""
-        return choice_answers(self.record, self.folder.resolve().name)
-
-    @property
-    def record(self) -> dict[str, Any]:  # type: ignore[override]
-        """What `pruning.json` says."""
-        return {
-            "headscope": VERSION,
-            "method": self.method,
-            "source": self.source,
-            "signature": str(self.signature),
-            "heads": self.gating.heads,
-            "kept": len(self.kept),
-            "kept_per_site": {site: {"kept": kept, "of": total} for site, (kept, total) in self.per_site().items()},
-            "protected": [str(head) for head in self.gating.protected],
-            "removed": [str(head) for head in self.removed],
-            "model": MODEL if self.model else None,
-            "removed_to": self.removed_to,
-            self.quantity: self.quality,
-            "title": self.title,
-            **self.facts,
-            "remarks": self.remarks,
-            "seconds": round(self.seconds, 3),
-        }
+def ranking_of(
+    opened: OpenedSelection,
+    removed: Sequence[HeadId],
+    table: pd.DataFrame,
+    *,
+    folder: Path,
+    method: str,
+    signature: Signature,
+    facts: Mapping[str, Any],
+    quality: Mapping[str, float] | None = None,
+    loss: Any = None,
+    gates: pd.DataFrame | None = None,
+    trained: bool = False,
+    remarks: Sequence[str] = (),
+    began: float,
+    lowest: Callable[[int, str], list[HeadId]] | None = None,
+) -> Ranking:
+    """Which heads go and stay, and what is known of it; `quality` is what a `loss` measures."""
+    gating, checkpoint = opened.gating, opened.checkpoint
+    kept = gating.without(removed)
+    stay = Counter(head.site.value for head in kept)
+    record = {
+        "headscope": VERSION,
+        "method": method,
+        "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
+        "signature": str(signature),
+        "heads": gating.heads,
+        "kept": len(kept),
+        "kept_per_site": {site: {"kept": stay[site], "of": total} for site, total in gating.per_site().items()},
+        "protected": [str(head) for head in gating.protected],
+        "removed": [str(head) for head in removed],
+        "model": MODEL if trained else None,
+        "removed_to": None,
+        ("nll" if loss is None else loss.quantity): dict(quality or {}),
+        "title": "" if loss is None else loss.title,
+        **facts,
+        "remarks": [*opened.remarks, *remarks],
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    tables = {"ranking": table} if gates is None else {"ranking": table, "gates": gates}
+    return Ranking(record, tables, kept, folder, lowest=lowest)
 
 
-def write_selection(choice: Selection, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:
+def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:
     """Write the directory, with the smaller checkpoint where that is wanted; if that is refused, the choice alone."""
     problem: HeadscopeError | None = None
     with build.writing() as temporary:
         for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):
             text = "".join(f"{head}\n" for head in heads)
             write_atomically(temporary / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-        write_csv(temporary / "ranking.csv", choice.ranking)
-        if choice.gates is not None:
-            write_csv(temporary / "gates.csv", choice.gates, number="%.7g")
+        write_csv(temporary / "ranking.csv", choice.tables["ranking"])
+        if "gates" in choice.tables:
+            write_csv(temporary / "gates.csv", choice.tables["gates"], number="%.7g")
         trained = None
-        if choice.model:  # with all its heads, in its own format
+        if choice.record["model"]:  # with all its heads, in its own format
             (temporary / MODEL).mkdir()
             trained = write_checkpoint(checkpoint, temporary / MODEL, config.companions)
         if config.remove and choice.removed:
             try:
-                choice.removed_to = str(choice.folder / _remove(temporary, trained, config).relative_to(temporary))
+                smaller = choice.folder / _remove(temporary, trained, config).relative_to(temporary)
+                choice.record["removed_to"] = str(smaller)
             except OutputError:
                 raise
             except HeadscopeError as error:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.files.reading import read_object, read_record, read_text
+from headscope.files.reading import read_object, read_record
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
 from headscope.results.answer import Answer
 from headscope.results.choices import choice_answers, run_answers, sweep_answers
+from headscope.results.ranking import Ranking
 from headscope.results.result import StoredResult
 from headscope.results.study import Study, model_name
 from headscope.results.study_tables import HEAD_COLUMNS, RunError
@@ -179,26 +180,22 @@ def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
 
 def _selections(paths: Sequence[Path]) -> PruningCells:
     """Runs that chose heads once each; the unpruned model is the first cell."""
-    records = [read_object(path / "pruning.json", error=RunError) for path in paths]
+    runs = [Ranking.open(path) for path in paths]
     rows, heads, gates = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Path]()
-    for path, record, cell in zip(paths, records, _cell_names(paths), strict=True):
-        if not str(record.get("kind")).startswith("choice by"):
-            raise RunError(
-                f"{path} is no run that chose heads; name what `headscope prune l0`, `subset` or `rank` wrote"
-            )
-        kept, per_site = read_text(path / "kept.txt").split(), record["kept_per_site"]
+    for run, cell in zip(runs, _cell_names(paths), strict=True):
+        record, per_site = run.record, run.record["kept_per_site"]
         if not rows:
             whole = {f"kept_{site}": int(counts["of"]) for site, counts in per_site.items()}
             rows.append(_row(record, UNPRUNED) | whole | {"method": UNPRUNED, "size": "", "kept": int(record["heads"])})
-            heads += [_place(name) | rows[0] for name in [*kept, *record["removed"]]]
+            heads += [_place(head) | rows[0] for head in [*run.kept, *run.removed]]
         rows.append(_row(record, cell) | {f"kept_{site}": int(counts["kept"]) for site, counts in per_site.items()})
-        heads += [_place(name) | rows[-1] for name in kept]
-        if (path / "gates.csv").is_file():
-            gates[cell] = path / "gates.csv"
+        heads += [_place(head) | rows[-1] for head in run.kept]
+        if "gates" in run.tables:
+            gates[cell] = run.folder / "gates.csv"
     survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
-    signatures = "\n".join(dict.fromkeys(str(record.get("signature", "")) for record in records))
+    signatures = "\n".join(dict.fromkeys(run.signature for run in runs))
     name = ", ".join(path.resolve().name for path in paths[:NAMED]) + (", …" if len(paths) > NAMED else "")
-    return PruningCells(name, {**records[0], "signature": signatures}, pd.DataFrame(rows), survivors, gates)
+    return PruningCells(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates)
 
 
 def _cell_names(paths: Sequence[Path]) -> list[str]:
@@ -221,6 +218,5 @@ def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
     }
 
 
-def _place(name: str) -> dict[str, Any]:
-    head = HeadId.parse(name)
+def _place(head: HeadId) -> dict[str, Any]:
     return {"site": head.site.value, "layer": head.layer, "head": head.head}

@@ -232,7 +232,10 @@ def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path
     assert tuned.quality["tuned"] < tuned.quality["masked"] == pytest.approx(choice.quality["masked"])
     other = RankConfig(**options, out=tmp_path / "top1", by="gradient", keep=3, objective="token-representation")
     found = run_ranking(other)
-    assert found.quantity == "damage" and found.ranking["score"].tolist() != choice.ranking["score"].tolist()
+    assert (
+        found.quantity == "damage"
+        and found.tables["ranking"]["score"].tolist() != choice.tables["ranking"]["score"].tolist()
+    )
 
 
 def test_a_ranking_refits_on_whatever_text_there_is(
@@ -243,7 +246,7 @@ def test_a_ranking_refits_on_whatever_text_there_is(
     _, options = made
     more: Any = {"allocate": "measured", "compensate": "least-squares"}
     choice = run_ranking(RankConfig(**options, **more, out=tmp_path / "run", by="obs", keep=3, batch_tokens=97))
-    assert choice.facts["ranking"]["compensate"] == "least-squares" and "refitted" in choice.quality
+    assert choice.record["ranking"]["compensate"] == "least-squares" and "refitted" in choice.quality
 
 
 @pytest.mark.parametrize("explicit", [False, True])

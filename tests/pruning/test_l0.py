@@ -277,9 +277,9 @@ def test_larger_lambda_keeps_fewer_heads_and_none_keeps_them_all(tmp_path: Path)
 
 def test_lambda_searched_for_a_number_of_heads(tmp_path: Path) -> None:
     choice = learnt(tmp_path, "run", keep=7, gate_lr=0.6, updates=30, tune_updates=3)
-    assert len(choice.kept) == 7 == sum(choice.ranking.kept)
-    assert choice.facts["learning"]["decision"] == "the 7 largest log_a"
-    assert abs(choice.facts["learning"]["heads_with_log_a_above_0"] - 7) <= 3
+    assert len(choice.kept) == 7 == sum(choice.tables["ranking"].kept)
+    assert choice.record["learning"]["decision"] == "the 7 largest log_a"
+    assert abs(choice.record["learning"]["heads_with_log_a_above_0"] - 7) <= 3
     assert (
         set(choice.quality) == {"before", "gated", "masked", "tuned"}
         and choice.quality["tuned"] < choice.quality["masked"]
@@ -305,7 +305,7 @@ def test_only_encoder_heads_go_and_the_decoder_stays_as_it_was(tmp_path: Path) -
 @pytest.mark.usefixtures("untimed")
 def test_removing_takes_the_list_and_what_was_learnt(tmp_path: Path) -> None:
     choice = learnt(tmp_path, "run", keep=9, updates=2, remove=True)
-    smaller = open_checkpoint(str(choice.removed_to))
+    smaller = open_checkpoint(str(choice.record["removed_to"]))
     assert sum(smaller.layout.values()) == 9
     by_hand = run_removal(
         RemoveConfig(
@@ -396,7 +396,7 @@ def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path
         **given,
     )
     choice = run_learning(config)
-    smaller = open_checkpoint(str(choice.removed_to))
+    smaller = open_checkpoint(str(choice.record["removed_to"]))
     assert sum(smaller.layout.values()) == 4 == len(choice.kept)
     trained = open_checkpoint(str(tmp_path / "run" / "model"))
     assert trained.layout == its.layout
@@ -469,5 +469,5 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
                 choice.quality["masked"] <= choice.quality["before"]
                 and choice.quality["gated"] <= choice.quality["before"]
             )
-        assert not choice.model and not (tmp_path / f"{strength}" / "model").exists()
+        assert not choice.record["model"] and not (tmp_path / f"{strength}" / "model").exists()
     assert 36 >= kept[0] > 30 > kept[1], kept

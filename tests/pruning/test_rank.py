@@ -164,7 +164,7 @@ def test_files_of_a_ranking_and_what_remove_makes_of_them(folder: Path, tmp_path
     removed = (tmp_path / "run" / "removed.txt").read_text().split()
     kept = (tmp_path / "run" / "kept.txt").read_text().split()
     assert len(kept) == 8 and "cross.0.0" in kept and sum(name.startswith("encoder-self.0.") for name in kept) >= 2
-    assert sorted([*removed, *kept]) == sorted(map(str, all_heads(choice.gating.counts)))
+    assert sorted([*removed, *kept]) == sorted(map(str, [*choice.kept, *choice.removed]))
     record = json.loads((tmp_path / "run" / "pruning.json").read_text())
     assert record["removed"] == removed and record["kept"] == 8 and record["nll"].keys() == {"before", "masked"}
     assert record["signature"].startswith("m:prune.rank|by:gradient|keep:8|steps:2|")
@@ -181,7 +181,7 @@ def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, t
     assert again.quality == choice.quality
     other = ranked(folder, tmp_path / "other", by="random", keep=4, seed=2)
     assert other.removed != choice.removed
-    assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.gating.heads
+    assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.record["heads"]
 
 
 def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None:
@@ -292,9 +292,11 @@ def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch
 def test_a_model_that_was_pruned_before_is_ranked_again(folder: Path, tmp_path: Path) -> None:
     """Layers without heads and layers with fewer heads than others."""
     first = ranked(folder, tmp_path / "one", by="magnitude", keep=4, remove=True, source=None, target=None)
-    config = RankConfig(checkpoint=str(first.removed_to), by="magnitude", keep=2, out=tmp_path / "two", remove=True)
+    config = RankConfig(
+        checkpoint=first.record["removed_to"], by="magnitude", keep=2, out=tmp_path / "two", remove=True
+    )
     second = run_ranking(config)
-    assert sum(open_checkpoint(str(second.removed_to)).layout.values()) == 2 and second.gating.heads == 4
+    assert sum(open_checkpoint(second.record["removed_to"]).layout.values()) == 2 and second.record["heads"] == 4
 
 
 def test_a_choice_stays_where_the_removal_is_refused(

@@ -197,7 +197,7 @@ def learnt(folder: Path, name: str, **options: Any) -> Any:
 def test_exactly_k_heads_and_the_same_bits(straight: bool, tmp_path: Path) -> None:
     choice = learnt(tmp_path, "run", keep=5, straight_through=straight)
     again = learnt(tmp_path, "again", keep=5, straight_through=straight)
-    assert len(choice.kept) == 5 == sum(choice.ranking.kept)
+    assert len(choice.kept) == 5 == sum(choice.tables["ranking"].kept)
     assert choice.removed == again.removed
     for name in ("gates.csv", "model/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()

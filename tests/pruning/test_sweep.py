@@ -190,7 +190,7 @@ def test_a_cell_has_the_heads_that_prune_rank_leaves(
         texts = {name: words[name] for name in ("checkpoint", "source", "target")}
         options = {"allocate": allocate, "batch_tokens": 241}
         choice = run_ranking(RankConfig(**texts, out=tmp_path / f"rank {allocate}", by="entropy", keep=3, **options))
-        ranking = choice.ranking
+        ranking = choice.tables["ranking"]
         stays = {f"{row.site}.{row.layer}.{row.head}" for row in ranking[ranking.kept == 1].itertuples()}
         assert kept[allocate] == stays != kept["global"]
 

@@ -37,18 +37,19 @@ from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import PruningOptions
 from headscope.pruning.selection import (
     STATE,
-    Selection,
     choice_by,
     open_selection,
+    ranking_of,
     selection_signature,
     write_selection,
 )
+from headscope.results.ranking import Ranking
 from headscope.training.files.checkpoints import load_record, restoring
 
 POINTS = 50  # of the trajectory
 
 
-def run_learning(config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
+def run_learning(config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Ranking:
     """Learn gates on a checkpoint, decide which heads stay, and write `config.out`; the input is only read.
 
     Several `processes` share the sentences of every batch; all get the result, and the first writes. On a CPU the same
@@ -182,9 +183,7 @@ class GateRun:
         return learner.gating.ranking(order, score=weights.tolist(), kept=learner.decide(), **more)
 
 
-def _choose(
-    config: LearnConfig, folder: Path, progress: Progress, processes: Processes
-) -> tuple[Selection, Checkpoint]:
+def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
     """The result of learning, whose state lies in `folder`."""
     began = time.monotonic()
     state = read_gate_state(folder) if config.resume else None
@@ -219,22 +218,20 @@ def _choose(
         "label_smoothing": loss.smoothing if isinstance(loss, LabelLoss) else None,
         **{"sentences": len(data), "truncated": data.truncated, "threads": torch.get_num_threads()},
     }
-    choice = Selection(
+    choice = ranking_of(
+        opened,
+        gates.closed(learner.decide()),
+        run.ranking(),
         folder=config.out,
         method=learner.name,
-        gating=gates,
-        removed=gates.closed(learner.decide()),
-        ranking=run.ranking(),
+        signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
         facts={"learning": facts},
         quality=run.quality,
-        quantity=loss.quantity,
-        title=loss.title,
-        signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
-        source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
-        remarks=[*opened.remarks, *learner.remarks(), *rounded],
+        loss=loss,
         gates=pd.DataFrame(run.trace),
-        model=bool(parameters),
-        seconds=time.monotonic() - began,
+        trained=bool(parameters),
+        remarks=[*learner.remarks(), *rounded],
+        began=began,
     )
     return choice, checkpoint
 

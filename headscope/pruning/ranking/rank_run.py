@@ -47,13 +47,14 @@ from headscope.pruning.ranking.scoring import measured_scores, moments_of, order
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
     OpenedSelection,
-    Selection,
     choice_by,
     open_selection,
     pass_tokens,
+    ranking_of,
     selection_signature,
     write_selection,
 )
+from headscope.results.ranking import Ranking
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     return Outcome(context, keep, scoring, ranked)
 
 
-def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection | None:
+def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Ranking | None:
     """`run_ranking` under torchrun: all processes score their share, the first goes on; None in the others."""
     with process_group() as processes:
         if processes.main:
@@ -105,7 +106,7 @@ def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) 
         return None
 
 
-def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
+def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Ranking:
     """Rank the heads of a checkpoint, decide which stay, and write `config.out`."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         choice, checkpoint = _chosen(config, progress, processes)
@@ -113,7 +114,7 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress, process
     return choice
 
 
-def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Selection, Checkpoint]:
+def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
     """Which heads stay, and the checkpoint as it was refitted and tuned for that."""
     began = time.monotonic()
     opened = open_selection(config, trains=config.tune_updates > 0)
@@ -135,25 +136,19 @@ def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tup
     }
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
-    choice = Selection(
+    choice = ranking_of(
+        opened,
+        removed,
+        ranked.table(gates),
         folder=config.out,
         method="rank",
-        gating=gates,
-        removed=removed,
-        ranking=ranked.table(gates),
+        signature=selection_signature("rank", opened, config, **shape_of(config, scoring, keep=outcome.keep)),
         facts={"ranking": facts},
         quality=quality,
-        quantity="nll" if loss is None else loss.quantity,
-        title="" if loss is None else loss.title,
-        signature=selection_signature("rank", opened, config, **shape_of(config, scoring, keep=outcome.keep)),
-        source={"path": config.checkpoint, "format": intact.format, "digest": intact.digest},
-        remarks=[
-            *opened.remarks,
-            *other_weights(config.run, intact),
-            *tie_remarks(int(gates.sizes[ranked.tied].sum())),
-        ],
-        model=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
-        seconds=time.monotonic() - began,
+        loss=loss,
+        trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
+        remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
+        began=began,
     )
     return choice, checkpoint
 

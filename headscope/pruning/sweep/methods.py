@@ -45,7 +45,7 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.scores_file import read_scores
-from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection, pass_tokens
+from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection, pass_tokens
 from headscope.pruning.sweep.cells import (
     RUNS,
     SCORES,
@@ -58,6 +58,7 @@ from headscope.pruning.sweep.cells import (
 )
 from headscope.pruning.sweep.functions import Labeller, labeller, read_functions
 from headscope.pruning.sweep.kept_models import keep_model, on_one_device
+from headscope.results.ranking import Ranking
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
@@ -347,7 +348,7 @@ def _learn(context: SweepContext, cell: Cell) -> PrunedModel:
         LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=begun)
     )
     known = (*learner.found, "freeze", "lr")
-    facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
+    facts = {name: value for name, value in choice.record["learning"].items() if name in known}
     return _as_chosen(context, choice, facts)
 
 
@@ -361,10 +362,10 @@ def _train_control(context: SweepContext, cell: Cell) -> PrunedModel:
     return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
 
 
-def _as_chosen(context: SweepContext, choice: Selection, facts: Mapping[str, Any]) -> PrunedModel:
+def _as_chosen(context: SweepContext, choice: Ranking, facts: Mapping[str, Any]) -> PrunedModel:
     """The model as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
     checkpoint = context.checkpoint
-    if choice.model:
+    if choice.record["model"]:
         config, folder = context.config, choice.folder / MODEL
         file = folder / Path(checkpoint.path).name  # in formats of one file
         written = file if file.is_file() else folder

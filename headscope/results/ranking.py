@@ -1,0 +1,107 @@
+"""A ranking: heads in the order in which they can go, and which do; what `prune rank`, `l0` and `subset` give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headscope.config.option import converted
+from headscope.errors import ConfigError
+from headscope.files.reading import read_object, read_text
+from headscope.files.tables import read_csv
+from headscope.heads import HeadId
+from headscope.results.answer import Answer
+from headscope.results.choices import QUANTITIES, choice_answers
+from headscope.results.result import StoredResult
+from headscope.results.study_tables import HEAD_COLUMNS, RunError
+
+RECORD = "pruning.json"
+
+
+class Ranking(StoredResult):
+    """Scores of heads, which of them go and stay, and what that costs.
+
+    `record` is what pruning.json holds, `ranking` has a row a head that may go, the best first, `gates` their
+    trajectory where they were learnt. `kept` are the heads that stay. Heads that can only go together (those that share
+    keys and values, or layers that share a module) have the mean of their scores.
+    """
+
+    def __init__(
+        self,
+        record: dict[str, Any],
+        tables: Mapping[str, pd.DataFrame],
+        kept: Sequence[HeadId],
+        folder: Path,
+        *,
+        lowest: Callable[[int, str], list[HeadId]] | None = None,
+    ) -> None:
+        self.record, self.tables, self.kept, self.folder, self._lowest = record, tables, list(kept), folder, lowest
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> Ranking:
+        """The ranking in a folder that `prune rank`, `l0` or `subset` wrote; RunError for another folder."""
+        path = Path(folder)
+        record = read_object(path / RECORD, error=RunError)
+        if not str(record.get("kind")).startswith("choice by"):
+            raise RunError(
+                f"{path} is no run that chose heads; name what `headscope prune l0`, `subset` or `rank` wrote"
+            )
+        files = [name for name in ("ranking", "gates") if (path / f"{name}.csv").is_file()]
+        tables = {name: read_csv(path / f"{name}.csv", texts=HEAD_COLUMNS[:1], error=RunError) for name in files}
+        return cls(record, tables, [HeadId.parse(name) for name in read_text(path / "kept.txt").split()], path)
+
+    @property
+    def removed(self) -> list[HeadId]:
+        """The heads that go."""
+        return [HeadId.parse(name) for name in self.record["removed"]]
+
+    @property
+    def quantity(self) -> str:
+        """What records call the loss that was measured."""
+        return next(name for name in QUANTITIES if name in self.record)
+
+    @property
+    def quality(self) -> Mapping[str, float]:
+        """What that loss is "before", with the heads "masked", and "tuned"."""
+        return self.record[self.quantity]  # type: ignore[no-any-return]
+
+    @property
+    def direction(self) -> str:
+        """Which end goes first, and why."""
+        return str(self.record["ranking"]["direction"])
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """A row per head that may be removed, the best first: site, layer, head, score, rank."""
+        return self.tables["ranking"][[*HEAD_COLUMNS, "score", "rank"]]
+
+    def answers(self) -> list[Answer]:
+        """How many heads stay, what that costs, and which go."""
+        return choice_answers(self.record, self.folder.resolve().name)
+
+    def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
+        """The `count` heads to remove first, by site, layer and head; of a ranking that `Model.rank` made.
+
+        `per_layer` takes the same share of every layer; `uniform` leaves the same number in every layer of the encoder,
+        and of the decoder, which classes of transformers and most engines need. Default: as `allocate` said. With
+        `steps` the model is scored again.
+
+        ConfigError where there are fewer, where groups of heads do not add up to `count`, or where a head has no score.
+        """
+        if per_layer and uniform:
+            raise ConfigError("per_layer and uniform both say how many heads each layer keeps; give one of them")
+        if self._lowest is None:
+            raise ConfigError("this ranking says itself which heads go: `removed`")
+        return self._lowest(converted("count", int, count), "uniform" * uniform or "per-layer" * per_layer)
+
+    def highest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
+        """The `count` heads to keep, including all protected ones; options and ConfigError as of `lowest`."""
+        gone = {*self.lowest(len(self) - count, per_layer=per_layer, uniform=uniform)}
+        return [head for head in self.kept if head not in gone]
+
+    def __len__(self) -> int:
+        return int(self.record["heads"])
