@@ -270,7 +270,7 @@ def test_ctrl_c_ends_with_130_and_keeps_what_was_done(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(opened, "translations", once)
-    monkeypatch.setattr(commands, "open_checkpoint", lambda *_, **__: opened)
+    monkeypatch.setattr(commands, "open_configured", lambda *_, **__: opened)
     status, shown, err = run("\n".join(SOURCES).encode(), model, "--window", 1)
     assert (status, err) == (130, "interrupted: 1 lines are translated\n")
     assert shown == best(checkpoints.small(), SOURCES[:1])[0] + "\n"

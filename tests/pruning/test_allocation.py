@@ -218,7 +218,7 @@ def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> N
 
     first = chosen("first", by="obs", allocate="measured")
     assert first.ranking.equals(chosen("second", by="obs-measured").ranking)
-    assert first.facts["ranking"]["allocate"] == "measured" and "allocate:measured" in str(first.signature)
+    assert first.record["ranking"]["allocate"] == "measured" and "allocate:measured" in str(first.signature)
     by_size = chosen("third", by="magnitude", allocate="measured").ranking
     magnitudes = chosen("fourth", by="magnitude").ranking
     places = ["site", "layer"]

@@ -134,7 +134,7 @@ def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) 
     refitted = ranked(folder, tmp_path / "refitted", by="obs", keep=8, compensate="least-squares", remove=True)
     assert refitted.removed == plain.removed and not (tmp_path / "plain" / "model").exists()
     assert {name: refitted.quality[name] for name in plain.quality} == plain.quality
-    assert "compensate:least-squares" in str(refitted.signature) and refitted.source == plain.source
+    assert "compensate:least-squares" in str(refitted.signature) and refitted.record["source"] == plain.record["source"]
     corpus = open_corpus(folder / "a", target=folder / "b")
     losses = {}
     for name, heads in (("model", refitted.removed), ("pruned", [])):
@@ -198,7 +198,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
     for number, options in enumerate(columns):
         found = ranked(folder, tmp_path / f"from{number}", keep=5, run=tmp_path / "analysed", **options)
         assert found.removed == first.removed
-    for digest, other in ((first.source["digest"], False), ("f00", True)):
+    for digest, other in ((first.record["source"]["digest"], False), ("f00", True)):
         (tmp_path / "analysed" / "run.json").write_text(json.dumps({"checkpoint": {"digest": digest}}))
         remarks = ranked(folder, tmp_path / f"of{digest}", keep=5, run=tmp_path / "analysed", by="taylor").remarks
         assert any("is about other weights than" in remark for remark in remarks) is other

@@ -128,7 +128,7 @@ def _line(run: Study, index: int) -> Sentence:
     parse = data.get("parse")
     if not texts and not typed and parse in (None, "", "stanza"):
         raise ConfigError(f"run {run.name} measured a list of sentences, which it does not keep; give --sentence TEXT")
-    texts |= {name: typed[name] for name in typed if name in texts}
+    texts |= typed
     files = TextFiles(**texts, pairs=bool(data.get("pairs")))
     corpus = open_text(files, parses=Path(parse) if parse and parse != "stanza" else None, max_sentences=index + 1)
     if corpus.count <= index:
