@@ -200,7 +200,8 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         assert found.removed == first.removed
     for digest, other in ((first.record["source"]["digest"], False), ("f00", True)):
         (tmp_path / "analysed" / "run.json").write_text(json.dumps({"checkpoint": {"digest": digest}}))
-        remarks = ranked(folder, tmp_path / f"of{digest}", keep=5, run=tmp_path / "analysed", by="taylor").remarks
+        again = ranked(folder, tmp_path / f"of{digest}", keep=5, run=tmp_path / "analysed", by="taylor")
+        remarks = again.record["remarks"]
         assert any("is about other weights than" in remark for remark in remarks) is other
     assert ranked(folder, tmp_path / "low", keep=5, by="taylor", keep_lowest=True).removed != first.removed
 
