@@ -39,12 +39,12 @@ docs: $(VENV)/docs.stamp
 
 # Draws every picture of the documentation (docs/figures/draw.sh).
 gallery: $(VENV)/dev.stamp
-	$(BIN)/python -m tests.makers.gallery
-	$(BIN)/python -m tests.makers.doc_pages
+	$(BIN)/python -m scripts.gallery
+	$(BIN)/python -m scripts.doc_pages
 
 # Wheel and source into dist/, tried apart from the checkout on every Python at hand.
 release-check: $(VENV)/dev.stamp
-	$(BIN)/python -m tests.makers.release_check
+	$(BIN)/python -m scripts.release_check
 
 # The tests of the HTML page drive a Chromium; where there is none they are skipped, but in CI they fail.
 browser:

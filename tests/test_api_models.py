@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-import transformers
 from pandas.testing import assert_frame_equal
 from torch import Tensor
 
 import headscope as hs
 from headscope.api.open_model import one_batch
-from headscope.errors import CheckpointError, ConfigError, OutputError
+from headscope.errors import ConfigError
 from headscope.model.interface import through_attend
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
-from headscope.results.study_tables import RunError
 from tests.oracles import speakers
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
 
@@ -58,45 +55,6 @@ def test_a_ranking_is_that_of_the_command(
     np.testing.assert_array_equal(ranking.scores.sort_values(["site", "layer", "head"])["score"], expected)
     assert ranking.scores["rank"].tolist() == list(range(1, 73)) and len(ranking) == 72
     assert f"by:{by}{'-lowest' if by == 'similarity_cka' else ''}|" in ranking.signature
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("by", "options"),
-    [
-        ("confidence", {"steps": 3}),
-        ("gradient", {"objective": "top1", "steps": 2, "allocate": "per-layer"}),
-        ("obs", {"allocate": "per-layer", "damping": 0.01}),
-        ("random", {"allocate": "uniform"}),
-    ],
-)
-def test_rankings_take_the_options_of_the_command(
-    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, by: str, options: dict[str, Any]
-) -> None:
-    source, target = caption_files
-    files = {"checkpoint": hs.assets.trained(), "out": tmp_path / "out", "source": source, "target": target}
-    choice = run_ranking(RankConfig(**files, device="cpu", by=by, keep=54, **options))  # type: ignore[arg-type]
-    ranking = pair.rank(by=by, text=SOURCES, target=TARGETS, **options)
-    assert ranking.lowest(18) == choice.removed and ranking.highest(54) == choice.kept
-    assert all(f"{name}:{value}" in ranking.signature for name, value in options.items())
-    if "steps" in options:
-        with pair.gated("cross.0.0"), pytest.raises(ConfigError, match=r"steps.*gates"):
-            ranking.lowest(18)
-    again = pair.rank(by=str(tmp_path / "out" / "ranking.csv"), column="score")
-    assert len(again.scores) == 72 and len(repr(again)) < 200
-
-
-def test_rankings_by_layer_with_sites_protection_and_the_other_way_round(pair: hs.Model) -> None:
-    ranking = pair.rank(by="magnitude", sites="cross, encoder-self", protect=["cross.0.*"], keep_lowest=True)
-    plain = pair.rank(by="magnitude", sites=["cross", "encoder-self"], protect="cross.0.*")
-    assert ranking.lowest(5) != plain.lowest(5)
-    assert {head.site.value for head in plain.lowest(40)} == {"cross", "encoder-self"}
-    assert not {str(head) for head in plain.lowest(40)} & {f"cross.0.{head}" for head in range(8)}
-    assert {str(head) for head in plain.highest(10)} >= {f"cross.0.{head}" for head in range(8)}
-    counts = pd.Series([(head.site, head.layer) for head in plain.lowest(10, per_layer=True)]).value_counts()
-    assert set(counts) == {2}
-    with pytest.raises(ConfigError, match=r"41.*40"):
-        plain.lowest(41)
 
 
 def test_key_value_groups_go_together() -> None:
@@ -138,17 +96,6 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
 
 
-def test_what_stays_may_be_named_and_both_models_timed(pair: hs.Model) -> None:
-    small = pair.remove(keep_only="cross.0.*,cross.1.0", max_sentences=4, export=["native"][:0])
-    assert [str(head) for head in small.removed] == [f"cross.1.{head}" for head in range(1, 8)] + [
-        f"cross.2.{head}" for head in range(8)
-    ]
-    times = small.times(rounds=1, batch=2)
-    assert {each.what for each in times} == {"forward", "beam search"} and all(each.before > 0 for each in times)
-    with pytest.raises(ConfigError, match="rounds 0, batch 64"):
-        small.times(rounds=0)
-
-
 def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> None:
     both = hs.Texts(SOURCES, target=TARGETS)
     assert pair.analyze(both, **CHEAP).signature == pair.analyze(SOURCES, target=TARGETS, **CHEAP).signature
@@ -159,42 +106,6 @@ def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> N
     tabs = bert.analyze(hs.Texts(tmp_path / "pairs.tsv", pairs=True), **CHEAP)
     assert_frame_equal(tabs.heads, bert.analyze(sentences(), second=sentences(), **CHEAP).heads)
     assert tabs.record["options"]["pairs"] is True
-
-
-def test_a_small_transformers_model_can_be_trained_on_and_saved(tmp_path: Path) -> None:
-    model, tokenizer = in_memory("bert")
-    opened = hs.load(model, tokenizer=tokenizer)
-    small = opened.remove(["encoder-self.0.1", "encoder-self.1.0", "encoder-self.1.2"])
-    assert type(small.model).__name__ == "BertForMaskedLM" and small.model is not model
-    before = small.checkpoint.digest
-    with torch.no_grad():
-        for parameter in small.model.parameters():
-            parameter.mul_(1.01)
-    assert small.checkpoint.digest != before
-    found = small.save(tmp_path / "small", export="self-contained")
-    assert found.record["output"]["format"] == "huggingface" and found.record["output"]["export"] == "self-contained"
-    again = hs.load(tmp_path / "small", dtype="float64", device="cpu")
-    torch.testing.assert_close(again(sentences()), small(sentences()), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_the_plain_class_is_written_where_it_can_say_so(tmp_path: Path) -> None:
-    config = in_memory("t5")[0].config
-    config.num_layers = config.num_decoder_layers
-    model, tokenizer = transformers.T5ForConditionalGeneration(config), in_memory("t5")[1]
-    small = hs.load(model, tokenizer=tokenizer).remove(
-        ["encoder-self.*.1", "decoder-self.*.1", "cross.*.1"], text=[(text, text) for text in sentences()]
-    )
-    assert small.save(tmp_path / "plain", export="native").record["output"]["export"] == "native"
-    assert not (tmp_path / "plain" / "modeling_headscope.py").exists()
-    small.save(tmp_path / "own")
-    assert (tmp_path / "own" / "modeling_headscope.py").exists()
-    with pytest.raises(ConfigError, match=r"'self-contained'.*'masked'"):
-        small.save(tmp_path / "masked", export="masked")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "plain"]
-    masked = hs.load(model, tokenizer=tokenizer).remove("cross.0.0", export="masked")
-    assert masked.save(tmp_path / "masked").record["output"]["export"] == "masked"
-    assert len(masked.heads) == len(hs.load(model).heads)
 
 
 # Models in memory.
@@ -272,42 +183,6 @@ def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() 
     with torch.no_grad():
         model.transformer.wte.weight[3, 2] += 1e-6
     assert hs.load(model).checkpoint.digest != digests[0]
-
-
-def test_figures_that_look_at_a_sentence_again_need_its_text_and_the_model(pair: hs.Model) -> None:
-    model, tokenizer = in_memory("bert")
-    study = hs.load(model, tokenizer=tokenizer).analyze(sentences()[:2], **CHEAP)
-    with pytest.raises(RunError, match=r"BertForMaskedLM in memory, which has no files .* save the model"):
-        study.plot("glance", sentence="A dog runs.")
-    with pytest.raises(ConfigError, match=r"measured a list of sentences, .* give sentence TEXT"):
-        pair.analyze(SOURCES[:2], target=TARGETS[:2], **CHEAP).plot("attention", index=0, heads="cross.0.0")
-
-
-def test_what_is_no_tokenizer_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer: a str is no tokenizer .* AutoTokenizer\.from_pretrained"):
-        hs.load(in_memory("bert")[0], tokenizer="google-bert/bert-base-uncased")
-
-
-def test_damaged_weights_in_memory_are_refused_by_name() -> None:
-    model, tokenizer = in_memory("bert")
-    with torch.no_grad():
-        model.bert.encoder.layer[1].attention.output.dense.weight[2, 3] = float("nan")
-    with pytest.raises(CheckpointError, match=r"BertForMaskedLM.*bert\.encoder"):
-        hs.load(model, tokenizer=tokenizer)
-
-
-def test_a_small_model_is_never_written_over_what_it_was_made_from(tmp_path: Path) -> None:
-    model, tokenizer = in_memory("bert")
-    model.save_pretrained(tmp_path / "whole")
-    tokenizer.save_pretrained(tmp_path / "whole")
-    small = hs.load(tmp_path / "whole").remove("encoder-self.0.0")
-    before = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    for folder in (tmp_path / "whole", tmp_path):
-        with pytest.raises(OutputError, match="checkpoint"):
-            small.save(folder, force=True)
-    with pytest.raises(OutputError, match="checkpoint"):
-        hs.analyze(tmp_path / "whole", sentences(), out=tmp_path, force=True)
-    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == before
 
 
 def test_a_model_whose_layers_are_replaced_is_looked_at_again() -> None:

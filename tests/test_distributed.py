@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -23,36 +21,6 @@ pytestmark = pytest.mark.slow
 RUNS = ("l0", "subset")
 
 WORDS = ("old", "small", "lazy", "brown", "quick", "young", "tired")
-JOINED = """
-from headscope.distributed import process_group
-
-with process_group() as processes:
-    total = processes.sum([processes.rank + 1.0])
-    if processes.main:
-        print(processes.world, total)
-"""
-
-TRAININGS = """
-import sys
-from pathlib import Path
-from headscope.distributed import process_group
-from headscope.training.config import TrainConfig
-from headscope.training.trainer import train
-from headscope.training.variants.widths import Baseline
-
-folder, out = map(Path, sys.argv[1:])
-texts = {"source": folder / "source", "target": folder / "target"}
-sizes = {"vocab_size": 40, "d_model": 8, "d_ffn": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-with process_group() as processes:
-    for seed in (1, 2):
-        train(
-            TrainConfig(
-                out=out / str(seed), seed=seed, **texts, **sizes, max_tokens=60, max_epochs=1, dropout=0.0,
-                warmup=2, lr=0.01, precision="float64", accumulate=2 // processes.world, save_confidence="advanced",
-            ),
-            Baseline(Baseline.Options()),
-        )
-"""
 
 
 COMMANDS = """
@@ -91,45 +59,6 @@ def dies(self, checkpoint, batch):
 LabelLoss.of = dies
 main.run()
 """
-
-
-def test_processes_that_torchrun_starts_are_a_group(tmp_path: Path, python: Callable[..., str]) -> None:
-    script = tmp_path / "joined.py"
-    script.write_text(JOINED, encoding="utf-8")
-    assert python(script, processes=2) == "2 [3.0]\n"
-
-
-def test_trainings_one_after_the_other_under_one_torchrun(tmp_path: Path) -> None:
-    """They meet once, and two processes give what one gives with batches of both, and keep rows of all batches."""
-    chance, script = random.Random(3), tmp_path / "trainings.py"
-    words = ["ab", "bba", "cd", "dcc", "e", "fee"]
-    lines = [" ".join(chance.choices(words, k=chance.randint(2, 7))) for _ in range(60)]
-    for side, text in (("source", lines), ("target", [line[::-1] for line in lines])):
-        (tmp_path / side).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
-    script.write_text(TRAININGS, encoding="utf-8")
-    for number, name in enumerate(("one", "two"), start=1):
-        for status, _, err in ranks(tmp_path / f"said by {name}", [script, tmp_path, tmp_path / name], world=number):
-            assert status == 0, err
-    for seed in ("1", "2"):
-        one, two = (load_file(tmp_path / name / seed / "last" / "model.safetensors") for name in ("one", "two"))
-        for key, expected in one.items():
-            torch.testing.assert_close(two[key], expected, rtol=0, atol=1e-10)
-        rows = [
-            pickle.loads((tmp_path / name / seed / "confs" / "epoch-1.pkl").read_bytes()) for name in ("one", "two")
-        ]
-        of_one, of_two = (np.array(sorted(each["decoder"][0]["enc_attn"].tolist())) for each in rows)
-        assert len(of_one) > 3 and of_one[:, -1].sum() == 60
-        np.testing.assert_allclose(of_two, of_one, rtol=0, atol=1e-9)
-    first, second = (load_file(tmp_path / "two" / seed / "last" / "model.safetensors") for seed in ("1", "2"))
-    assert not all(torch.equal(first[key], second[key]) for key in first)
-
-
-def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
-    """Both processes find the mistake; one of them says so."""
-    arguments = ["-m", "headscope", "analyze", "nothing", "--source", tmp_path / "nothing", "--out", tmp_path / "out"]
-    silent, speaks = sorted(ranks(tmp_path / "said", arguments, world=2))
-    assert silent == (2, "", "")
-    assert speaks == (2, "", f"error: there is no file {tmp_path / 'nothing'}\n")
 
 
 def test_two_processes_write_what_one_process_writes(

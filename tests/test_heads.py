@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-import headscope as hs
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, select_heads
-from tests.makers import decoders
 
 ONE: Layout = {(Site.DECODER_SELF, 0): 2, (Site.DECODER_SELF, 3): 4}  # a hybrid: layers 1 and 2 have no attention
 TWO: Layout = {(Site.ENCODER_SELF, 0): 2, (Site.CROSS, 0): 2}
@@ -38,12 +35,3 @@ def test_a_model_with_one_site_needs_no_site_in_names(names: str, tmp_path: Path
 def test_other_names_are_answered_with_the_sites_of_this_model(name: str, layout: Layout, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         select_heads(name, layout)
-
-
-def test_python_takes_short_names() -> None:
-    model = hs.load(decoders.decoder("llama"))
-    layer = model.heads[-1].layer
-    with model.capture() as captured, model.gated({f"{layer}.1": 0.5}):
-        model.model(torch.tensor([[1, 2, 3]]))
-    assert torch.equal(captured[f"{layer}.1"]["weights"], captured["decoder-self", layer]["weights"][:, 1])
-    assert model.select([f"{layer}.*"]) == model.select(f"decoder-self.{layer}.*")

@@ -177,13 +177,6 @@ def test_commands_import_heavy_libraries_in_their_bodies(path: Path) -> None:
         assert not name.startswith("headscope") or name.startswith("headscope.cli") or light & {name, folder}
 
 
-def test_options_of_commands_are_made_of_declarations() -> None:
-    """`options_from` (cli/options.py) makes them of fields; `--version` alone is written by hand."""
-    written = {path.name for path in (ROOT / "cli").glob("*.py") if "typer.Option(" in path.read_text("utf-8")}
-    written |= {path.name for path in (ROOT / "cli").glob("*.py") if "typer.Argument(" in path.read_text("utf-8")}
-    assert written == {"main.py", "options.py"}
-
-
 def test_only_the_command_line_prints() -> None:
     calls = [
         (name_of(path), node.func.id)
@@ -205,13 +198,3 @@ def test_files_and_functions_are_short() -> None:
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 sizes[name_of(path), node.name] = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
     assert {where: size for where, size in sizes.items() if size > 60} == {}
-
-
-def test_a_public_class_has_a_name_of_its_own() -> None:
-    """So that a name in a message, in a search or in a signature means one thing."""
-    places: dict[str, list[str]] = {}
-    for path in files():
-        for node in parsed(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(name_of(path))
-    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -124,18 +123,6 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["metric"].tolist() == ["length-ratio"] * 2
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
-
-
-def test_whichever_thread_asks_first_every_thread_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules are imported once, and meanwhile the others wait."""
-    (tmp_path / "slow_hues").mkdir()
-    (tmp_path / "slow_hues" / "__init__.py").write_text("", encoding="utf-8")
-    (tmp_path / "slow_hues" / "red.py").write_text("import time\ntime.sleep(0.1)\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    hues: Registry[int] = Registry("hue", package="slow_hues", group="headscope.hues")
-    with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(lambda: (hues.names(), "slow_hues.red" in sys.modules)) for _ in range(4)]
-    assert [each.result() for each in asked] == [([], True)] * 4
 
 
 def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

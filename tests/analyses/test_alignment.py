@@ -14,14 +14,11 @@ import torch
 
 from headscope import assets
 from headscope.analyses.alignment import Alignment
-from headscope.data import word_alignment
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.offsets import Span
-from headscope.data.word_alignment import grow_diag_final_and, read_links, train, words_of_subwords
+from headscope.data.word_alignment import train
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
-from headscope.engine.heads import linked_words
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
@@ -217,22 +214,6 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
         study(checkpoint, corpus, align_corpus=path)
 
 
-def test_too_little_text_gives_the_score_alone_and_says_how_to_get_more() -> None:
-    found = study(tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True))
-    assert any("29 parallel lines are too few" in remark and "--alignments" in remark for remark in found.remarks)
-    assert "alignment" not in found.tables and "aligned_fed" not in found.heads
-    cross = found.heads[found.heads.site == "cross"]
-    assert cross.alignment_score.between(0, 1).all()
-
-
-def test_an_aligner_needs_lines_that_it_can_be_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linked_words, "LEAST_PAIRS", SENTENCES)
-    monkeypatch.setattr(word_alignment, "LONGEST", 1)
-    found = study(tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True))
-    assert any("0 parallel lines are too few" in remark and "words are needed" in remark for remark in found.remarks)
-    assert "alignment" not in found.tables
-
-
 def test_the_aligner_finds_a_dictionary() -> None:
     """Words of two languages, one to one, in nearby order: nearly all links are found."""
     luck = random.Random(11)
@@ -249,29 +230,3 @@ def test_the_aligner_finds_a_dictionary() -> None:
     alone = [set(map(tuple, aligner.align([pair])[0].pairs.tolist())) for pair in pairs[:23]]
     assert alone == found[:23]
     assert aligner.align([("unknown", "words here")])[0].pairs.shape[1] == 2
-
-
-def test_two_directions_are_joined() -> None:
-    forward, backward = np.zeros((2, 1, 3, 4), dtype=bool)
-    forward[0, [0, 1, 2], [0, 1, 3]] = True
-    backward[0, [0, 0, 2], [0, 1, 3]] = True
-    joined = grow_diag_final_and(forward, backward)
-    # both have (0, 0) and (2, 3); (0, 1) is a neighbour whose column is free, (1, 1) one whose row is
-    assert set(zip(*np.nonzero(joined[0]), strict=True)) == {(0, 0), (2, 3), (0, 1), (1, 1)}
-
-
-def test_words_of_subwords_of_several_texts() -> None:
-    texts = ["abc de !?", "", "x. ", "é"]
-    first: list[Span | None] = [None, (0, 1), (1, 3), (3, 5), (6, 8), (8, 9), (9, 9), None]
-    words, ends = words_of_subwords(texts, [first, [None], [(0, 1), (1, 2), (1, 9), (2, 3)], []])
-    assert words.tolist() == [-1, 0, 0, 1, 2, 2, -1, -1, -1, 0, 0, 0, -1]
-    assert ends[:, 0].nonzero()[0].tolist() == [4, 5, 10, 11]  # final punctuation
-    assert ends[:, 1].nonzero()[0].tolist() == [7]  # after the text
-
-
-def test_links_of_the_captions_fit_them() -> None:
-    sides = [assets.captions(kind).read_text().splitlines() for kind in ("en", "de")]
-    links = list(read_links(assets.captions("align")))
-    assert len(links) == 240
-    for line, *words in zip(links, *sides, strict=True):
-        assert len(line.pairs) > 3 and (line.pairs.max(axis=0) < [len(side.split()) for side in words]).all()

@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
-from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
-from headscope.report.figures.alphas import alpha_matrices
 from headscope.results.study import Study
-from tests.makers.runs import make_run
-from tests.oracles import mhr, tiny
+from tests.oracles import mhr
 
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 
@@ -63,23 +59,6 @@ def test_numbers_of_every_matrix() -> None:
     assert places == 7 and len(modules) == 7
 
 
-def test_models_without_matrices_or_gates_are_left_out_with_a_reason() -> None:
-    its = tiny.checkpoint("bert", 7)
-    found = study(its, "confidence", "alphas", "gates", corpus=tiny.corpus(7, count=3))
-    assert {each.analysis: each.why for each in found.left_out} == {
-        "alphas": "is for models that mix heads by a matrix; this one does not",
-        "gates": "is for models with head gates; this one has none",
-    }
-    with pytest.raises(ConfigError, match="alphas"):
-        study(its, "alphas", corpus=tiny.corpus(7, count=3))
-
-
-def test_other_analyses_on_sides_with_vocabularies_of_their_own() -> None:
-    """Random tokens are those that both sides have; the decoder's table is the shorter one here."""
-    found = study(mhr.small(), "induction", "similarity")
-    assert found.heads["induction_random"].notna().any()
-
-
 def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/teacher_forced_reference.json").read_text())
     its, _ = mhr.theirs(shared / "oracles")
@@ -94,20 +73,3 @@ def test_nuclear_norms_are_those_of_the_original(shared: Path) -> None:
     for row in modules.itertuples():
         assert row.nuclear_norm == pytest.approx(norms[names[row.site].format(row.layer)], abs=1e-3)
     assert len(modules) == 9
-
-
-def test_the_figure_takes_the_table_of_a_run(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", {"cross": [2, 1]})
-    table = pd.DataFrame(
-        {"site": "cross", "layer": [0, 0, 0, 0, 1], "head": [0, 1, 1, 0, 0], "source": [0, 0, 1, 1, 0],
-         "alpha": [1.0, -2.0, 3.0, -4.0, 5.0]}
-    )  # fmt: skip
-    table.to_csv(folder / "alphas.csv", index=False)
-    found = alpha_matrices(Study.open(folder))
-    assert {place: matrix.tolist() for place, matrix in found.items()} == {
-        ("cross", 0): [[1, -4], [-2, 3]],
-        ("cross", 1): [[5]],
-    }
-    table[:-2].to_csv(folder / "alphas.csv", index=False)
-    with pytest.raises(HeadscopeError, match=r"alphas\.csv.*cross\.0"):
-        alpha_matrices(Study.open(folder))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,17 +19,11 @@ from headscope.attribution.fitted_gates import (
     scores,
     single_sentences,
 )
-from headscope.data.batching import BatchingOptions, Omissions, batches
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.batching import Omissions, batches
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
-from headscope.engine.plan import analyze, choose_analyses
-from headscope.errors import ConfigError, DataError
-from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.results.study import Study
+from headscope.formats.base import open_checkpoint
 from tests.oracles import causal_gates, prompts, speakers
-from tests.oracles.run_options import run_options
 
-SMALL: dict[str, Any] = {"chg_fits": 2, "chg_steps": 2, "chg_batch": 4}
 SENTENCES = 5
 DATA = Path(__file__).parents[1] / "data"
 
@@ -39,12 +32,6 @@ DATA = Path(__file__).parents[1] / "data"
 def examples(kind: str) -> tuple[Batch, ...]:
     corpus, its = speakers.corpus(kind, count=SENTENCES), speakers.checkpoint(kind)
     return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, losses=Omissions(), labels=True)))
-
-
-def run(its: Checkpoint, corpus: Corpus, batching: BatchingOptions | None = None, **options: Any) -> Study:
-    chosen, made = choose_analyses(only=["causal_head_gating"]), run_options(**(SMALL | options))
-    cut = batching or BatchingOptions(tokens=199)
-    return analyze(its, corpus, analyses=chosen, options=made, batching=cut, replicates=11)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
@@ -65,7 +52,7 @@ def test_fits_are_those_of_loops(kind: str) -> None:
 
 
 def test_fits_are_those_of_the_authors_program() -> None:
-    """On the model of tests/data/induction; `python -m tests.makers.chg_reference` runs the program."""
+    """On the model of tests/data/induction; `python -m scripts.chg_reference` runs the program."""
     theirs = json.loads((DATA / "oracles" / "chg" / "gates.json").read_text(encoding="utf-8"))
     texts = []
     for number, ids in enumerate(theirs["ids"]):
@@ -121,15 +108,6 @@ def test_the_penalty_is_the_mean_and_pulls_no_further_than_four() -> None:
     torch.testing.assert_close(slope, torch.tensor([[-0.1, -0.1, 0], [0.1, 0, 0]]).double())
 
 
-def test_fits_do_not_touch_each_other() -> None:
-    its = speakers.checkpoint("gpt2")
-    fit: dict[str, Any] = {"steps": 3, "batch": 64, "tokens": 97}
-    several = fit_gates(its, examples("gpt2"), GatingFit(fits=3, **fit))
-    alone = fit_gates(its, examples("gpt2"), GatingFit(fits=1, **fit))
-    torch.testing.assert_close(several.kept[:1], alone.kept, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(several.losses[:, :1], alone.losses)
-
-
 def test_scores_are_those_of_the_paper() -> None:
     kept, shed = torch.tensor([[1.0, 0.0, 1.0, 0.25]]).double(), torch.tensor([[1.0, 0.0, 0.0, 0.5]]).double()
     found = scores(FittedGates(kept, shed, torch.zeros(3, 1), {}))
@@ -137,48 +115,3 @@ def test_scores_are_those_of_the_paper() -> None:
     assert found["interference"].tolist() == [[0, 1, 0, 0.75]]
     assert found["irrelevance"].tolist() == [[0, 0, 1, 0.125]]
     torch.testing.assert_close(sum(found.values()), 1 + shed * (1 - kept))
-
-
-def test_the_seed_decides_and_a_table_has_every_head() -> None:
-    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
-    one, again, other = run(its, corpus), run(its, corpus), run(its, corpus, seed=2)
-    assert one.heads.equals(again.heads) and not one.heads.equals(other.heads)
-    rows, losses = one.tables["causal_head_gating"], one.tables["causal_head_gating_loss"]
-    assert len(rows) == len(one.heads) == 6 and len(losses) == 6 and (losses.loss > 0).all()
-    assert ((rows.kept >= 0) & (rows.shed <= 1)).all()
-    assert (one.heads.facilitation - rows.shed).abs().max() < 1e-12
-    assert not one.labels, "two fits are no evidence"
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"chg_lr": (0.1,)}, "--chg-lr"),
-        ({"chg_penalised_lr": (0.0, 0.1)}, "--chg-penalised-lr"),
-        ({"chg_fits": 0}, "--chg-fits is 0.*1"),
-        ({"chg_penalty": -0.1}, "--chg-penalty is -0.1.*0"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        run(speakers.checkpoint("gpt2"), speakers.corpus("gpt2"), **options)
-
-
-def test_refuses_what_it_is_not_for() -> None:
-    with pytest.raises(ConfigError, match="causal_head_gating"):
-        run(speakers.checkpoint("bert"), speakers.corpus("bert"))
-    sentences = [Sentence(0, "ah bh", None)]
-    alone = Corpus("one", 1, "0" * 40, lambda: iter(sentences), has_target=False)
-    with pytest.raises(ConfigError, match=r"causal_head_gating.*--target"):
-        run(speakers.checkpoint("t5"), alone)
-    with pytest.raises(DataError, match="predict"):
-        run(speakers.checkpoint("gpt2"), alone, BatchingOptions(limit=1))
-
-
-def test_sentences_are_cut_or_refused_as_the_run_has_it() -> None:
-    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
-    long = sum(len(sentence.source.split()) + 1 > 5 for sentence in corpus)
-    remarks = run(its, corpus, BatchingOptions(limit=5)).remarks
-    assert f"causal_head_gating: {long} sentences were cut; --max-length is the limit" in remarks and long > 1
-    with pytest.raises(DataError, match=r"\b5\b"):
-        run(its, corpus, BatchingOptions(limit=5, long="refuse"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import headscope as hs
 from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
-from headscope.analyses.successor import ordered_tokens, read_sequences
-from headscope.attribution.residual_stream import HeadFactors, stream_of, why_no_stream
+from headscope.attribution.residual_stream import HeadFactors, stream_of
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.heads import Site, all_heads
-from headscope.model.removal_plan import plan_removal
+from headscope.heads import Site
 from headscope.results.study import Study
 from tests.oracles import full_circuits, speakers, tiny
 from tests.oracles.run_options import run_options
@@ -29,7 +26,6 @@ from tests.oracles.run_options import run_options
 KINDS = ("gpt2", "llama", "t5", "native-pre")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 NAMES = ("copying", "composition")
-REFUSED = (*NAMES, "successor", "copy_suppression", "vocabulary")
 
 
 @cache
@@ -131,17 +127,6 @@ def test_factors_of_what_is_added_are_part_of_it() -> None:
     assert multiplied.direct_logit.abs().max() > 1e-3
 
 
-def test_integrated_gradients_that_miss_the_whole_say_so() -> None:
-    """A norm on what heads write undoes gates that open together: no few points see where f changes."""
-    for kind, missed in (("olmo2", True), ("llama", False)):
-        model = with_gains(made_decoder(kind, num_attention_heads=2, num_key_value_heads=2))
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.data *= 1000 if missed else 1
-        opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
-        study = opened.analyze(["ah aj bl"], only="integrated_gradients", ig_steps=16, bootstrap=10)
-        assert missed == any("or take shapley: the values say little" in remark for remark in study.remarks)
-
-
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2"])
 def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     """By hand, from what passes through the model: o_h over σ of all heads together, times the gain of its norm."""
@@ -189,14 +174,6 @@ def test_where_queries_cannot_be_told_it_is_said_what_heads_write(kind: str) -> 
     assert sum("cannot be told" in remark for remark in study.remarks) == 2
 
 
-def test_a_decoder_that_has_lost_all_its_heads_has_nothing_to_look_at() -> None:
-    whole = speakers.checkpoint("llama")
-    bare = whole.without_heads(plan_removal(whole.attention_sites, all_heads(whole.layout)))
-    assert why_no_stream(bare, embeddings=True) == "needs heads of the decoder, and none of decoder-self is left"
-    with pytest.raises(ConfigError, match=r"has no attention heads"):
-        run(bare, "llama", "confidence", "copying")
-
-
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
     """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
@@ -217,42 +194,6 @@ def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: 
         }
         for name, matrix in wanted.items():
             assert torch.allclose(getattr(made, name)[head], matrix), name
-
-
-def test_only_the_strongest_earlier_heads_are_listed() -> None:
-    few = run(speakers.checkpoint("llama"), "llama", "composition", composition_partners=2).tables["composition"]
-    every: Any = study("llama").tables["composition"].groupby(["layer", "head", "kind"]).score
-    assert len(few) == 6 * 3 * 2
-    for key, rows in few.groupby(["layer", "head", "kind"]):
-        assert rows.score.tolist() == sorted(every.get_group(key), reverse=True)[:2]
-
-
-@every_kind
-def test_random_heads_have_no_label(kind: str) -> None:
-    its = study(kind)
-    assert not its.labels
-    its_own = its.tables["labels"]
-    assert not its_own.given.any() and (its_own.missing.str.len() > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("bert", "decoders.*encoder-self"),
-        ("marian", "norm"),
-        ("native-post", "norm"),
-    ],
-)
-@pytest.mark.parametrize("name", REFUSED)
-def test_refuses_by_name(kind: str, why: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}.*{why}"):
-        run(speakers.checkpoint(kind), kind, name)
-
-
-def test_models_without_an_output_layer_are_refused() -> None:
-    its = tiny.checkpoint("mistral", 1)
-    with pytest.raises(ConfigError, match="copying"):
-        analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["copying"]), options=run_options())
 
 
 def factors(seed: int, *, heads: int = 1, d: int = 23, k: int = 5) -> HeadFactors:
@@ -361,31 +302,3 @@ def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_pat
             hits.append(best == tiny.PIECES.index(following))
         assert row.successor == pytest.approx(sum(hits) / 8) and row.functions == ""
         assert shares[row.layer, row.head, "ah … ah"] == pytest.approx(sum(hits[:5]) / 5)
-
-
-def test_sequences_are_refused_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "orders"
-    path.write_text("a b\nalone\n", encoding="utf-8")
-    with pytest.raises(DataError, match="'alone'"):
-        run(speakers.checkpoint("gpt2"), "gpt2", "successor", sequences=path)
-    study = run(speakers.checkpoint("gpt2"), "gpt2", "successor")
-    assert study.heads.successor.isna().all()
-    assert "successor: no two words of an order are tokens of this vocabulary; give --sequences" in study.remarks
-
-
-def test_english_orders_are_spelled_as_within_a_text() -> None:
-    class Words:
-        pieces: ClassVar[list[str]] = ["Monday", "ĠMonday", "ĠTuesday", "ĠSunday", "Ġ1", "Ġ2", "3", "May"]
-
-        def plain_ids(self, *, side: str) -> list[int]:
-            return list(range(len(self.pieces)))
-
-        def subwords(self, ids: list[int], *, side: str) -> list[str]:
-            return [self.pieces[number] for number in ids]
-
-    found = ordered_tokens(Words(), read_sequences(None))  # type: ignore[arg-type]
-    assert found[["sequence", "token", "next_token"]].to_numpy().tolist() == [
-        ["numbers", "Ġ1", "Ġ2"],
-        ["days", "ĠMonday", "ĠTuesday"],
-        ["days", "ĠSunday", "ĠMonday"],
-    ]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from headscope.analyses.experts import mutual_information
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
-from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of
 from headscope.results.study import Study
 from tests.makers.experts import disturbed
@@ -115,52 +111,6 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
             assert each.pmi == pytest.approx(math.log(here * total / (expert * token)))
 
 
-def changed(its: Any, change: Callable[[Any], object]) -> Any:
-    """A copy whose gates' outer layers were changed in place."""
-    found = copy.copy(its)
-    found.model = copy.deepcopy(its.model)
-    with torch.no_grad():
-        for mixture in experts_of(found.model):
-            change(mixture.gate.outer)  # type: ignore[union-attr]
-    return found
-
-
-def test_even_gates_prefer_no_expert(checkpoint: Any) -> None:
-    """As they are before any G step: the first expert of many equal ones is not the one that is used."""
-    its = changed(checkpoint, lambda outer: [part.zero_() for part in outer.parameters()])
-    found = study(its, "experts", "one_expert")
-    experts, gates = found.tables["experts"], found.tables["experts_gates"]
-    for row in experts.itertuples():
-        even = 1 / len(experts[(experts.site == row.site) & (experts.layer == row.layer)])
-        assert [row.share, row.share_low, row.share_high] == pytest.approx([even] * 3)
-    assert (gates.tied == 1).all() and "experts_tokens" not in found.tables
-    (remark,) = [text for text in found.remarks if text.startswith("experts")]
-    assert remark.startswith("experts: the gates of encoder-self.0,") and "(6 of 6 modules) weigh all" in remark
-
-
-def test_experts_that_tie_share_their_gates(checkpoint: Any) -> None:
-    """The last expert of each module becomes like the first: neither is ahead, and the others are as they were."""
-
-    def twin(outer: Any) -> None:
-        outer.weight[-1], outer.bias[-1] = outer.weight[0], outer.bias[0]
-
-    found = study(changed(checkpoint, twin), "experts")
-    seen = set()
-    gates: Any
-    for gates in found.tables["experts_gates"].itertuples():
-        experts = found.tables["experts"]
-        share = experts[(experts.site == gates.site) & (experts.layer == gates.layer)].share.tolist()
-        assert share[0] == share[-1] == pytest.approx(gates.tied / 2) and sum(share) == pytest.approx(1)
-        seen.add((len(share), 0 < gates.tied < 1))
-    assert (3, True) in seen and not [text for text in found.remarks if "(6 of 6" in text]
-
-
-def test_numbers_do_not_hang_on_batches(checkpoint: Any) -> None:
-    one, other = (study(checkpoint, "experts", tokens=tokens).tables["experts"] for tokens in (10, 200))
-    np.testing.assert_allclose(one.share, other.share)
-    np.testing.assert_allclose(one.responsibility, other.responsibility, rtol=1e-9)
-
-
 def test_one_expert_costs_something(checkpoint: Any) -> None:
     row: Any
     random: Any
@@ -181,18 +131,6 @@ def test_one_expert_costs_something(checkpoint: Any) -> None:
     assert row.nll == pytest.approx(nll["argmax"]) and row.nll_mixture == pytest.approx(nll["soft"])
     assert row.drop == pytest.approx(nll["argmax"] - nll["soft"]) and row.drop_low <= row.drop <= row.drop_high
     assert random.nll != row.nll
-
-
-def test_information_of_independent_counts_is_nothing() -> None:
-    counts = torch.tensor([2.0, 4.0])[:, None] * torch.tensor([3.0, 5.0, 0.0])
-    found = mutual_information(counts)
-    torch.testing.assert_close(found[:, :2], torch.zeros(2, 2))
-    assert torch.isneginf(found[:, 2]).all()
-
-
-def test_models_without_gates_are_left_out() -> None:
-    with pytest.raises(ConfigError, match="experts"):
-        study(mhr.small(), "experts", "one_expert")
 
 
 def test_experts_without_gates_are_measured_one_at_a_time() -> None:

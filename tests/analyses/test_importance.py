@@ -15,14 +15,13 @@ from headscope.bootstrap import FOLDS, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, HeadBatch, RunOptions
+from headscope.engine.base import Analysis, HeadBatch
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.taps import gated, masked
 from headscope.results.study import Study
-from tests.oracles import gate_gradients, speakers, tiny, written
+from tests.oracles import gate_gradients, speakers, written
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds, other_way_round
 from tests.oracles.speakers import SPEAKERS, asked
@@ -178,25 +177,6 @@ def test_direct_logit(kind: str) -> None:
     same(column(found, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("marian", "norm"),
-        ("native-post", "norm"),
-        ("bert", "decoder-self.*cross"),
-    ],
-)
-def test_direct_logit_refuses(kind: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        study(kind, "direct_logit")
-
-
-def test_direct_logit_needs_words() -> None:
-    its = tiny.checkpoint("mistral", 1)
-    with pytest.raises(ConfigError, match="predicts"):
-        analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["direct_logit"]), options=RunOptions())
-
-
 @every_kind
 def test_a_batch_is_its_sentences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, all of a fold together, and with the padding anywhere."""
@@ -243,17 +223,6 @@ def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
     same(found, {head: value / count for head, value in total.items()}, kind=kind)
 
 
-def test_every_objective_is_explained() -> None:
-    found = {
-        name: column(study("gpt2", "gradient", objective=name), "raw", "gradient")
-        for name in ("loss", "log-probability", "top1", "representation")
-    }
-    counts = [len(asked("gpt2", sentence).labels) for sentence in text("gpt2")]
-    for head, value in found["loss"].items():  # one is a mean over tokens, the other over sentences
-        assert found["log-probability"][head] == pytest.approx(value * sum(counts) / len(counts))
-    assert len({round(value, 9) for each in found.values() for value in each.values()}) == 4 * len(found["loss"])
-
-
 class Explaining(Analysis):
     """Half of the objective's own gradient, in passes of its own."""
 
@@ -297,11 +266,3 @@ def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
     assert found.record["signatures"]["half"] == {"m": "half.v1", "objective": "loss.v1"}
     assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
     assert found.detail["half"].keys() == found.detail["seen"].keys() != set()
-
-
-def test_a_group_is_a_name() -> None:
-    names = {cls.name for cls in choose_analyses(only=["importance"])}
-    assert {"gradient", "taylor", "magnitude", "contribution", "direct_logit"} <= names
-    assert "confidence" not in names and "confidence" in {cls.name for cls in choose_analyses(also=["importance"])}
-    assert "taylor" not in {cls.name for cls in choose_analyses(also=["importance"], skip=["taylor"])}
-    assert not {cls.name for cls in choose_analyses()} & {"gradient", "taylor", "direct_logit"}

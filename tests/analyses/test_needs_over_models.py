@@ -45,8 +45,3 @@ def test_means_and_intervals_over_models() -> None:
         ends = np.mean(each) - reach, np.mean(each) + reach
         assert (row["needed_low"], row["needed_high"]) == pytest.approx(np.clip(ends, 0, 1)) and row["models"] == 3
     assert found["rare", "gradient"]["models"] == 2  # of the third model the one such head has no number
-
-
-def test_one_model_has_no_interval() -> None:
-    table = need_over_models([(model(4, ["sink", "", "sink", ""]), MEASURES)])
-    assert set(table["name"]) == {"sink", "no label"} and table["needed_low"].isna().all()

@@ -23,7 +23,7 @@ from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.heads.rows import max_and_position
 from headscope.engine.plan import analyze
-from headscope.errors import ConfigError, DataError
+from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
@@ -225,21 +225,6 @@ def test_random_tokens_are_a_block_twice(kind: str) -> None:
             assert target is None or batch.source.ids[row].tolist() == block
             found += 1
     assert found == 64
-
-
-@pytest.mark.parametrize("kind", ["mistral", "t5"])
-def test_where_no_token_has_room_twice_there_are_no_random_ones(kind: str) -> None:
-    checkpoint, two_sided = tiny.checkpoint(kind, 1), tiny.KINDS[kind].two_sided
-    study = analyze(
-        checkpoint,
-        tiny.corpus(1, count=11, target=two_sided),
-        analyses=[ANALYSES.get(name) for name in ("confidence", "previous_token")],
-        options=run_options(),
-        batching=BatchingOptions(limit=2),
-        replicates=REPLICATES,
-    )
-    assert "previous_token" in study.heads and "previous_token_random" not in study.heads
-    assert study.record["data"]["truncated"] and list(study.tables["labels"].label) == []
 
 
 def test_offsets(trial: Trial) -> None:
@@ -516,13 +501,6 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
     )
 
 
-def test_equal_weights_go_to_the_first_key() -> None:
-    values = torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.5, 0.0], [-1.0, 0.0, 0.0], [-1.0, -1.0, -1.0]])
-    for dtype in (torch.float32, torch.float64):
-        max_weight, place = max_and_position(values.to(dtype))
-        assert place.tolist() == [1, 0, 1, 0] and torch.equal(max_weight, values.to(dtype).amax(-1))
-
-
 @pytest.mark.parametrize(("dtype", "tied", "apart"), [(torch.float32, 1e-7, 1e-6), (torch.float64, 1e-13, 1e-11)])
 def test_rounding_does_not_decide_between_equal_weights(dtype: torch.dtype, tied: float, apart: float) -> None:
     assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
@@ -566,30 +544,10 @@ def test_queries_of_a_source_without_text_do_not_count() -> None:
     assert not np.allclose(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["bert", "mistral"])
-def test_a_model_of_one_side_has_no_target(kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{kind}'.*--target"):
-        tried(kind, [Sentence(0, "ah", "bh")], "confidence")
-
-
 def test_unknown_pieces_are_text_and_special_ones_are_not() -> None:
     """ŵŵ is one unknown piece: with it there are three queries, offsets from -2 to 2."""
     table = tried("bert", [Sentence(0, "ah ŵŵ bh")], "positional").tables["positional"]
     assert (table.groupby(["layer", "head"])["count"].sum() == 3).all() and table.offset.abs().max() <= 2
-
-
-def test_no_rare_word_in_the_corpus() -> None:
-    study = tried("bert", [Sentence(0, "ah bh"), Sentence(1, "ci")], "rare_words", ranks=torch.arange(53) + 1)
-    assert study.heads[["rarest", "rarest_two", "rarest_chance"]].isna().all(axis=None)
-    assert study.remarks[1:] == ["rare_words: no sentence has a token outside the 500 most frequent"]
-    assert not study.labels
-
-
-def test_rank_501_is_the_first_rare_one() -> None:
-    ranks = torch.arange(53) + 500 - PIECES.index("bh")
-    for word, rare in (("ah", False), ("bh", False), ("bi", True)):
-        study = tried("bert", [Sentence(0, f"ah {word}")], "rare_words", ranks=ranks)
-        assert study.heads.rarest.notna().all() == rare
 
 
 def test_a_rare_token_that_comes_twice_is_hit_at_both_places() -> None:
@@ -634,38 +592,6 @@ def parsed(*words: str, relations: Sequence[tuple[str, int, int]]) -> Sentence:
         tokens.append(Token(place, place + len(word)))
         place += len(word) + 1
     return Sentence(0, text, None, Parse(text, tuple(tokens), tuple(Relation(*each) for each in relations)))
-
-
-def test_relations_that_the_parses_lack_are_named() -> None:
-    sentence = parsed("ah", "bhab", "ci", relations=[("obj", 1, 2)])
-    study = tried("bert", [sentence], "syntactic", relations="dobj,obj")
-    assert study.remarks[1:] == ["syntactic: the parses have no dobj (relations are those of UD 2, without subtypes)"]
-    assert set(study.tables["syntactic"].label) == {"obj>", "obj<"}
-    with pytest.raises(ConfigError, match=r"dobj.*obj"):
-        tried("bert", [sentence], "syntactic", relations="dobj")
-
-
-def test_of_sentences_that_are_cut_it_is_not_said_that_parses_lack_relations() -> None:
-    remarks = []
-    for relation, limit in (("nsubj", 97), ("obj", 3)):
-        sentence = parsed("ah", "bhab", "ci", relations=[(relation, 1, 2)])
-        study = analyze(
-            tiny.checkpoint("bert", 1),
-            Corpus("cut", 1, "0" * 40, partial(iter, [sentence]), has_parses=True),
-            analyses=[ANALYSES.get("syntactic")],
-            options=run_options(relations="obj,nsubj" if limit == 97 else "obj"),
-            batching=BatchingOptions(limit=limit),
-            replicates=REPLICATES,
-        )
-        remarks.append(study.remarks[-1])
-        assert study.record["data"]["truncated"] == (limit == 3)
-    assert remarks[0].startswith("syntactic") and remarks[1].startswith("syntactic") and remarks[0] != remarks[1]
-
-
-def test_sentences_without_a_word_are_no_obstacle() -> None:
-    blank = Sentence(0, "\u3000", None, Parse("\u3000", (), ()))
-    study = tried("bert", [blank], "syntactic")
-    assert study.heads.syntactic_margin.isna().all() and len(study.tables["syntactic"]) == 0
 
 
 def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:

@@ -258,20 +258,3 @@ def test_answers_of_classifiers_are_classes() -> None:
     expected = {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}
     same(columns(found, "patching"), expected, within=1e-9)
     assert found.tables["patching_prompts"]["answer"].tolist() == ["good", "odd", "bad", "fair", "2"]
-
-
-def test_prompts_that_do_not_differ_have_no_effects() -> None:
-    its = circuit.checkpoint()
-    sentences = [Sentence(0, "w1 w2 w3 w1")]
-    text = Corpus("one", 1, "0" * 40, lambda: iter(sentences))
-    found = analyze(
-        its,
-        with_answers(its, text, ["w1 w2 w3 w1"], ["w2\tw3"]),
-        analyses=choose_analyses(only=["prompts"]),
-        options=run_options(direction="noising", eap_steps=1),
-        replicates=19,
-    )
-    for name in COLUMNS:
-        assert (found.heads[name] == 0).all()
-    assert found.heads["patching_share"].isna().all() and found.tables["patching_agreement"]["spearman"].isna().all()
-    assert any("no likelier on clean prompts than on corrupt ones" in remark for remark in found.remarks)

@@ -24,7 +24,6 @@ from headscope.attribution.fitted_gates import (
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, Passkeys
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.results.study import Study
@@ -141,25 +140,6 @@ def test_the_induction_head_needs_far_keys_and_the_others_do_not() -> None:
     assert (its.heads.full_attention_low == its.heads.full_attention).all()
 
 
-def test_the_seed_decides() -> None:
-    again, other = (
-        run(circuit.checkpoint(), words(), streaming_steps=4),
-        run(circuit.checkpoint(), words(), streaming_steps=4),
-    )
-    assert again.heads.equals(other.heads)
-
-
-def test_others_read_the_files(tmp_path: Path) -> None:
-    for name, text in learnt().files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    keep, sink, recent = streaming.read_heads(tmp_path / "streaming", sparsity=0.75)
-    assert keep.shape == (2, 2) and keep[circuit.INDUCTION] and keep.sum() == 1 and (sink, recent) == (1, 3)
-    assert streaming.read_heads(tmp_path / "streaming", sparsity=1)[0].sum() == 0
-    assert np.loadtxt(tmp_path / "streaming" / "full_attention_heads.tsv", delimiter="\t", ndmin=2).shape == (2, 2)
-
-
 def test_a_run_writes_them(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=len(tiny.PIECES),
@@ -191,23 +171,3 @@ def test_passkeys_are_hidden_and_asked_for() -> None:
     told = [line for line in lines if line.startswith("the ")]
     assert len(told) == 2 and [line.split()[1] for line in told] == ["first", "second"] and len(lines) == 12
     assert asked == [f"{name}? {line.split(' is ')[1]}" for name, line in zip(("first", "second"), told, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "why"),
-    [
-        ({"streaming_lengths": (5,)}, ConfigError, "--streaming-lengths"),
-        ({"streaming_lengths": (9, 5)}, ConfigError, "--streaming-lengths"),
-        ({"passkeys": 21}, ConfigError, "--passkeys.*21.*20"),
-        ({"passkeys": 12}, DataError, "12.*61"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
-        run(circuit.checkpoint(), words(), **options)
-
-
-@pytest.mark.parametrize("kind", ["bert", "t5", "native-pre"])
-def test_refuses_by_name(kind: str) -> None:
-    with pytest.raises(ConfigError, match="streaming"):
-        run(speakers.checkpoint(kind), speakers.corpus(kind))

@@ -13,9 +13,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.gate_layout import gate_layout, tie_remarks, tied_at
-from headscope.pruning.learning.learners.l0 import L0, L0Options
-from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.results.study import Study
 from tests.oracles import checkpoints, speakers
@@ -66,14 +64,6 @@ def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
     assert found[0] == pytest.approx(found[1], abs=1e-9) and (found[0] == found[0]).all()
 
 
-def test_where_no_query_counts_there_is_no_offset() -> None:
-    """Empty lines have special tokens alone, which do not count: not an offset as far back as text is long."""
-    empty = [Sentence(number, "", "") for number in range(3)]
-    corpus = Corpus("empty", 3, "0" * 40, lambda: iter(empty), has_target=True)
-    found = study(speakers.checkpoint("marian"), corpus, "positional").heads
-    assert len(found) and found[["offset", "offset_low", "offset_high", "offset_share"]].isna().all(axis=None)
-
-
 def test_ties_at_the_border_of_a_ranking() -> None:
     gates = gate_layout(checkpoints.small().attention_sites)
     heads = list(all_heads(gates.counts))
@@ -84,33 +74,3 @@ def test_ties_at_the_border_of_a_ranking() -> None:
         cut = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
         expected = {head for head in heads if scores[head] in cut}
         assert {gates.units[number][0] for number in found.tied.nonzero()[:, 0].tolist()} == expected
-
-
-def test_ties_among_what_all_goes_decide_nothing() -> None:
-    gates = gate_layout(checkpoints.small().attention_sites)
-    order = {head: float(number >= 6) * number for number, head in enumerate(all_heads(gates.counts))}
-    assert not rank_heads(gates, gates.heads - 6, lambda gone: order, steps=3).tied.any()
-    assert rank_heads(gates, gates.heads - 5, lambda gone: order, steps=5).tied.sum() == 6
-
-
-def test_the_border_of_the_largest() -> None:
-    scores = torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0, 0.0])
-    expected = {0: 0, 1: 0, 2: 3, 3: 3, 4: 0, 5: 0, 6: 0}
-    for k, count in expected.items():
-        assert tied_at(scores, k).sum() == count
-        assert count == 0 or tied_at(scores, k).tolist() == [False, False, True, True, True, False]
-    assert tie_remarks(0) == [] and tie_remarks(3)[0].startswith(
-        "3 heads have the same score, and not all of them stay"
-    )
-
-
-def test_gates_that_have_learnt_nothing_are_told_apart_by_nothing() -> None:
-    its = speakers.checkpoint("native-pre")
-    gates, noise = gate_layout(its.attention_sites), torch.Generator().manual_seed(3)
-    alike = L0(gates, L0Options(keep=4, start="open"), updates=1, generator=noise)
-    assert alike.remarks() == tie_remarks(gates.heads)
-    apart = Subset(gates, SubsetOptions(keep=4), updates=1, generator=noise)
-    assert apart.remarks() == []
-    with torch.no_grad():
-        apart.weights.zero_()
-    assert apart.remarks() == tie_remarks(gates.heads)

@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import headscope as hs
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from tests.oracles import classifiers, tiny
 
@@ -82,11 +81,6 @@ def test_ablation_is_what_evaluation_says_of_each_head() -> None:
     assert model.evaluate(TEXTS, mask="cross.1.2", metrics="cosine", bootstrap=10)["cosine"].value < 1 - 1e-6
 
 
-def test_relevance_explains_the_class() -> None:
-    study = opened("bart").analyze(TEXTS, only="lrp", bootstrap=10)
-    assert study.heads.lrp.notna().all() and "explains:top1" in str(study.signature)
-
-
 def test_prompts_have_classes_as_answers() -> None:
     study = opened("bart").analyze(
         clean=["ah aj bl"], corrupt=["ah bl bl"], answer=[("LABEL_0", "LABEL_1")], only="patching", bootstrap=10
@@ -108,17 +102,3 @@ def test_a_batch_is_its_texts_however_many_ends_they_have(kind: str, pad: int) -
     torch.testing.assert_close(whole, theirs)
     torch.testing.assert_close(torch.cat(single), theirs)
     assert (checkpoint.model.config.pad_token_id, checkpoint.model.config.eos_token_id) == (pad, tiny.END)
-
-
-def test_a_text_without_an_end_is_one_line() -> None:
-    model = hs.load(made("bart"), tokenizer=tiny.tokenizer([tiny.START], []))
-    with pytest.raises(CheckpointError, match=r"cannot classify these texts.*<eos>"):
-        model.evaluate(TEXTS, labels=LABELS)
-
-
-def test_a_target_and_alignments_mean_nothing() -> None:
-    model = opened("bart")
-    with pytest.raises(ConfigError, match=r"'bart' classifies.*leave out target"):
-        model.analyze(TEXTS, target=TEXTS, only="confidence")
-    with pytest.raises(ConfigError, match="another text"):
-        model.analyze(TEXTS, only="alignment")

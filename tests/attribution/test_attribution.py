@@ -20,9 +20,7 @@ from headscope.attribution.gatevector import (
     other_context,
     random_shifts,
     shapley,
-    split_gates,
 )
-from headscope.config.declarations import checked_options
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.plan import analyze, choose_analyses
@@ -256,15 +254,6 @@ def test_captum_against_definitions() -> None:
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def test_gates_of_all_heads_in_their_order() -> None:
-    layout = {(Site.CROSS, 0): 2, (Site.ENCODER_SELF, 1): 3, (Site.ENCODER_SELF, 0): 1, (Site.DECODER_SELF, 0): 5}
-    vector = torch.arange(11.0)
-    parts = split_gates(vector, layout)
-    for number, head in enumerate(all_heads(layout)):
-        assert parts[head.site, head.layer][head.head] == number
-    assert torch.equal(torch.cat(list(parts.values())), vector)
-
-
 def test_gates_of_their_own_for_every_sentence() -> None:
     """Rows that differ take a whole pass and give what each row's gates give alone."""
     its = speakers.checkpoint("gpt2")
@@ -298,34 +287,6 @@ def test_replacements_look_at_real_positions_only() -> None:
         for rank, place in enumerate(places):
             donor = places[(rank + int(shifts[row])) % len(places)]
             assert donor != place and torch.equal(others[row, :, place], context[row, :, donor])
-
-
-def test_shifts_of_sentences() -> None:
-    numbers, lengths = torch.arange(3000), torch.full((3000,), 8)
-    shifts = random_shifts(numbers, lengths, seed=1)
-    shares = torch.bincount(shifts, minlength=8) / 3000
-    assert shares[0] == 0 and (shares[1:] - 1 / 7).abs().max() < 0.03
-    assert torch.equal(shifts[100:103], random_shifts(numbers[100:103], lengths[:3], seed=1))
-    assert (shifts != random_shifts(numbers, lengths, seed=2)).float().mean() > 0.8
-    assert random_shifts(torch.tensor([4, 5]), torch.tensor([1, 2]), seed=1).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"ablate_with": "noise"}, "--ablate-with is 'noise'.*zero.*mean.*resample"),
-        ({"shapley_samples": 0}, "--shapley-samples is 0.*1"),
-        ({"ig_steps": 0}, "--ig-steps is 0.*1"),
-    ],
-)
-def test_settings_that_cannot_be(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        checked_options(setting)
-
-
-def test_they_run_with_the_other_importances() -> None:
-    names = {cls.name for cls in choose_analyses(only=["importance"])}
-    assert {"ablation", "shapley", "integrated_gradients"} <= names
 
 
 def test_an_encoder_without_its_decoder() -> None:

@@ -78,12 +78,6 @@ def test_an_altered_model_is_asked_for_what_the_intact_one_said() -> None:
     torch.testing.assert_close(objective.damage(intact, altered), 2 * intact.values)
 
 
-def test_loss_harms_upwards() -> None:
-    intact, altered = (ObjectiveOutput(torch.tensor([value]), torch.ones(1)) for value in (1.0, 3.0))
-    assert OBJECTIVES.get("loss")().damage(intact, altered).tolist() == [2.0]
-    assert OBJECTIVES.get("log-probability")().damage(intact, altered).tolist() == [-2.0]
-
-
 @pytest.mark.parametrize("kind", ["bert", "gemma", "t5"])
 def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> None:
     its = tiny.checkpoint(kind, 3)
@@ -125,30 +119,6 @@ def test_classes() -> None:
             assert value.item() == pytest.approx(its.model(input_ids=ids).logits.max().item(), rel=1e-10)
     with pytest.raises(ConfigError, match=r"--objective loss.*--labels.*top1"):
         choose_objective("loss", its, has_target=False)
-
-
-def test_defaults_and_what_does_not_fit() -> None:
-    for kind in KINDS:
-        two_sided = SPEAKERS[kind].two_sided
-        assert choose_objective("", speakers.checkpoint(kind), has_target=two_sided) == "loss"
-    assert choose_objective("", speakers.checkpoint("t5"), has_target=False) == "representation"
-    assert choose_objective("", tiny.checkpoint("bert", 1), has_target=False) == "representation"
-    with pytest.raises(ConfigError, match="masked"):
-        choose_objective("log-probability", speakers.checkpoint("bert"), has_target=False)
-    with pytest.raises(ConfigError, match=r"--objective loss.*--target"):
-        choose_objective("loss", speakers.checkpoint("marian"), has_target=False)
-    with pytest.raises(ConfigError, match=r"'los'.*'loss'"):
-        choose_objective("los", speakers.checkpoint("bert"), has_target=False)
-
-
-def test_hiding_follows_from_seed_and_number() -> None:
-    its = speakers.checkpoint("bert")
-    batch = batch_of("bert", its)
-    one, again, other = (OBJECTIVES.get("loss")(seed=seed).prepared(its, batch) for seed in (1, 1, 2))
-    assert torch.equal(one.source.ids, again.source.ids) and not torch.equal(one.source.ids, other.source.ids)
-    for row, sentence in enumerate(speakers.corpus("bert")):
-        alone = asked("bert", sentence)
-        assert one.source.ids[row, : len(alone.source)].tolist() == alone.source
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])

@@ -5,43 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import headscope as hs
-from headscope.attribution.objectives.base import choose_objective
 from headscope.errors import QuestionWarning
-from tests.oracles import speakers
 
 Command = Callable[..., tuple[int, str, str]]
 SAID = "no --target: heads are judged by states of the encoder"
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "warns"),
-    [
-        ("marian", {}, True),
-        ("t5", {}, True),
-        ("native-pre", {}, True),
-        ("marian", {"has_target": True}, False),
-        ("marian", {"name": "representation"}, False),
-        ("marian", {"has_answers": True}, False),
-        ("gpt2", {}, False),
-    ],
-)
-def test_said_of_models_that_write_what_a_target_would_say(kind: str, given: dict[str, Any], warns: bool) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        choose_objective(**{"name": "", "checkpoint": speakers.checkpoint(kind), "has_target": False, **given})
-    said = [str(entry.message) for entry in caught if entry.category is QuestionWarning]
-    assert len(said) == warns and all(line.startswith(SAID) and line.endswith("give --target FILE") for line in said)
-
-
-def test_python_warns() -> None:
-    model = hs.load(hs.assets.trained())
-    with pytest.warns(QuestionWarning, match="give --target FILE"):
-        model.analyze(["A dog runs on the grass.", "Two men sit."], only=["gradient"], bootstrap=9)
 
 
 @pytest.mark.slow

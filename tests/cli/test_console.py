@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.table import Table
-from rich.text import Text
 
 import headscope as hs
 from headscope.cli import console
-from headscope.progress import console_for_text
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -22,42 +19,6 @@ def far_away(tmp_path: Path) -> Path:
     """The small model at a path of more than 200 characters."""
     folder = tmp_path.joinpath(*["a-folder-with-a-name-of-some-length"] * 6, "model")
     return Path(shutil.copytree(hs.assets.trained(), folder))
-
-
-@pytest.mark.parametrize("columns", [None, "60"])
-def test_paths_and_digests_are_shown_whole(
-    command: Command, far_away: Path, monkeypatch: pytest.MonkeyPatch, columns: str | None
-) -> None:
-    """Without a terminal each in a line; in a narrow window folded, with every character."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns:
-        monkeypatch.setenv("COLUMNS", columns)
-    status, shown, _ = command("show", far_away, "--verbose")
-    digest = hs.load(far_away, device="cpu").checkpoint.digest
-    assert status == 0 and len(digest) > 60
-    assert f"headscope analyze {far_away} " in shown and digest in shown
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_tables_without_room_are_folded_not_cut(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    screen = console_for_text(force_terminal=terminal, width=40)
-    monkeypatch.setattr(console, "console_for_text", lambda **given: console_for_text(**given) if given else screen)
-    columns = ("head", "integrated_gradients", "95 %")
-    row = ("encoder-self.10.11", "0.0123456", "0.0100001 to 0.0200002")
-    console.show([console.table(columns, [row], numbers=columns[1:], whole=columns)])
-    shown = capfd.readouterr().out
-    assert "…" not in shown
-    for word in ("encoder", "0.0123456", "0.0100001", "0.0200002"):
-        assert word in shown
-
-
-def test_lines_of_text_are_not_broken(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    console.show([Text("word " * 30 + "end"), "results: " + "x" * 100])
-    assert capfd.readouterr().out.splitlines() == ["word " * 30 + "end", "results: " + "x" * 100]
 
 
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x9b2Jd\u202ee [red]f[/] [/bold] :smile:"
@@ -83,26 +44,6 @@ def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, mon
         _, out, err = command(*arguments)
         assert harmless(out + err), arguments
         assert "[red]f[/]" in out + err, arguments
-
-
-def test_consoles_draw_and_texts_do_not(capfd: pytest.CaptureFixture[str]) -> None:
-    table = Table(title=HOSTILE)
-    table.add_column(HOSTILE)
-    table.add_row(Text(HOSTILE, style="bold"))
-    console_for_text(force_terminal=True, width=200, color_system="standard").print(table, HOSTILE)
-    shown = capfd.readouterr().out
-    assert "\x1b[1m" in shown and "\x1b[31m" not in shown and ":smile:" in shown and shown.count("\\x1b[31m") == 4
-
-
-def test_titles_of_bars_are_texts(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = console_for_text(stderr=True, force_terminal=True, width=200)
-    monkeypatch.setattr(console, "err", lambda: screen)
-    with console.progress(HOSTILE, 2) as step:
-        step(1)
-    with console.progress(HOSTILE, None) as step:
-        step(1)
-    shown = capfd.readouterr().err
-    assert "[red]f" in shown and "\x1b[31m" not in shown and "\x1b]0" not in shown
 
 
 def test_tables_in_a_pipe_keep_to_their_columns(

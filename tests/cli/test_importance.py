@@ -15,14 +15,11 @@ import torch
 
 from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.model.taps import frozen_parameters
 from tests.oracles import speakers
 from tests.oracles.commands import ran
 
@@ -53,11 +50,6 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     np.testing.assert_allclose(mean.ravel(), table.raw, rtol=1e-5)
 
 
-def test_no_detail_is_written_that_was_not_asked_for(tmp_path: Path) -> None:
-    run_analysis(config(tmp_path, only=("confidence", "lrp")))
-    assert not (tmp_path / "run" / "detail").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -70,12 +62,6 @@ def test_no_detail_is_written_that_was_not_asked_for(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         run_analysis(config(tmp_path, **options))
-    assert not (tmp_path / "run").exists()
-
-
-def test_granularity_is_one_of_three(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--granularity is 'word'.*token.*example.*batch"):
-        run_analysis(config(tmp_path, analysis_options={"granularity": "word"}))
     assert not (tmp_path / "run").exists()
 
 
@@ -92,15 +78,6 @@ def test_flags_of_parameters_survive_an_error(monkeypatch: pytest.MonkeyPatch) -
         analyze(its, speakers.corpus("gpt2"), analyses=choose_analyses(only=["gradient"]), options=RunOptions())
     assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
     assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules()) == hooks
-
-
-def test_frozen_parameters_stay_frozen_afterwards() -> None:
-    model = torch.nn.Linear(2, 3)
-    model.bias.requires_grad_(False)
-    for trainable in (False, True):
-        with frozen_parameters(model, trainable=trainable):
-            assert {parameter.requires_grad for parameter in model.parameters()} == {trainable}
-        assert [parameter.requires_grad for parameter in model.parameters()] == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -121,24 +98,6 @@ def test_half_precision_ranks_as_double_does(dtype: torch.dtype) -> None:
     for name in ("gradient", "taylor", "contribution", "direct_logit"):
         exact, rounded = (each.heads[name].to_numpy() for each in found)
         assert abs(exact - rounded).max() < 0.05 * abs(exact).max(), name
-
-
-def test_a_corpus_without_any_label() -> None:
-    """A decoder-only model that reads one token predicts nothing: no gradient, and no number."""
-    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
-    lines = [sentence._replace(source="") for sentence in corpus]
-    nothing = Corpus("tiny", len(lines), "0" * 40, lambda: iter(lines))
-    names = ("gradient", "taylor", "direct_logit")
-    study = analyze(
-        its,
-        nothing,
-        analyses=choose_analyses(only=names),
-        options=RunOptions(),
-        batching=BatchingOptions(tokens=9),
-        replicates=11,
-    )
-    for name in names:
-        assert study.heads[name].isna().all()
 
 
 IMPORTANCES = {"gradient", "taylor", "magnitude", "contribution", "direct_logit", "lrp", "ablation"}

@@ -133,26 +133,6 @@ def _typed(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
             yield from [] if value == FLAG else [value]
 
 
-def test_a_figure_is_not_drawn_over_what_it_is_drawn_from(tmp_path: Path, command: Command) -> None:
-    confidences = tmp_path / "confidences.png"
-    confidences.write_bytes(b"pickle")
-    status, _, said = command("plot", "heads", confidences, "--out", confidences, "--force")
-    assert status == 2 and str(confidences) in said and confidences.read_bytes() == b"pickle"
-
-
-@pytest.mark.parametrize("name", ["dicts", "hp", "bpe"])
-def test_a_conversion_does_not_replace_what_belongs_to_the_checkpoint(
-    name: str, tmp_path: Path, command: Command
-) -> None:
-    (tmp_path / "box" / "more").mkdir(parents=True)
-    given = tmp_path / "box" / "more" if name == "dicts" else tmp_path / "box" / "file"
-    given.touch()
-    status, _, said = command(
-        "convert", trained(), tmp_path / "box", "--to", "huggingface", f"--{name}", given, "--force"
-    )
-    assert status == 2 and given.exists(), said
-
-
 @pytest.mark.parametrize("format", ["story-of-heads", "fairseq"])
 @pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("each_head", [True, False], ids=["each head", "per sentence"])
@@ -205,14 +185,3 @@ def test_two_runs_that_write_one_file_lose_nothing(
     )
     status, _, _ = command(*line, "--per-sentence", out, "--force")
     assert status == 0 and "sentence,tokens,nll" in out.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("output", [["--each-head", "--out"], ["--per-sentence"]], ids=["each head", "per sentence"])
-def test_whether_a_table_can_be_written_is_known_before_anything_is_opened(
-    output: list[str], tmp_path: Path, command: Command
-) -> None:
-    for name in ("file", "text"):
-        (tmp_path / name).touch()
-    place = tmp_path / "file" / "table.csv"  # its folder is a file
-    status, _, said = command("evaluate", tmp_path / "no-model", "--source", tmp_path / "text", *output, place)
-    assert status == 2 and "cannot write" in said and "no-model" not in said

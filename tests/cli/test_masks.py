@@ -112,20 +112,3 @@ def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(
     assert meta["options"]["mask"] == "encoder-self.0.0,encoder-self.0.1,encoder-self.0.2,cross.1.0"
     assert "|mask:encoder-self.0.0," in meta["signature"]
     assert "mask" not in json.loads((tmp_path / "run-cut" / "run.json").read_text())["signature"]
-
-
-@pytest.mark.parametrize("command", ["show", "analyze", "evaluate"])
-def test_a_head_that_the_model_lacks_is_refused_with_those_it_has(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    NATIVE.save(checkpoints.small(), tmp_path / "model")
-    corpus(tmp_path, SOURCES, TARGETS)
-    texts = [] if command == "show" else ["--source", tmp_path / "source", "--target", tmp_path / "target"]
-    out = ["--out", tmp_path / "out"] if command == "analyze" else []
-    given = [command, tmp_path / "model", *texts, *out, "--mask", "decoder-self.1.0"]  # a layer without heads
-    monkeypatch.setattr(sys, "argv", ["headscope", *map(str, given)])
-    with pytest.raises(SystemExit) as ended:
-        main.run()
-    err = capfd.readouterr().err
-    assert ended.value.code == 2 and err.count("\n") == 1
-    assert "it has encoder-self 2 × 3/2, decoder-self 3 × 2/0/3, cross 3 × 3/2/1" in err

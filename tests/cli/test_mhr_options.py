@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,6 @@ import typer
 
 from headscope.cli import main
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
-from headscope.cli.options import read_config
-from headscope.config.option import declared_options
-from headscope.errors import ConfigError
-from headscope.training.config import TrainConfig
-from headscope.training.variant import VARIANTS
 
 # mhr.md §6: every flag that the fork registers
 REGISTERED = re.findall(
@@ -58,17 +52,6 @@ def test_what_is_named_is_there() -> None:
             assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
 
 
-@pytest.mark.slow
-def test_answers_can_be_typed_in_every_variant() -> None:
-    """What is named instead of an option of fairseq is a command, with the variant that was typed."""
-    variants = [f"train {name}" for name in VARIANTS.names()]
-    assert TRAIN in variants
-    for option, its in FAIRSEQ.items():
-        for variant in variants if its.commands == TRAIN else ():
-            assert its.usage(variant).startswith(f"headscope {variant} -"), option
-            assert set(re.findall(r"--[a-z-]+", its.options)) <= options_of(variant), option
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -94,18 +77,3 @@ def test_the_command_line_answers(
     message = capsys.readouterr().err
     assert ended.value.code == 2 and message.startswith("error: ") and message.count("\n") == 1
     assert said in message
-
-
-def test_other_unknown_options_are_left_to_typer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["headscope", "train", "mixing", "--gama", "3"])
-    with pytest.raises(SystemExit) as ended:
-        main.run()
-    assert ended.value.code == 2 and "--gamma" in capsys.readouterr().err
-
-
-def test_a_config_file_is_answered_too(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("gamma_conf = 40\n")
-    with pytest.raises(ConfigError, match=r"x\.toml.*gamma-conf is an option.*headscope tr"):
-        read_config(tmp_path / "x.toml", list(declared_options(TrainConfig)), {})

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-import headscope as hs
 from headscope import assets
 from headscope.cli.next_commands import after_analysis
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.savings import timings
 from headscope.results.study import Study
-from tests.oracles import classifiers, tiny
+from tests.oracles import classifiers
 from tests.oracles.commands import Stage, commands
 
 Command = Callable[..., tuple[int, str, str]]
@@ -98,36 +97,6 @@ def test_of_a_classifier(folder: Path, follow: Callable[..., list[str]]) -> None
     assert "--labels labels" in lines[0] and "--importance --out" in lines[0]
 
 
-@pytest.mark.slow
-def test_of_an_encoder_and_what_is_removed_at_once(folder: Path, follow: Callable[..., list[str]]) -> None:
-    rank = ("prune", "rank", classifiers.folder(folder / "model", "bert-encoder"), "--keep", 4)
-    lines = follow(*rank, "--by", "magnitude", "--out", "at-once", "--remove")
-    assert lines[0].startswith("show")
-    lines = follow(*rank, "--by", "obs", "--out", "uniform", "--allocate", "uniform", "--source", "text")
-    assert "--export native" not in lines[0]  # a BERT of 4 heads would have wider ones
-    lines = follow(*rank, "--by", "obs", "--out", "refitted", "--compensate", "least-squares", "--source", "text")
-    assert "--compensate" not in lines[0] and "refitted/model" in lines[0]
-
-
-@pytest.mark.slow
-def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, follow: Callable[..., list[str]]) -> None:
-    its: Any = tiny.checkpoint("mistral", 3)
-    its.model.save_pretrained(folder / "decoder")
-    its.tokenizer.save_pretrained(folder / "decoder")
-    rank = ("--by", "obs", "--keep-fraction", 0.5, "--allocate", "uniform", "--source", "text")
-    lines = follow("prune", "rank", folder / "decoder", *rank, "--out", "ranked")
-    assert "--export native" in lines[0] and "--compensate auto" in lines[0]
-    assert lines[1].startswith("evaluate")
-
-
-@pytest.mark.slow
-def test_of_translation(caption_files: tuple[Path, Path], tmp_path: Path, follow: Callable[..., list[str]]) -> None:
-    text = ("--source", caption_files[0], "--target", caption_files[1])
-    gates = ("prune", "l0", hs.assets.trained(), *text, "--updates", 2, "--device", "cpu", "--keep", 50)
-    lines = follow(*gates, "--tune-updates", 1, "--out", tmp_path / "tuned")
-    assert lines[0].startswith("prune remove") and "--target" in lines[1]
-
-
 def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     options: dict[str, Any] = {"checkpoint": "m", "source": "t", "parse": "stanza", "lang": "de", "stanza_dir": "st"}
     options |= {"alignments": "links", "alignments_first": 1, "aligner": "auto", "ig_steps": 7}
@@ -137,9 +106,3 @@ def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     assert "--parse stanza --set lang=de --set stanza-dir=st" in line
     assert "--max-length 9 --set keep-special=true" in line and "long" not in line
     assert "--set alignment.alignments=links --set alignment.alignments-first=1" in line and "aligner" not in line
-
-
-@pytest.mark.slow
-def test_what_show_leads_to(folder: Path, follow: Callable[..., list[str]], command: Command) -> None:
-    (line, *_) = follow("show", classifiers.folder(folder / "model", "bert-encoder"))
-    assert line.startswith("analyze") and "model-run" in line

@@ -119,43 +119,6 @@ def test_importances_of_prompts_explain_the_answer(
     assert "objective:answer.v1" in record["signature"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--clean", "=clean", "--corrupt", "=corrupt"], "belong together; give --answer too"),
-        (["--answer", "=answer", "--source", "=clean"], "give --clean and --corrupt too"),
-        (
-            [
-                "--clean",
-                "=clean",
-                "--corrupt",
-                "=corrupt",
-                "--answer",
-                "=answer",
-                "--source",
-                "=clean",
-                "--labels",
-                "=answer",
-            ],
-            "--clean has the text and --answer what is right; leave out --source and --labels",
-        ),
-        (["--source", "=clean", "--set", "patching.direction=denoising"], "--direction is about the analysis"),
-        (["--source", "=clean", "--only", "patching"], "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"),
-        (["--source", "=clean", "--objective", "answer", "--importance"], "--objective answer: needs prompts"),
-        (
-            ["--clean", "=clean", "--corrupt", "=answer", "--answer", "=answer"],
-            "a prompt and its corrupt version must have",
-        ),
-    ],
-)
-def test_mistakes_are_named(
-    options: list[str], message: str, checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command
-) -> None:
-    named = [files.get(word.lstrip("="), word) if word.startswith("=") else word for word in options]
-    status, _, said = command("analyze", checkpoint, *named, "--out", tmp_path / "run", *FAST)
-    assert status == 2 and message in " ".join(said.split()) and "Traceback" not in said
-
-
 def test_prompts_run_patching_beside_the_others_unless_something_else_is_wanted() -> None:
     group = {"patching", "attribution_patching", "eap_ig"}
 

@@ -2,28 +2,18 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import headscope.report.figures.attention
 from headscope.cli.plot import app
-from headscope.config.declarations import pair_measures
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
-from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
-from headscope.heads import HeadId
 from headscope.report.figures.alphas import alpha_matrices
-from headscope.report.figures.attention import SentenceAttention
 from headscope.report.fork import checkpoint_alphas
-from headscope.results.study import Study
 from headscope.results.study_tables import RunError
-from tests.makers.figures import make_training
 from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED
 from tests.oracles import mhr, native
@@ -45,39 +35,6 @@ def plot(*words: object) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
-
-
-@pytest.mark.parametrize("command", ["report", "heads", "training"])
-def test_a_wrong_ending_is_refused_before_torch_is_imported(command: str) -> None:
-    code = f"""
-import sys
-from headscope.cli import main
-sys.argv = ["headscope", "plot", "{command}", "none", "--out", "page.txt"]
-try:
-    main.run()
-finally:
-    assert "torch" not in sys.modules
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2 and "end the name with" in ended.stderr, ended.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "suffix"),
-    [
-        ("heads", "png"),
-        ("heads", "svg"),
-        ("functions", "pdf"),
-        ("positional", "svg"),
-        ("syntactic", "png"),
-        ("similarity", "svg"),
-    ],
-)
-def test_each_command_writes_each_format(run_dir: Path, command: str, suffix: str) -> None:
-    out = run_dir.parent / "new" / f"figure.{suffix}"
-    assert plot(command, run_dir, "--out", out, "--dpi", 40) == f"wrote {out}\n"
-    assert out.stat().st_size > 2000
 
 
 def test_options_of_heads_and_similarity(run_dir: Path) -> None:
@@ -106,22 +63,6 @@ def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
         plot("heads", run_dir.parent / "a.pkl", "--out", run_dir.parent / "x.svg")
     with pytest.raises(HeadscopeError, match=r"alphas\.csv.*--also alphas"):
         plot("alphas", run_dir, "--out", run_dir.parent / "x.svg")
-
-
-def test_measures_and_matrices_that_headscope_pickled(run_dir: Path) -> None:
-    folder = run_dir / "pickles"
-    modules = {"self_attn": np.array([0.25, 0.5, 0.125])}
-    write_pickle(folder / "entropy.pkl", {"encoder": [modules], "decoder": [{"enc_attn": np.array([0.75, np.nan])}]})
-    write_pickle(folder / "similarity_cka_matrices.pkl", {"encoder": [{"self_attn": np.eye(3)}], "decoder": []})
-    out = run_dir.parent / "x.svg"
-    plot("heads", folder / "entropy.pkl", "--out", out)
-    assert "entropy · cross" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"confidence'.*--also confidence.*entropy"):
-        plot("heads", folder / "entropy.pkl", "--measure", "confidence", "--out", out, "--force")
-    plot("similarity", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
-    assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=r"encoder.*0 self_attn"):
-        plot("heads", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
 
 
 def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
@@ -176,46 +117,6 @@ def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
         plot("functions", run_dir, other, "--out", out)
 
 
-@pytest.mark.slow
-def test_compare(run_dir: Path) -> None:
-    other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
-    out = run_dir.parent / "x.svg"
-    plot("compare", run_dir, other, "--measure", "distance", "--out", out)
-    assert "B − A · cross" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"gpt.*'lrp'.*--also lrp --out DIR"):
-        plot("compare", run_dir, other, "--measure", "lrp", "--out", out, "--force")
-
-
-def test_what_is_refused(run_dir: Path) -> None:
-    out = run_dir.parent / "x.png"
-    with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
-        plot("heads", run_dir, "--out", run_dir.parent / "x")
-    with pytest.raises(HeadscopeError, match=r"run\.json"):
-        plot("heads", run_dir.parent, "--out", out)
-    (run_dir / "positional.csv").unlink()
-    with pytest.raises(HeadscopeError, match=r"positional\.csv.*--also positional"):
-        plot("positional", run_dir, "--out", out)
-    assert not out.exists()
-
-
-def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def stand_in(run: Study, options: Any, heads: list[HeadId]) -> SentenceAttention:
-        asked.update(vars(options), run=run.name, heads=heads)
-        weights = np.full((len(heads), 2, 3), 1 / 3)
-        return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, heads)))
-
-    monkeypatch.setattr(headscope.report.figures.attention, "sentence_attention", stand_in)
-    out = run_dir.parent / "x.svg"
-    plot("attention", run_dir, "--index", 4, "--heads", "cross.1.*,cross.0.1", "--target", "b", "--out", out)
-    assert list(map(str, asked.pop("heads"))) == ["cross.1.0", "cross.1.1", "cross.0.1"]
-    assert asked == {"run": "bert", "sentence": None, "index": 4, "target": "b"}
-    content = out.read_text(encoding="utf-8")
-    assert "cross.0.1" in content
-    assert ">zz<" in content
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -251,22 +152,3 @@ def test_size_and_looks(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"--width 2.*--style paper"):
         words = ("--ranking", "lrp", "--ranking", "confidence")
         plot("rankings", run_dir, *words, "--width", 2, "--out", out, "--force")
-
-
-def test_rankings_and_mixtures(run_dir: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.svg"
-    plot("rankings", run_dir, "--ranking", "lrp", "--ranking", "confidence", "--out", out)
-    assert "How much rankings of heads agree" in out.read_text(encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=r"experts\.csv.*--also experts"):
-        plot("experts", run_dir, "--out", out, "--force")
-    trained = make_training(tmp_path / "mae", {"encoder-self": [3]}, "mae")
-    assert json.loads(plot("gates", trained, "--out", out, "--force", "--json"))["written"][0]["runs"] == ["mae"]
-    plain = make_training(tmp_path / "plain", {"encoder-self": [3]}, "baseline")
-    with pytest.raises(RunError, match=r"plain.*headscope train mae"):
-        plot("gates", plain, "--out", out, "--force")
-
-
-def test_help_of_similarity_tells_the_measures_that_are_declared() -> None:
-    text = " ".join(plot("similarity", "--help").replace("│", " ").split())
-    for name, measure in pair_measures().items():
-        assert f"{name} ({measure.words}" in text

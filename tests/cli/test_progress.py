@@ -12,10 +12,9 @@ import pytest
 
 import headscope as hs
 from headscope import progress
-from headscope.assets import sample, trained
 from headscope.cli import console
 from headscope.cli.train import TrainingLines
-from headscope.progress import Timer, duration, lines, pace
+from headscope.progress import Timer, lines
 from headscope.training.losses import Sums
 
 Command = Callable[..., tuple[int, str, str]]
@@ -39,33 +38,6 @@ def test_a_line_comes_when_the_interval_is_over_and_not_before() -> None:
         "analysing: 500 of 1,000 sentences, 14 sentences/s, 35 s left",
         "analysing: 1,000 of 1,000 sentences, 14 sentences/s, 0 s left",
     ]
-
-
-def test_a_stream_has_no_time_left() -> None:
-    clock, said = Clock(), list[str]()
-    with lines("translating", None, unit="lines", say=said.append, timer=Timer(interval=5, clock=clock)) as step:
-        clock.now += 8
-        step(20)
-    assert said == ["translating: 20 lines, 2.5 lines/s"]
-
-
-def test_a_removal_says_what_it_is_at(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.001)
-    removal = ("prune", "remove", trained(), "--heads", "cross.0.1", "--out", tmp_path / "small", "--device", "cpu")
-    status, shown, err = command(*removal, "--source", sample("en"), "--target", sample("de"), "--max-sentences", 4)
-    assert status == 0 and "comparing for" not in shown
-    assert {line.split(" for ")[0] for line in err.splitlines()} >= {"opening", "comparing"}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5340, "89 min"), (11100, "3 h 05 min")]
-)
-def test_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
-
-
-def test_nothing_done_has_no_pace() -> None:
-    assert pace(0, 10, 0.0, "steps") == pace(0, 10, 3.0, "steps") == "0 steps/s"
 
 
 def run_at(update: int, *, updates: int | None) -> Any:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headscope.training.variant import VARIANTS
-
 Ran = tuple[int, str, str]
 Command = Callable[..., Ran]
 
@@ -41,16 +39,6 @@ SIZES = [
     *("--vocab-size", 60, "--d-model", 16, "--d-ffn", 16, "--encoder-layers", 1, "--decoder-layers", 1, "--heads", 2),
     *("--max-tokens", 150, "--bleu-every", 0),
 ]
-
-
-def test_help_lists_the_variants_and_their_options(headscope: Command) -> None:
-    status, shown, _ = headscope("train", "--help")
-    assert status == 0 and all(name in shown for name in VARIANTS.names())
-    status, shown, _ = headscope("train", "baseline", "--help-all")
-    assert status == 0
-    for option in ("--source", "--preset", "--label-smoothing", "--patience", "--average", "--resume", "--config"):
-        assert option in shown
-    assert "inverse-sqrt|cosine|constant" in shown
 
 
 def test_a_run_its_result_as_json_and_going_on(headscope: Command, data: list[object], tmp_path: Path) -> None:
@@ -90,32 +78,6 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     assert found["d_model"] == 16 and found["average"] == 10 and found["updates"] == 1
 
 
-def test_what_the_user_can_fix_ends_with_one_line_and_status_2(
-    headscope: Command, data: list[object], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    short = tmp_path / "short"
-    short.write_text("a b\n", encoding="utf-8")
-    strange = tmp_path / "strange.toml"
-    strange.write_text("learning-rate = 1\n", encoding="utf-8")
-    for arguments, message in (
-        (["train", "basline", *data], "unknown variant 'basline'; did you mean 'baseline'?"),
-        (["train", "baseline"], "no text: give --source FILE"),
-        (["train", "baseline", *data, "--target", short], "different numbers of lines"),
-        (["train", "baseline", *data, "--d-model", 10, "--heads", 4], "--d-model 10 is not divisible by --heads 4"),
-        (["train", "baseline", *data, "--vocab-size", 5000], "--vocab-size 5000 is more than the training text"),
-        (["train", "baseline", *data, "--preset", "huge"], "--preset 'huge' is not known; available: tiny, small"),
-        (["train", "baseline", *data, "--betas", "0.9;0.98"], "--betas is '0.9;0.98'; its entry 1 must be a number"),
-        (["train", "baseline", *data, "--norm", "middle"], "--norm is 'middle'; it must be 'pre' or 'post'"),
-        (["train", "baseline", *data, "--config", strange], "unknown option 'learning-rate'; there are"),
-        (["train", "baseline", *data, "--init", tmp_path / "none"], "there is no file or directory"),
-        (["train", "baseline", *data, "--precision", "fp16", "--device", "cpu"], "--precision fp16 needs a GPU"),
-    ):
-        status, shown, err = headscope(*arguments, "--out", out)
-        assert (status, shown) == (2, ""), arguments
-        assert re.fullmatch(r"error: [^\n]+\n", err) and message in err, err
-
-
 def test_a_loss_that_is_no_number_ends_with_status_2(headscope: Command, data: list[object], tmp_path: Path) -> None:
     arguments = ["--lr", "1e30", "--warmup", 0, "--updates", 50, "--out", tmp_path / "run"]
     status, _, err = headscope("train", "baseline", *data, *SIZES, *arguments)
@@ -146,22 +108,3 @@ def test_variants_together_in_any_order(headscope: Command, data: list[object], 
     assert (status, err.count("\n")) == (0, 1) and "was complete" in err
     status, _, err = headscope("train", "swap", "--out", out, "--resume")
     assert status == 2 and "is of variant 'mixing+swap', not 'swap'" in err
-
-
-def test_help_of_variants_together(headscope: Command) -> None:
-    status, shown, _ = headscope("train", "mixing+swap+disagreement", "--help-all")
-    assert status == 0
-    for option in ("--gamma", "--start-after", "--swap-schedule", "--dynamic-rest", "--weight", "--compat"):
-        assert option in shown
-    status, shown, _ = headscope("train", "--help")
-    assert status == 0 and "headscope train mixing+swap" in shown
-
-
-def test_variants_that_cannot_be_combined(headscope: Command, data: list[object], tmp_path: Path) -> None:
-    for name, message in (
-        ("mae+mixing", "variant 'mae+mixing': mae and mixing both decide how heads are mixed; take one of them"),
-        ("baseline+swap", "baseline cannot be combined, because it is training without any variant; take swap"),
-        ("mixing+swop", "unknown variant 'swop'; did you mean 'swap'?"),
-    ):
-        status, shown, err = headscope("train", name, *data, "--out", tmp_path / "run")
-        assert (status, shown) == (2, "") and re.fullmatch(r"error: [^\n]+\n", err) and message in err

@@ -14,11 +14,8 @@ import pytest
 
 from headscope.assets import trained
 from headscope.cli.analyze import typed_text
-from headscope.errors import ConfigError, DataError
-from headscope.report.figures.glance import draw_matrices, mosaic
+from headscope.errors import DataError
 from headscope.report.registry import find_figure
-from headscope.report.sheet import Sheet
-from headscope.report.styles import FigureStyle
 from headscope.results.study import Study
 
 Command = Callable[..., tuple[int, str, str]]
@@ -62,24 +59,6 @@ def test_what_a_pipe_must_hold(text: str, target: str | None, message: str, monk
         typed_text({"source": DASH, "target": target})
 
 
-def test_where_stdin_cannot_be_read(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
-    with pytest.raises(ConfigError, match=r"--target -.*--source -"):
-        typed_text({"source": "x", "target": DASH})
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError):
-        typed_text({"source": DASH, "target": None})
-    monkeypatch.delenv("WORLD_SIZE")
-    for words, said in (
-        (
-            ("analyze", "x", "--source", "-", "--labels", "-"),
-            "--labels - would be stdin, and only --source and",
-        ),
-        (("evaluate", "x", "--source", "-"), "--source - would be stdin, and only analyze and translate read it"),
-    ):
-        status, _, err = command(*words, "--out", "unused")
-        assert (status, len(err.splitlines())) == (2, 1) and said in err
-
-
 def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path
 ) -> None:
@@ -103,15 +82,3 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     kept = example.weights["cross"][8 + 2] / 255  # layer 1, head 2
     down, across = drawn[2].shape[0] // 3, drawn[2].shape[1] // 8
     assert drawn[2][down : down + t, 2 * across : 2 * across + s] == pytest.approx(kept, abs=1 / 255)
-
-
-def test_a_glance_has_a_gap_after_every_matrix() -> None:
-    layers = [np.full((2, 3, 5), 0.25), np.full((1, 3, 5), 0.5)]
-    assert mosaic(layers).shape == (2 * 4, 2 * 6) and np.isnan(mosaic(layers)[3]).all()
-    assert np.nansum(mosaic(layers)) == pytest.approx(15 * (0.25 * 2 + 0.5))
-    with FigureStyle().in_use():
-        sheet = Sheet(FigureStyle())
-        draw_matrices(sheet, {"cross": layers}, "a b c")
-    assert len(sheet.axes[0].patches) == 3  # the second layer has one head
-    with pytest.raises(ConfigError, match="site"):
-        draw_matrices(sheet, {}, "a")

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrain
 
 from headscope.data.alignment import Aligned, align
 from headscope.data.offsets import fold_characters, subword_spans
-from headscope.data.parses import Parse, Relation, Token, read_conllu
+from headscope.data.parses import Parse, Token, read_conllu
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -236,22 +236,6 @@ def test_truncated_sentence_does_not_align(kind: str, tokenizers: dict[str, Any]
             assert align(words(text), spans) == "truncated"
 
 
-def test_special_tokens_written_by_the_caller(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["bytes"]
-    ids = [tokenizer.bos_token_id, *tokenizer("the cat")["input_ids"], tokenizer.eos_token_id]
-    spans = subword_spans(tokenizer, "the cat", ids)
-    assert spans is not None and spans[0] is spans[-1] is None
-    aligned = align(words("the cat"), spans)
-    assert isinstance(aligned, Aligned) and aligned.units[0][0] == 1 and aligned.units[-1][-1] == len(ids) - 2
-
-
-def test_foreign_pieces_are_not_located(tokenizers: dict[str, Any]) -> None:
-    for kind in KINDS:
-        tokenizer = tokenizers[kind]
-        other = tokenizer("so it goes")["input_ids"]
-        assert subword_spans(tokenizer, "the lazy dog", other) is None, kind
-
-
 def test_wrong_offsets_are_not_believed(tokenizers: dict[str, Any]) -> None:
     """A tokenizer whose offsets are one off has its pieces searched instead."""
     real = tokenizers["bytes"]
@@ -275,31 +259,6 @@ def test_wrong_offsets_are_not_believed(tokenizers: dict[str, Any]) -> None:
     assert subword_spans(Shifted(), text, ids) == subword_spans(real, text, ids)
 
 
-def parsed(text: str, *relations: tuple[str, int, int]) -> Parse:
-    tokens = tuple(Token(*match.span()) for match in re.finditer(r"\w+(?:'\w+)?|[^\w\s]", text))
-    return Parse(text, tokens, tuple(Relation(*relation) for relation in relations))
-
-
-def test_a_piece_over_two_tokens_makes_them_one_unit() -> None:
-    parse = parsed("(a), b", ("punct", 1, 0), ("punct", 1, 2), ("punct", 4, 3), ("appos", 1, 4), ("x", 2, 3))
-    spans = [None, (0, 1), (1, 2), (2, 4), (4, 6), None]
-    aligned = align(parse, spans)
-    expected = [("punct", 1, 0), ("punct", 1, 2), ("punct", 3, 2), ("appos", 1, 3)]
-    assert aligned == Aligned([[1], [2], [3], [4]], expected, 1)
-
-
-def test_units_are_connected_components() -> None:
-    spans = [(0, 3), (2, 5), (6, 7), (6, 7), (7, 7)]
-    assert align(parsed("ab. c d"), [*spans[:1], (3, 5), (6, 7), (6, 7), (7, 7)]) == Aligned([[0], [1], [2, 3]], [], 0)
-    assert align(parsed("a. b c d"), [(0, 1), (1, 4), (3, 6), (6, 8)]) == Aligned([[0], [1, 2], [3]], [], 0)
-
-
-def test_a_multiword_token_is_one_unit() -> None:
-    parse = parsed("I don't know", ("nsubj", 2, 0), ("aux", 2, 1), ("advmod", 2, 1))
-    aligned = align(parse, [(0, 1), (2, 5), (5, 6), (6, 7), (7, 12)])
-    assert aligned == Aligned([[0], [1, 2, 3], [4]], [("nsubj", 2, 0), ("aux", 2, 1), ("advmod", 2, 1)], 0)
-
-
 @pytest.mark.parametrize(
     ("spans", "reason"),
     [
@@ -313,10 +272,6 @@ def test_a_multiword_token_is_one_unit() -> None:
 def test_reasons(spans: list[tuple[int, int] | None], reason: str) -> None:
     parse = Parse("a b c!", (Token(0, 1), Token(2, 3), Token(4, 5)), ())
     assert align(parse, spans) == reason
-
-
-def test_nothing_aligns_with_nothing() -> None:
-    assert align(Parse(" ", (), ()), [None, (0, 1), None]) == Aligned([], [], 0)
 
 
 def independent_counts(path: Path) -> Counter[str]:

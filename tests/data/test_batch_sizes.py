@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.config import AnalyzeOptions
 from headscope.data import batching
 from headscope.data.batching import (
     MOST_TOKENS,
@@ -28,8 +26,6 @@ from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
 from headscope.engine.runner import AnalysisRunner
-from headscope.engine.study import measure_heads
-from headscope.errors import DataError
 from tests.contracts.studies import OPTIONS
 from tests.oracles import checkpoints, tiny
 from tests.oracles.pretended import FIRST, pretended
@@ -69,15 +65,6 @@ def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: i
     assert [part.positions for part in seen] == [21, 21, 42]
     if CPU_TOKENS < found < MOST_TOKENS:
         assert 300_000 + 1000 * found <= SHARE * free < 300_000 + 1000 * (found + CPU_TOKENS)
-
-
-def test_memory_that_does_not_suffice_for_the_trial() -> None:
-    def run(part: Batch) -> None:
-        if part.positions > 21:
-            raise torch.OutOfMemoryError("none left")
-
-    memory = FakeMemory(10**12, each=1, positions=lambda: 1)
-    assert fitting_tokens(BatchTrial.of(batch(3, 7), run), memory, limit=7) == CPU_TOKENS
 
 
 def test_auto_on_a_cpu_and_on_devices() -> None:
@@ -135,12 +122,6 @@ def test_every_pass_over_text_takes_what_fits(work: Callable[[Any], Any], monkey
     assert found == (expected if work is translated else pytest.approx(expected, rel=1e-6))
 
 
-def test_what_auto_was_is_recorded() -> None:
-    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=5)
-    found = measure_heads(its, corpus, AnalyzeOptions(only=("confidence",), bootstrap=2))
-    assert found.record["options"]["batch_tokens"] == CPU_TOKENS
-
-
 def test_items_come_in_order_and_one_ahead() -> None:
     made: list[int] = []
     second = threading.Event()
@@ -156,30 +137,3 @@ def test_items_come_in_order_and_one_ahead() -> None:
     assert next(items) == 0
     assert second.wait(timeout=60)  # it is made while nobody asks
     assert list(items) == [1, 2, 3, 4] and made == [0, 1, 2, 3, 4]
-
-
-def test_an_error_comes_where_the_item_would() -> None:
-    def numbers() -> Iterator[int]:
-        yield 0
-        raise DataError("text:2: is empty")
-
-    items = ahead(numbers())
-    assert next(items) == 0
-    with pytest.raises(DataError, match=r"^text:2:"):
-        next(items)
-
-
-def test_who_stops_early_ends_the_thread() -> None:
-    before = threading.active_count()
-    ended = []
-
-    def numbers() -> Iterator[int]:
-        try:
-            yield from range(1000)
-        finally:
-            ended.append(True)
-
-    with closing(ahead(numbers())) as items:
-        assert next(items) == 0
-    assert threading.active_count() == before
-    assert ended == [True]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from types import SimpleNamespace
 
 import pytest
 
-from headscope.data.offsets import fold_characters, subword_spans
+from headscope.data.offsets import subword_spans
 
 
 def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
@@ -61,12 +60,3 @@ def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> No
 def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
     tokenizer, ids = scripted(pieces)
     assert subword_spans(tokenizer, text, ids) is None
-
-
-def test_fold_is_blind_to_form_not_to_letters() -> None:
-    assert fold_characters("Ｃａｆé ﬁ — “x”", "bare") == fold_characters("cafe fi - ''x''", "bare")
-    assert (
-        fold_characters(unicodedata.normalize("NFD", "Ärger"), "marks")
-        == fold_characters("ärger", "marks")
-        != fold_characters("arger", "marks")
-    )

@@ -90,12 +90,6 @@ def test_windows_lines_byte_order_mark_and_gzip_without_suffix(tmp_path: Path) -
     assert first == second and [parse.text for parse in first] == ["I don't  know (it).", "Ende"]
 
 
-def test_a_form_with_a_space(write: Write) -> None:
-    lines = ["# text = 10 000 Mann", row("1", "10 000", "2", "nummod"), row("2", "Mann")]
-    (parse,) = read_conllu(write(*lines))
-    assert texts(parse) == ["10 000", "Mann"]
-
-
 BROKEN = [
     (["a sentence"], 1, "1.*10"),
     ([row("1"), row("2", "b", "1") + "\t_"], 2, "11.*10"),
@@ -140,39 +134,6 @@ def test_broken_lines(write: Write, lines: list[str], number: int, message: str,
     with pytest.raises(DataError, match=f"^{place}.*{message}") as caught:
         list(read_conllu(path))
     assert "\n" not in str(caught.value) and "; " in str(caught.value)
-
-
-def test_the_sentences_before_a_broken_line_are_read(write: Write) -> None:
-    parses = read_conllu(write(*SENTENCE, "", row("2")))
-    assert next(parses).text.startswith("I don't")
-    with pytest.raises(DataError, match=r":15: .*2.*1"):
-        next(parses)
-
-
-def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "latin.conllu"
-    path.write_bytes(row("1", "so").encode() + b"\n" + row("2", "früh", "1").encode("latin-1") + b"\n")
-    with pytest.raises(DataError, match=r"latin\.conllu:2: .*5.*UTF-8"):
-        list(read_conllu(path))
-
-
-def test_missing_file_and_directory(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.conllu"):
-        list(read_conllu(tmp_path / "none.conllu"))
-    with pytest.raises(DataError, match="is a directory"):
-        list(read_conllu(tmp_path))
-
-
-def test_broken_gzip(write: Write) -> None:
-    lines = [line for n in range(499) for line in (f"# sent_id = {hash(str(n))}", *SENTENCE, "")]
-    path = write(*lines, name="x.conllu.gz")
-    whole = path.read_bytes()
-    spoilt = bytearray(whole)
-    spoilt[-6] ^= 1  # the checksum
-    for content in (whole[: len(whole) // 2], bytes(spoilt), b"not gzip"):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"x\.conllu\.gz is not a whole gzip file"):
-            list(read_conllu(path))
 
 
 @pytest.mark.slow

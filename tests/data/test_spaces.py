@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from headscope.data.batching import batches
 from headscope.data.corpus import open_corpus
-from headscope.data.encoded import UnknownSubwords
 from headscope.data.lines import is_empty
 from headscope.data.vocabulary import Splitter
 from headscope.data.word_alignment import has_other_spaces, words_of, words_of_subwords
-from headscope.engine.heads.linked_words import links_of
 from headscope.errors import DataError
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.translate_options import TranslateOptions
@@ -43,14 +38,6 @@ def test_words_of_aligners_are_those_of_fast_align(space: str) -> None:
     spans = [(n, n + 1) for n, letter in enumerate(line) if letter in "abcdef"]
     found, _ = words_of_subwords([line], [spans])
     assert found.tolist() == [n for n, word in enumerate(words_of(line)) for letter in word if letter in "abcdef"]
-
-
-def test_links_of_a_text_with_other_spaces_are_remarked(tmp_path: Path) -> None:
-    (tmp_path / "links").write_text("1-1\n0-0\n")
-    corpus = open_corpus(["a\u00a0b c", "d"], target=["x y", "z"])
-    links = links_of(corpus, tmp_path / "links", first=0, training=(None, None))
-    assert np.array_equal(links.of(list(corpus))[0].pairs, [[1, 1]])
-    assert any("1 lines have white space other than spaces" in remark for remark in links.remarks)
 
 
 def then_fairseq(line: str) -> list[str]:
@@ -85,22 +72,3 @@ def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str)
         checkpoint, ["a b", line, "c"], options=TranslateOptions(longest=9), tokens=50
     )
     assert nothing.text == "" and first.text and last.text
-
-
-def test_every_format_character_is_without_width() -> None:
-    """Those of category Cf but signs that are drawn: around numbers, annotations, Kaithi, hieroglyphs."""
-    drawn = [c for n in range(0x110000) if unicodedata.category(c := chr(n)) == "Cf" and not is_empty(c)]
-    assert all(0x600 <= ord(c) <= 0x8E2 or 0xFFF9 <= ord(c) <= 0xFFFB or ord(c) >= 0x110BD for c in drawn)
-
-
-def test_a_line_of_which_the_tokenizer_makes_nothing_is_named() -> None:
-    checkpoint, counts, end = checkpoints.small(), UnknownSubwords(), "</s>"
-    lines = ["a b", end, "c", end]
-    options = TranslateOptions(longest=9)
-    found = list(translate_lines(checkpoint, lines, options=options, tokens=50, unknown=counts))
-    assert [best.text == "" for (best,) in found] == [False, True, False, True]
-    assert found[::2] == list(translate_lines(checkpoint, lines[::2], options=options, tokens=50))
-    assert counts.nothing == [2, 4] and "source lines 2, 4; they are treated as empty" in counts.warnings(checkpoint)[0]
-    corpus = open_corpus(lines)
-    with pytest.raises(DataError, match=r"^line 2 of the source: the tokenizer makes nothing of the line '</s>'"):
-        list(batches(corpus, checkpoint, tokens=50, limit=9))

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 import headscope as hs
 from headscope.assets import captions, trained
-from headscope.data.corpus import open_corpus
 from headscope.data.parses import read_conllu
-from headscope.errors import ConfigError, DataError
 
 LINES = 24
 
@@ -39,18 +34,3 @@ def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     # in German the object follows its verb here, and a decoder sees what is before it alone
     assert head["obj<"]["accuracy"] > 0.5 > head["obj>"]["accuracy"]
     assert "parse:captions.de.conllu" in str(study.signature)
-
-
-def test_the_parses_that_ship_are_of_the_captions() -> None:
-    corpus = open_corpus(captions("en"), target=captions("de"), target_parses=captions("de.conllu"))
-    assert corpus.count == 240 and corpus.has_target_parses and not corpus.has_parses
-    sentence = next(iter(corpus))
-    assert sentence.parse is None and sentence.target_parse is not None
-    assert sentence.target_parse.tokens[1].tag == "NOUN"
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"1.*captions\.de.*1: 'Ein Hund"):
-        open_corpus(captions("en"), target=captions("de"), target_parses=captions("conllu"))
-    with pytest.raises(ConfigError, match="target"):
-        hs.load(trained()).analyze(captions("en"), target_parse=captions("de.conllu"), only="syntactic")

@@ -41,16 +41,3 @@ def test_sharpest_queries(kind: str, attention: str) -> None:
         assert [row.weight * row.keys_seen for row in own] == pytest.approx([entry[0] for entry in best], rel=1e-5)
     sinks = {head for head, labels in found.labels.items() if "sink" in labels}
     assert not {(Site(row.site), row.layer, row.head) for row in rows} & {(h.site, h.layer, h.head) for h in sinks}
-
-
-def test_sinks_have_examples_where_sinks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every head is a sink by this threshold: it has no examples then, but of keys beyond the sink."""
-    monkeypatch.setattr("headscope.analyses.sink.THRESHOLD", 0.0)
-    monkeypatch.setattr("headscope.analyses.sink.TIMES_CHANCE", 0.0)
-    its, corpus = tiny.checkpoint("mistral", 3), tiny.corpus(3, count=17)
-    analyses = [ANALYSES.get(name) for name in ("explained", "sink")]
-    for left_out in (False, True):
-        options = run_options(seed=1, explained_steps=1, exclude_sinks=left_out)
-        found = analyze(its, corpus, analyses=analyses, options=options, replicates=19)
-        assert len(found.labels) == len(found.heads)
-        assert (len(found.tables["examples"]) > 0) == left_out

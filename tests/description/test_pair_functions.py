@@ -10,12 +10,10 @@ import pytest
 from headscope.data.alignment import Aligned
 from headscope.data.encoded import Encoded, pad_side
 from headscope.data.token_text import Marks, marks_of
-from headscope.description.features import IDENTITIES, Inventory
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.tokens import Pairs, TokenReader, Tokens, shape, word_starts
 from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
 from tests.oracles import speakers
-from tests.oracles.plugin import registered
 
 NAMES = PAIR_FUNCTIONS.names()
 SENTENCE = """[S]:x (:PUNCT The:DET dog:NOUN ):PUNCT bark:VERB ##s:VERB ,:PUNCT ":PUNCT the:DET Dog:PROPN 3:NUM !:PUNCT
@@ -133,33 +131,6 @@ def test_byte_level_tokens_are_what_they_spell() -> None:
     assert np.argwhere(PAIR_FUNCTIONS.get("bracket").holds(pairs)).tolist() == [[5, 7], [7, 5]]
     assert pairs.key.tag[[1, 3, 6, 8]].tolist() == ["short", "short", "NUM", "PUNCT"]
     assert pairs.key.starts.tolist() == [True, True, False, True, True, True, True, True, True, True]
-
-
-def test_blanks_are_neither_punctuation_nor_one_word() -> None:
-    """SentencePiece puts ▁ before what it does not know; no word of a parse has it."""
-    parse = Aligned([[1, 2], [4], [5]], [("det", 1, 0)], 0)
-    for aligned in (None, parse):
-        pairs = read_as(["▁", "do", "g", "▁", "▁a", "."], "▁", aligned)
-        assert np.flatnonzero(PAIR_FUNCTIONS.get("punctuation").holds(pairs)[0]).tolist() == [5]
-        assert np.argwhere(PAIR_FUNCTIONS.get("same-word").holds(pairs)).tolist() == [[1, 2], [2, 1]]
-        inventory = Inventory.of([(pairs.query, pairs.key)])
-        same_word = sum(inventory.sizes[:4]) + IDENTITIES.index("same word")
-        assert np.argwhere(inventory.features(pairs)[4] == same_word).tolist() == [[1, 2], [2, 1]]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_says_what_it_is(name: str) -> None:
-    function = PAIR_FUNCTIONS.get(name)
-    assert function.meaning and function.meaning[-1] != "." and function.sites
-
-
-def test_another_package_adds_one() -> None:
-    with registered(PAIR_FUNCTIONS, "vowels"):
-        function = PAIR_FUNCTIONS.get("vowels")
-        tokens = made()
-        found = function.holds(Pairs(tokens, tokens, np.arange(len(tokens))))
-        assert function.meaning == "a vowel after a vowel"
-        assert found[WRITTEN.index("The"), WRITTEN.index("It")] and not found[WRITTEN.index("dog")].any()
 
 
 def test_marks_of_words_are_those_of_the_vocabulary() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from headscope.config.declarations import head_functions
 from headscope.description.sentences import descriptions, sentence
 from headscope.engine.evidence.label_words import Rate, label_in_words
 
@@ -27,12 +26,6 @@ from headscope.engine.evidence.label_words import Rate, label_in_words
 )
 def test_labels_in_words(label: str, words: str) -> None:
     assert label_in_words(label) == words
-
-
-def test_no_declared_function_is_without_words() -> None:
-    for name in head_functions():
-        for label in (name, f"{name}:+1"):
-            assert " " in label_in_words(label), label
 
 
 def test_a_number_says_what_it_is_of_and_its_baseline() -> None:

@@ -117,15 +117,6 @@ def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
         assert {"looks:same-token", "looks:same-class"} <= given.pop(1) and given == {2: {"looks:parent"}}
 
 
-def test_embeddings_of_queries_and_keys_may_have_different_widths() -> None:
-    """As where fewer kinds of words are queries than keys, and embeddings span no more than these."""
-    drawn = Description(torch.randn(5, 2), (torch.randn(7, 2, 3), torch.randn(11, 2, 3)))
-    again = drawn.like(drawn.flat())
-    assert drawn.pairs is not None and again.pairs is not None
-    assert torch.equal(again.theta, drawn.theta)
-    assert all(torch.equal(one, other) for one, other in zip(again.pairs, drawn.pairs, strict=True))
-
-
 def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_each_other() -> None:
     laid = handmade.laid(handmade.sample((handmade.mixture, handmade.subject), sentences=30))
     features, rows = [0, 1], [torch.ones(len(block.sentences), dtype=torch.bool) for block in laid.blocks]
@@ -148,17 +139,6 @@ def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_e
         steps=60,
     )
     assert torch.allclose(loss(alone, slice(1, 2)), loss(together, everyone)[1:], rtol=1e-3)
-
-
-def test_labels_of_heads_made_by_hand(laid: Laid, found: tuple[Explained, Masses]) -> None:
-    tests, report = LabelTests(20), AnalysisReport()
-    bootstrap = Bootstrap(seed=1, replicates=99)
-    rows = add_tests(tests, found[1], laid, found[0].sentences, bootstrap, Site.ENCODER_SELF)
-    tests.conclude(report)
-    labels = {head.head: set(names) for head, names in report.labels.items()}
-    assert labels[PARENT] == {"looks:parent"} and "looks:same-token" in labels[SAME]
-    assert labels.keys().isdisjoint({BEFORE, SINK, MIXTURE, EVEN})
-    assert {row["function"] for row in rows} <= {function.name for function in found[1].functions}
 
 
 def test_pairs_that_never_met_are_looked_at_alone(found: tuple[Explained, Masses]) -> None:
@@ -184,16 +164,3 @@ def test_pairs_that_never_met_are_looked_at_alone(found: tuple[Explained, Masses
     for head in (EVEN, SINK):  # nothing to say, and nothing but dust
         assert got[head] == there[head] == 0 < found[0].room.sum(0)[SINK]
     assert there[SUBJECT] > 0 and float(got[MIXTURE] / there[MIXTURE]) == pytest.approx(1, abs=0.05)
-
-
-def test_an_offset_gets_no_second_name(found: tuple[Explained, Masses]) -> None:
-    """At queries where the best fixed offset is wrong a head that follows an offset has nothing on its keys."""
-    sums = found[1]
-    names = [function.name for function in sums.functions]
-    mass = (sums.mass.sum(0) / sums.count.sum(0)).numpy()
-    hard = (sums.hard_mass.sum(0) / sums.hard_count.sum(0)).numpy()
-    position = (sums.hard_position.sum(0) / sums.hard_count.sum(0)).numpy()
-    assert mass[PARENT, names.index("parent")] == pytest.approx(1) == hard[PARENT, names.index("parent")]
-    assert position[PARENT, names.index("parent")] < 0.3
-    assert mass[SAME, names.index("same-token")] == pytest.approx(1)
-    assert np.nanmax(hard[BEFORE] - 2 * position[BEFORE]) <= 0

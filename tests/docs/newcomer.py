@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from headscope.pruning.options.learn import learners
-from tests.makers.documented import DOCS, Command, commands
+from scripts.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
 from tests.oracles.commands import ran
 

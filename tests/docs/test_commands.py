@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codeop
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ import headscope as hs
 from headscope.cli import main
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.savings import timings
+from scripts.documented import FIRST_HOUR, README, blocks, commands, name, pages
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
-from tests.makers.documented import DOCS, FIRST_HOUR, README, blocks, commands, name, pages
 
 TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
 ELSEWHERE = {"docs/api.md", "docs/growing.md"}
@@ -78,41 +76,3 @@ def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: 
     for block in blocks(page, "python"):
         assert not re.search(r"^(from|import) headscope(?! as hs$)", block.text, re.MULTILINE)
         exec(compile(block.text, name(page), "exec"), names)
-
-
-@pytest.mark.parametrize("page", [*WRITTEN, DOCS / "api.md"], ids=name)
-def test_the_python_of_a_page_can_be_pasted_into_a_console(page: Path) -> None:
-    """Line by line, as consoles before Python 3.13 read it: an empty line ends what is indented."""
-    compiled = codeop.CommandCompiler()
-    for block in blocks(page, "python"):
-        typed = ""
-        for line in [*block.text.splitlines(), ""]:
-            typed += line + "\n"
-            if compiled(typed, name(page), "single"):
-                typed = ""
-        assert not typed, (name(page), typed)
-
-
-def test_what_is_typed_in_one_place_goes_into_folders_of_their_own() -> None:
-    """README, tutorial and the pages of Python, of engines and of plug-ins, typed one after the other."""
-    folders = {
-        page: [
-            *(
-                command.words[command.words.index("--out") + 1]
-                for command in commands(page)
-                if "--out" in command.words
-            ),
-            *re.findall(r'(?:save|convert)\("([^"]+)"|out="([^"]+)"', "".join(b.text for b in blocks(page, "python"))),
-        ]
-        for page in (README, *(DOCS / f"{name}.md" for name in ("tutorial", "api", "serving", "growing")))
-    }
-    written = [folder for found in folders.values() for folder in set(found)]
-    twice = [folder for folder, count in Counter(written).items() if count > 1]
-    assert len(written) > 15 and not twice
-
-
-def test_the_readme_is_short_and_has_the_commands_that_people_type() -> None:
-    typed = {command.words[1] for command in commands(README) if command.words[0] == "headscope"}
-    assert {"show", "analyze", "prune", "plot"} <= typed
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
-    assert not any(command.not_run for command in commands(README))

@@ -9,8 +9,7 @@ import pytest
 
 from headscope.cli.main import COMMANDS
 from headscope.config.declarations import declarations
-from tests.makers.doc_pages.write import written
-from tests.makers.documented import README, pages
+from scripts.doc_pages.write import written
 from tests.makers.modules import ROOT
 
 WARNINGS = "ignore::DeprecationWarning"  # of the generator's own libraries
@@ -62,19 +61,6 @@ def test_every_command_and_every_measure_has_its_place(site: Path) -> None:
 
 @pytest.mark.slow
 def test_pages_hold_what_the_code_says_now() -> None:
-    """`python -m tests.makers.doc_pages` writes them."""
+    """`python -m scripts.doc_pages` writes them."""
     stale = [page.name for page, text in written().items() if page.read_text(encoding="utf-8") != text]
     assert not stale
-
-
-def test_pages_are_plain_markdown() -> None:
-    """They read the same on the site, in the repository and in an editor; `reference.md` alone is made by the site."""
-    for page in pages():
-        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        found = re.findall(r"\{[#:.][^}]*\}|--8<--|^!!! .*|^::: .*", text, flags=re.MULTILINE)
-        assert page.name == "reference.md" or not found, (page.name, found)
-
-
-def test_the_links_of_the_readme_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
-        assert target.startswith("http") or (ROOT / target).exists(), target

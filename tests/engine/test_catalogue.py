@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from headscope import assets
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
-from headscope.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,12 +39,3 @@ def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str
     refusals = {item["name"]: item["refusal"] for item in json.loads(out)}
     assert status == 0 and refusals["alignment"] == "" and refusals["head_gates"]
     assert "many passes of" in command("list", "analyses")[1]
-
-
-@pytest.mark.parametrize(
-    ("kind", "overview", "said"),
-    [("analysis", None, "'analyses'"), ("rules", {}, "rules")],
-)
-def test_what_cannot_be_listed(kind: str, overview: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        catalogue(kind, overview)

@@ -12,11 +12,9 @@ from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.engine.faithfulness.comparison import (
     SHARES,
     RemovalSteps,
-    circuit_masks,
     cmd,
     compare_rankings,
     cpr,
-    faithfulness,
     plan_removals,
 )
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
@@ -38,16 +36,6 @@ def test_areas_of_known_curves(f: object, areas: tuple[float, float]) -> None:
     assert callable(f)
     values = torch.tensor([f(share) for share in SHARES], dtype=torch.float64)
     assert (float(cpr(values)), float(cmd(values))) == pytest.approx(areas, abs=1e-12)
-
-
-def test_circuits_are_the_first_heads_of_a_ranking() -> None:
-    kept = [21 - len(mask) for mask in circuit_masks(HEADS)]
-    assert kept == [0, 0, 0, 0, 0, 1, 2, 4, 10, 21]
-    assert circuit_masks(HEADS)[6] == HEADS[2:] and circuit_masks(HEADS)[-1] == []
-
-
-def test_where_all_heads_are_nothing_there_is_no_number() -> None:
-    assert faithfulness(torch.zeros(2, 10), torch.tensor([[0.0], [2.0]])).isnan().all(dim=1).tolist() == [True, False]
 
 
 def model_of(kept: set[HeadId]) -> float:

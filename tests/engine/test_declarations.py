@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
@@ -20,16 +18,9 @@ from headscope.cli import main
 from headscope.config import declarations
 from headscope.config.declarations import (
     Declaration,
-    Measure,
     analysis_options,
-    checked_options,
-    criterion_names,
-    measure_of,
 )
 from headscope.engine.base import ANALYSES
-from headscope.errors import ConfigError
-from headscope.pruning.ranking.criterion import CRITERIA
-from headscope.report.charts import measure_limits
 from headscope.report.registry import find_figure
 from headscope.results.study import Study
 from tests.oracles.plugin import registered
@@ -87,26 +78,6 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     assert mesh.get_cmap().name == "magma" and mesh.get_clim() == (0, 1)
 
 
-@pytest.mark.usefixtures("last_key")
-def test_one_file_adds_an_option_and_a_figure_to_the_api() -> None:
-    model: Any = hs.load(hs.assets.trained(), device="cpu")
-    given = {"only": "last_key", "bootstrap": 10}
-    one, all_keys = (model.analyze(SOURCES, **given, last_keys=count) for count in (1, 9))
-    assert (all_keys.heads["last_key"] > one.heads["last_key"]).all()
-    nested = model.analyze(SOURCES, **given, analysis_options={"last_keys": 9})
-    assert nested.heads.equals(all_keys.heads) and nested.signature == all_keys.signature
-    bars = one.plot("last_key", color="red").axes[0].patches
-    assert [bar.get_height() for bar in bars] == one.heads["last_key"].tolist()
-    with pytest.raises(ConfigError, match=r"last_key 'colour'.*'color'"):
-        one.plot("last_key", colour="red")
-    with pytest.raises(ConfigError, match=r"last_keys is 0.*1"):
-        model.analyze(SOURCES, **given, last_keys=0)
-    with pytest.raises(ConfigError, match=r"last_keys.*10.*9"):
-        model.analyze(SOURCES, **given, last_keys=10)
-    with pytest.raises(ConfigError, match=r"'last_key'.*'last_keys'"):
-        model.analyze(SOURCES, **given, last_key=1)
-
-
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint(name="last_key", value="headscope_plugin.last_key", group="headscope.analyses")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
@@ -135,35 +106,3 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     assert {name: (each.type, each.field.default, each.analyses) for name, each in options.items()} == {
         name: (each.type, each.field.default, each.analyses) for name, each in expected.items()
     }
-
-
-def test_columns_without_a_declaration_are_shown_by_their_names() -> None:
-    assert measure_of("no_such_column") == Measure("no_such_column")
-    assert measure_of("no_such_column").label == "no such column"
-    assert measure_of("entropy").label == "entropy (nats)"
-
-
-def test_scales_go_over_the_declared_range_where_there_are_values_in_it() -> None:
-    values = [np.array([0.2, 0.5, np.nan])]
-    for range_, expected in (((0, 1), (0, 1)), ((None, 1), (0.2, 1)), ((0, None), (0, 0.5)), ((0.7, None), (0.2, 0.5))):
-        norm = measure_limits(Measure("x", range=range_), values)
-        assert (norm.vmin, norm.vmax) == expected
-
-
-def test_options_of_no_analysis_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'ig_step'.*'ig_steps'"):
-        checked_options({"ig_step": 3})
-
-
-def test_files_among_the_options_are_paths_also_where_a_record_has_their_names() -> None:
-    assert checked_options({"alignments": "a.align"})["alignments"] == Path("a.align")
-
-
-def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
-    study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
-    with pytest.raises(hs.HeadscopeError, match=r"no positional\.csv; analyze with --also positional"):
-        find_figure("positional").drawn([study])
-
-
-def test_names_of_criteria_are_read_as_they_are_registered() -> None:
-    assert criterion_names() == CRITERIA.names()

@@ -60,35 +60,6 @@ def test_p_is_that_of_its_re_derivation() -> None:
             assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3), (threshold, head)
 
 
-def test_a_share_next_to_one_is_as_sure_as_one() -> None:
-    """What the baseline varies by is not that of the share, and does not grow where the share hardly varies."""
-    luck = np.random.default_rng(7)
-    counts = torch.from_numpy(1.0 + luck.poisson(2.0, (60, 1)))
-    baseline, missed = counts * torch.from_numpy(luck.uniform(0.2, 0.5, (60, 1))), torch.zeros(60, 3).double()
-    missed[0] = torch.tensor([0.0, 1e-6, 0.3])
-    p = p_values(counts - missed, baseline, counts, threshold=0.1)
-    assert (p < 1e-9).all() and p[0] == pytest.approx(p[1], rel=0.1)
-
-
-def test_sentences_that_miss_alike_are_surer_than_lots() -> None:
-    """A head that misses one token of every sentence: its share follows from lengths, and hardly varies."""
-    luck = np.random.default_rng(6)
-    counts = 10 + luck.poisson(2.5, (120, 1))
-    hits = np.concatenate(
-        [counts - 1, luck.binomial(counts, 0.92), np.where(luck.random((120, 1)) < 0.92, counts, 0)], 1
-    )
-    threshold = 0.9
-    found = share_p(torch.from_numpy(hits).double(), torch.from_numpy(counts).double(), threshold=threshold)
-    for head, p in enumerate(found):
-        rows = [(float(hit), 0.0, float(count)) for hit, count in zip(hits[:, head], counts[:, 0], strict=True)]
-        assert p == pytest.approx(evidence.p_value(rows, threshold, divided=True), rel=1e-3, abs=1e-12)
-        assert bool(p < 1e-9) is (head == 0)
-    few = np.concatenate([counts[:9] - 1, counts[9:]])
-    rows = [(float(hit), 0.0, float(count)) for hit, count in zip(few[:, 0], counts[:, 0], strict=True)]
-    (p,) = share_p(torch.from_numpy(few).double(), torch.from_numpy(counts).double(), threshold=threshold)
-    assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3)
-
-
 def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> None:
     counts = np.full((19, 1), 1)
     report, adjusted = labelled(np.ones((19, 2)), counts, 0.5)
@@ -111,13 +82,6 @@ def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> N
     assert report.unsupported[HeadId(*PLACE, 0)] == [f"does (p {p:.2g} is {p:.2g} among 1 test)"]
     row = report.evidence[0]
     assert (row["given"], row["threshold"], row["instances"], row["units"], row["tests"]) == (False, 0.5, 120, 120, 1)
-
-
-def test_sentences_that_all_agree_are_not_certain() -> None:
-    """Twenty hits in twenty are no proof of more than nine in ten; of more than a half they are."""
-    ones, counts = np.ones((20, 1)), np.ones((20, 1))
-    assert not labelled(ones, counts, 0.9)[0].labels
-    assert labelled(ones, counts, 0.5)[0].labels
 
 
 @pytest.mark.parametrize(("share", "sentences", "per_sentence"), [(0.5, 40, 3), (0.9, 60, 20), (0.2, 30, 1)])

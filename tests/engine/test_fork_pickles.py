@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 import torch
 
 from headscope.config import AnalyzeConfig
-from headscope.config.option import configured
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.fork.batches import SENTENCES, BatchSize, groups
 from headscope.engine.fork.pickles import mhr_pickles
@@ -23,7 +20,6 @@ from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
-from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.fork import alphas_run, confidence_run, similarity_run
 from headscope.results.study import Study
@@ -197,39 +193,6 @@ def test_batches_are_cut_as_fairseq_cuts_them() -> None:
         groups(order, lengths, BatchSize(tokens=7))
 
 
-def test_sentences_with_one_key_are_in_no_mean() -> None:
-    """`advanced` of such a sentence is divided by 0 in the fork; the mean of a corpus is over the others."""
-    lines = [Sentence(n, source, "w7 w4", None) for n, source in enumerate(("w5 w6", "w5 w7 w8", "w9"))]
-    texts, fewer = (Corpus("x", n, "0" * 40, partial(iter, lines[:n]), True, False) for n in (3, 2))
-    its = mhr.small()
-    assert its.source is not None
-    its.source = replace(its.source, suffix=())
-    whole, part = (mhr_pickles(its, each, limit=512) for each in (texts, fewer))
-    for place in ("encoder.0.self_attn", "decoder.0.enc_attn"):
-        name = "mhr/confs_eval/small-advanced.pkl"
-        np.testing.assert_allclose(modules(whole[name])[place], modules(part[name])[place], rtol=1e-6)
-        assert modules(whole["mhr/confs_eval/small-base.pkl"])[place][0, -1] == 3
-
-
-def test_batches_do_not_matter_to_the_one_row() -> None:
-    wide, narrow = (mhr_pickles(mhr.small(), corpus(), limit=512, tokens=tokens) for tokens in (1, 10**6))
-    for name, nested in wide.items():
-        for module, array in modules(nested).items():
-            np.testing.assert_allclose(array, modules(narrow[name])[module], atol=1e-5)
-
-
-def test_options_are_checked() -> None:
-    text: dict[str, Any] = {"checkpoint": "x", "out": Path("y"), "source": Path("z")}
-    with pytest.raises(ConfigError, match=r"--mhr-rows is 'all'.*corpus.*batch.*generate"):
-        configured(AnalyzeConfig, {**text, "mhr_pickles": True, "mhr_rows": "all"})
-    with pytest.raises(ConfigError, match=r"--mhr-rows.*--mhr-pickles"):
-        configured(AnalyzeConfig, {**text, "mhr_rows": "batch"})
-    with pytest.raises(ConfigError, match=r"--mhr-max-tokens.*--mhr-rows batch"):
-        configured(AnalyzeConfig, {**text, "mhr_pickles": True, "mhr_max_tokens": 100})
-    with pytest.raises(ConfigError, match=r"--mhr-batch-size.*0.*1"):
-        configured(AnalyzeConfig, {**text, "mhr_pickles": True, "mhr_rows": "batch", "mhr_batch_size": 0})
-
-
 def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
     NATIVE.save(mhr.small(), tmp_path / "model")
     for name, text in (("source", "w5 w6\nw7\n"), ("target", "w4 w5\nw6 w7\n")):
@@ -281,30 +244,6 @@ def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...
 # Reading
 
 
-def test_what_is_written_is_read_and_old_numpy_could(tmp_path: Path) -> None:
-    ragged = np.empty(2, dtype=object)
-    ragged[:] = [np.arange(3.0), np.arange(5.0)]
-    value = {"encoder": [{"a": np.eye(3, dtype=np.float32), "b": ragged, "c": np.asfortranarray(np.ones((2, 3)))}]}
-    path = write_pickle(tmp_path / "x.pkl", value)
-    assert b"numpy._core" not in path.read_bytes() and b"numpy.core" in path.read_bytes()
-    found = read_pickle(path)["encoder"][0]
-    np.testing.assert_array_equal(array_of(found["a"]), np.eye(3))
-    np.testing.assert_array_equal(array_of(found["c"]), np.ones((2, 3)))
-    rows = rows_of(found["b"])
-    assert rows is not None and [row.tolist() for row in rows] == [[0, 1, 2], [0, 1, 2, 3, 4]]
-    assert array_of(found["b"]) is None and array_of(3) is None and rows_of({}) is None
-    theirs = pickle.loads(path.read_bytes())["encoder"][0]
-    assert all(np.array_equal(theirs["b"][n], ragged[n]) for n in range(2))
-
-
-def test_confidence_is_weighted_by_batch_size(tmp_path: Path) -> None:
-    rows = np.array([[0.5, 1.0, 1], [0.0, 0.25, 3]])
-    path = write_pickle(tmp_path / "c.pkl", {"encoder": [{"self_attn": rows}], "decoder": []})
-    run = confidence_run(path)
-    assert run.heads["confidence"].tolist() == [0.125, 0.4375] and run.layout == {"encoder-self": [2]}
-    assert run.data == "mean of 4 sentences or hypotheses, as the file has them"
-
-
 def test_matrices_are_means_over_sentences(tmp_path: Path) -> None:
     first = np.array([2.0, 1.5, 1.5, 2.0, 1])
     second = np.array([2.0, 0.5, 0.5, 2.0, 2.0, 1.0, 1.0, 2.0, 2])
@@ -345,10 +284,3 @@ def test_broken_and_hostile_files_are_one_line(tmp_path: Path, number: int) -> N
             confidence_run(path)
         except HeadscopeError as error:
             assert "\n" not in str(error)
-
-
-def test_a_search_leaves_the_model_as_it_was() -> None:
-    its, source = mhr.small(), torch.tensor([[5, 6, 2]])
-    before = its.model(source, source)
-    mhr_pickles(its, corpus(5), rows="generate", limit=512)
-    assert torch.equal(its.model(source, source), before)

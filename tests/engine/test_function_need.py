@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -56,12 +55,6 @@ def test_chances_are_those_of_all_draws(measure: Measure) -> None:
         assert row["p_first"] == pytest.approx(np.mean(draws))
         assert row["mean"] == pytest.approx(np.mean([need[head] for head in own]))
         assert np.isnan(row["mean_low"]) == (len(own) < 3), "of two heads there is no interval"
-
-
-def test_intervals_stay_within_the_range_of_the_measure() -> None:
-    share = replace(NEEDED, range=(0.0, 1.0))
-    row = row_of(function_need_table(heads_of(["sink"] * 3 + [""] * 3, [0.0, 0.9, 1, 0, 0, 1]), [share]), "sink")
-    assert (row["mean_low"], row["mean_high"], row["difference_low"], row["difference_high"]) == (0, 1, -1, 1)
 
 
 def test_what_explains_heads_mostly_is_a_group() -> None:

@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ import torch
 import transformers
 
 from headscope.config import AnalyzeConfig
-from headscope.data.parses import Parse
 from headscope.engine.study import run_analysis
 from headscope.heads import Site
 from tests.oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
@@ -240,19 +239,6 @@ def test_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
     _treebank(tmp_path / "run", shared, theirs, FRACTION[1], minimum=5)
 
 
-def test_well_supported_labels_stay(tmp_path: Path, shared: Path) -> None:
-    """The heads of its relations and neighbours, on 160 sentences; what rests on few instances is said to."""
-    path = shared / "data/ud/en_ewt-ud-test.conllu.gz"
-    heads, meta = run(tmp_path / "run", parse=str(path), max_sentences=160, only=("syntactic", "positional"))
-    found = {(row["layer"], row["head"]): str(row["functions"]) for row in heads.to_dict("records")}
-    assert (found[0, 2], found[1, 8]) == ("positional:-1", "positional:+1")
-    assert found[2, 0] == "syntactic:obj<"
-    assert sum(functions != "nan" for functions in found.values()) == 3
-    weak = heads["functions_unsupported"].dropna()
-    assert len(weak) > 3 and weak.str.contains("interval from").any()
-    assert "|labels:bh0.05(min=20,sentences=10)|" in meta["signature"]
-
-
 @whole
 def test_whole_text(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
     _text(tmp_path / "run", shared, theirs, None)
@@ -261,32 +247,3 @@ def test_whole_text(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
 @whole
 def test_whole_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
     _treebank(tmp_path / "run", shared, theirs, None, minimum=30)
-
-
-@whole
-def test_stanza(tmp_path: Path, shared: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsing a text gives what the same parses, written to a file by hand, give."""
-    from headscope.data.stanza_parses import parse_with_stanza
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path, resources = shared / "data/multi30k/test_2016_flickr.en.gz", shared / "stanza_resources"
-    run(
-        tmp_path / "run",
-        source=path,
-        parse="stanza",
-        stanza_dir=resources,
-        max_sentences=40,
-        only=("syntactic",),
-        analysis_options={"relations": "all", "min_instances": 5},
-    )
-    text = lines(path, 40)
-    parses = parse_with_stanza(text, resources=resources)
-    seen = [theirs.watch(number, row.text, row) for number, row in enumerate(_rows(parses))]
-    assert [one.units is None for one in seen] == [False] * 40
-    compare_relations(tmp_path / "run", seen, 5)
-
-
-def _rows(parses: Iterable[Parse]) -> Iterator[Row]:
-    for parse in parses:
-        arcs = [(r.relation, r.head, r.dependent) for r in parse.relations]
-        yield Row(parse.text, [(token.start, token.end) for token in parse.tokens], arcs)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,7 @@ import pytest
 
 import headscope as hs
 from headscope.config import EvaluateConfig
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
@@ -20,7 +17,6 @@ from tests.oracles import classifiers
 
 pytestmark = pytest.mark.slow
 
-Command = Callable[..., tuple[int, str, str]]
 NAMES = ["cosine", "token-cosine", "l2", "token-l2"]
 GONE = "encoder-self.0.1,encoder-self.1.*"
 
@@ -57,35 +53,6 @@ def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path) -> Non
     assert table["cosine"].iloc[0] == pytest.approx(masked["cosine"], abs=1e-9)
 
 
-def test_an_intact_model_that_is_not_there_or_has_changed_is_said(folder: Path, tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    shutil.copytree(folder / "small", alone / "small")
-    shutil.copy(folder / "text", alone / "text")
-    record = json.loads((alone / "small/pruning.json").read_text())
-    for path, digest, why in (
-        (str(tmp_path / "gone/whole"), record["source"]["digest"], "is not there"),
-        (str(folder / "whole"), "0" * 64, "another digest"),
-        (str(folder / "text"), "0" * 64, "cannot be opened"),
-    ):
-        record["source"] |= {"path": path, "digest": digest}
-        (alone / "small/pruning.json").write_text(json.dumps(record))
-        found, remarks = scores(alone, "small")
-        assert not found and path in remarks and why in remarks and "left out: cosine" in remarks
-        found, remarks = scores(alone, "small", mask="encoder-self.0.0")
-        assert found["cosine"] < 0.999 and why in remarks and "same model without --mask" in remarks
-
-
-def test_nothing_to_compare_with_is_no_perfect_score(folder: Path, command: Command) -> None:
-    found, remarks = scores(folder, "whole")
-    assert not found and "no head is masked" in remarks and "--against" in remarks
-    whole = ("evaluate", folder / "whole", "--source", folder / "text", "--device", "cpu")
-    status, shown, _ = command(*whole)
-    assert status == 0 and "1.0000" not in shown and "left out: cosine" in shown
-    status, shown, _ = command(*whole, "--json")
-    assert status == 0 and json.loads(shown)["record"]["scores"] == []
-    assert "left out" in json.loads(shown)["record"]["remarks"][0]
-
-
 def test_metrics_of_labels_stay_and_against_adds_states(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path / "model", "bert").parent
     other = classifiers.folder(tmp_path / "other", "bert", seed=5)
@@ -99,18 +66,6 @@ def test_metrics_of_labels_stay_and_against_adds_states(tmp_path: Path) -> None:
     assert list(found) == ["loss", "accuracy", "macro-f1", *NAMES] and found["cosine"] < 0.999
     with pytest.raises(ConfigError, match="cosine"):
         scores(folder, "model", metrics=("accuracy",), against=str(other), **labels)
-
-
-def test_against_is_refused_where_tokens_or_widths_differ(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"encoder.*decoder"):
-        scores(folder, "whole", against=str(hs.assets.trained()))
-    other = classifiers.folder(tmp_path / "other", "gpt2")
-    with pytest.raises(ConfigError, match="subwords"):
-        scores(folder, "whole", against=str(other))
-    with pytest.raises(Exception, match="nothing"):
-        scores(folder, "whole", against=str(tmp_path / "nothing"))
-    with pytest.raises(OutputError, match="checkpoint"):
-        scores(folder, "small", against=str(folder / "whole"), per_sentence=folder / "whole/scores.csv")
 
 
 def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Path) -> None:

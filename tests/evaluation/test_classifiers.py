@@ -14,15 +14,13 @@ from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_text
-from headscope.data.encoded import IGNORED
-from headscope.data.labels import with_labels
 from headscope.data.parses import read_columns
-from headscope.errors import ConfigError, DataError
+from headscope.errors import DataError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import gated
-from tests.oracles import classifiers, tiny
+from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES
 
 COUNT = 23
@@ -117,22 +115,6 @@ def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: 
     assert found == pytest.approx(expected(outputs, wanted))
 
 
-def test_words_that_are_cut_off_have_no_tag(tmp_path: Path) -> None:
-    text = "ahab aj bl"
-    labels = written(tmp_path, "tags", columns([text], [[0, 1, 3]]))
-    its = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert-tags")))
-    config = EvaluateConfig(checkpoint="", labels=labels)
-    corpus = with_labels(its, open_text(config), labels)
-    rows = {}
-    for limit in (9, 4):
-        (batch,) = batches(corpus, its, tokens=99, limit=limit, losses=Omissions(), labels=True)
-        assert batch.labels is not None
-        rows[limit] = [None if label == IGNORED else label for label in batch.labels[0].tolist()]
-    pieces = classifiers.tokenizer("bert-tags")(text)["input_ids"]
-    assert len(pieces) == 7 and rows[9] == [None, 0, None, None, 1, 3, None]
-    assert rows[4] == [None, 0, None, None]
-
-
 def test_each_head_and_gates_of_one(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path / "model", "bert")
     texts, wanted = classifiers.texts(COUNT), classifiers.labels(COUNT)
@@ -216,35 +198,6 @@ def test_decoders_without_padding_are_measured_in_batches_of_any_size() -> None:
     assert its.config.pad_token_id is None
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"source2": ["ah"]}, "have different numbers of lines"),
-        ({}, "the right class of every line; a model of type 'bert' on this text allows cosine"),
-    ],
-)
-def test_bad_texts_are_one_line(extra: dict[str, list[str]], message: str, tmp_path: Path, command: Any) -> None:
-    arguments = ["--source", str(written(tmp_path, "text", ["ah", "aj", "bl"]))]
-    for name, lines in extra.items():
-        arguments += ["--set", f"{name}={written(tmp_path, name, lines)}"]
-    status, err = command(str(classifiers.folder(tmp_path / "model", "bert")), *arguments)
-    assert status == 2 and message in err and err.count("\n") == 1
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    text = written(tmp_path, "text", ["ah\taj", "aj"])
-    folder = classifiers.folder(tmp_path / "model", "bert")
-    with pytest.raises(DataError, match="text:2:"):
-        scores(folder, source=text, pairs=True, metrics=("cosine",))
-    labels = written(tmp_path, "labels", ["0", "0"])
-    one = classifiers.folder(tmp_path / "one", "bert", labels=1)
-    with pytest.raises(ConfigError, match="class"):
-        scores(one, source=text, labels=labels)
-    with pytest.raises(ConfigError, match="perplexity"):
-        scores(folder, source=text, labels=labels, metrics=("perplexity",))
-    assert tiny.PIECES[5] == "ah"
-
-
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str) -> tuple[int, str]:
@@ -255,32 +208,3 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         return int(ended.value.code or 0), capfd.readouterr().err
 
     return run
-
-
-@pytest.mark.slow
-def test_the_library_takes_the_same_texts(tmp_path: Path) -> None:
-    folder = classifiers.folder(tmp_path / "model", "bert")
-    first, second, wanted = classifiers.texts(COUNT), classifiers.texts(COUNT, seed=5), classifiers.labels(COUNT)
-    files: dict[str, Any] = {
-        "source": written(tmp_path, "a", first),
-        "source2": written(tmp_path, "b", second),
-        "labels": written(tmp_path, "labels", [NAMES[label] for label in wanted]),
-    }
-    model = hs.load(str(folder), dtype="float64")
-    names = [NAMES[label] for label in wanted]
-    given: dict[str, Any] = {"second": second, "labels": names, "bootstrap": 20}
-    found = model.evaluate(first, **given)
-    assert {score.metric: score.value for score in found.scores} == pytest.approx(scores(folder, **files))
-    assert str(found.signature).count("sha1") == 1 and len(model.evaluate_heads(first, **given)) == 7
-    by_file = model.evaluate(files["source"], second=files["source2"], labels=files["labels"], bootstrap=20)
-    assert str(by_file.signature) == str(found.signature)
-    study = model.analyze(first, second=second, labels=names, only="ablation", bootstrap=10)
-    ranking = model.rank(by="ablation", text=first, second=second, labels=names)
-    assert study.heads["ablation"].max() == pytest.approx(ranking.scores["score"].max())
-    numbers = [label for label in wanted if label != 2]
-    kept = [text for text, label in zip(first, wanted, strict=True) if label != 2]
-    assert model.evaluate(kept, labels=numbers)["loss"].value > 0
-    with pytest.raises(ConfigError, match=r"loss.*labels"):
-        model.evaluate(first)
-    with pytest.raises(DataError, match="sentences"):
-        model.evaluate(first, labels=names[:-1])

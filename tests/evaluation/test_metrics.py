@@ -12,9 +12,8 @@ import pytest
 
 from headscope.bootstrap import Bootstrap
 from headscope.config import EvaluateConfig
-from headscope.errors import ConfigError
 from headscope.evaluation.before_after import compare, compare_scores
-from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics
+from headscope.evaluation.metrics.base import METRICS, ValidationText, fitting_metrics
 from headscope.evaluation.opened import open_all
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
@@ -133,10 +132,3 @@ def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sw
     assert status == 2 and "length-ratio" in err
     status, shown, _ = command("show", options["checkpoint"], "--json")
     assert {"name": "length-ratio", "needs": "--target"} in json.loads(shown)["metrics"]
-
-
-def test_sweeps_measure_what_evaluate_measures(tmp_path: Path) -> None:
-    its = open_all(EvaluateConfig(**files(tmp_path, "gpt2"))).checkpoint
-    assert choose_metric("accuracy", its, has_target=False, has_labels=False) == "accuracy"
-    with pytest.raises(ConfigError, match="loss needs a classifier"):
-        choose_metric("loss", its, has_target=False, has_labels=False)

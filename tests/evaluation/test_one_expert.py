@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import headscope as hs
-from headscope.cli.main import app
-from headscope.errors import ConfigError
 from headscope.formats.native import NATIVE
 from headscope.model.mixing.experts import Experts, experts_of, one_expert
 from tests.makers.experts import disturbed
@@ -78,24 +75,3 @@ def test_the_top_expert_has_the_largest_responsibility(models: dict[str, Any], m
     monkeypatch.setattr(Experts, "log_gates", lambda self, queries: (real(self, queries) * 1e9).log_softmax(-1))
     sharp = evaluated(models["gated"])["perplexity"]
     assert sharp == pytest.approx(top, rel=1e-5)
-
-
-def test_translations_are_those_of_the_expert(models: dict[str, Any]) -> None:
-    text = models["plain"]["valid_source"].read_bytes()
-    said = {}
-    for name, options in (("soft", []), ("one", ["--expert", "1"]), ("drawn", ["--expert", "random", "--seed", "3"])):
-        found = CliRunner().invoke(app, ["translate", models["uniform"]["checkpoint"], *options], input=text)
-        said[name] = found.stdout.splitlines()
-    model = hs.load(models["uniform"]["checkpoint"])
-    lines = text.decode().splitlines()
-    assert said["one"] == model.translate(lines, expert="1") != said["soft"] == model.translate(lines)
-    assert said["drawn"] == model.translate(lines, expert="random", seed=3)
-
-
-def test_what_there_is_no_expert_for_is_refused_by_name(models: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--expert top.*experts"):
-        evaluated(models["plain"], expert="top")
-    with pytest.raises(ConfigError, match=r"--expert top.*gates"):
-        evaluated(models["uniform"], expert="top")
-    with pytest.raises(ConfigError, match=r"--expert '9'.*top, random"):
-        evaluated(models["uniform"], expert="9")

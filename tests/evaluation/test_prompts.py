@@ -9,11 +9,10 @@ import pytest
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch
-from headscope.errors import ConfigError, DataError
+from headscope.errors import DataError
 from headscope.evaluation.prompts import joined, with_answers
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from tests.makers.decoders import byte_level, decoder
 from tests.oracles import classifiers, prompts, speakers, tiny
 
 
@@ -107,17 +106,6 @@ def test_words_are_kept_apart(before: str, answer: str, text: str) -> None:
     assert joined(before, answer) == text
 
 
-def test_answers_of_byte_level_models_begin_with_the_space() -> None:
-    tokenizer = byte_level()
-    its = HuggingFaceCheckpoint(path="tiny", model=decoder("llama"), tokenizer=tokenizer, digest="0" * 64)
-    sentences = list(with_answers(its, corpus("A man in a"), ["A man in a"], ["man\t dog running"]))
-    contrast = sentences[0].contrast
-    assert contrast is not None and contrast.longer
-    assert tokenizer.convert_ids_to_tokens(contrast.answer).startswith("Ġ")
-    with pytest.raises(DataError, match="prompt"):
-        with_answers(its, corpus("A man in a "), ["A man in a "], ["man"])
-
-
 def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() -> None:
     """What a tokenizer puts behind every text is cut off, and nothing else."""
     model = speakers.SPEAKERS["gpt2"].make
@@ -151,27 +139,3 @@ def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() 
 def test_what_cannot_be_read(clean: list[str], corrupt: list[str], answers: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         with_answers(speakers.checkpoint("gpt2"), globals()["corpus"](*clean), corrupt, answers)
-
-
-def test_long_prompts_are_refused_and_never_cut() -> None:
-    its = speakers.checkpoint("gpt2")
-    text = with_answers(its, corpus("ah bi ci di"), ["ah bi ci dj"], ["ei"])
-    with pytest.raises(DataError, match=r"^clean.txt:1: 5.*4"):
-        read(its, text, limit=4)
-
-
-def test_masked_language_models_need_one_mask() -> None:
-    with pytest.raises(DataError, match=r"\b0\b.*\[MASK\]"):
-        with_answers(speakers.checkpoint("bert"), corpus("ah bi"), ["ah bj"], ["ci"])
-
-
-def test_models_that_say_nothing() -> None:
-    with pytest.raises(ConfigError, match="'bert'"):
-        with_answers(tiny.checkpoint("bert", 7), corpus("ah bi"), ["ah bj"], ["ci"])
-
-
-def test_a_prefix_is_for_models_that_translate() -> None:
-    sentences = [Sentence(0, "ah bi", "ci")]
-    text = Corpus("clean.txt", 1, "0" * 40, lambda: iter(sentences), has_target=True)
-    with pytest.raises(ConfigError, match=r"'gpt2'.*--target"):
-        with_answers(speakers.checkpoint("gpt2"), text, ["ah bj"], ["ci"])

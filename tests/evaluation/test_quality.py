@@ -22,18 +22,16 @@ from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, pad_side
-from headscope.errors import ConfigError, DataError, OutputError
-from headscope.evaluation import each_head, opened, quality
+from headscope.errors import ConfigError, DataError
+from headscope.evaluation import each_head, opened
 from headscope.evaluation import likelihood as scoring
 from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
-from headscope.evaluation.text_mode import RAW, TOKENISED, TextMode, text_mode, text_remarks
+from headscope.evaluation.text_mode import RAW, TOKENISED, TextMode, text_mode
 from headscope.formats.native import NATIVE
-from headscope.heads import HeadId, Site, all_heads, select_heads
-from headscope.model import forward
-from headscope.model.taps import masked
+from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
 from tests.oracles import checkpoints, speakers, tiny
@@ -136,24 +134,6 @@ def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
         resamples.append(theirs.corpus_score(picked[0], [picked[1]]).score)
     assert [found.low, found.high] == pytest.approx(np.quantile(resamples, [0.025, 0.975]))
     assert found.low < found.value < found.high
-
-
-def test_references_that_look_tokenised_are_remarked_on_in_raw_mode() -> None:
-    assert text_remarks(["a b .", "c d ."], RAW)
-    assert not text_remarks(["a b .", "c d ."], TOKENISED)
-    assert not text_remarks(["a b.", "c d ."], RAW)
-
-
-def test_references_without_spaces_are_remarked_on_where_words_end_at_spaces() -> None:
-    texts = ["我今天去學校看書。", "你好", "a b"]
-    assert "--bleu-tokenize" in text_remarks(texts, RAW)[0] and text_remarks(texts, TOKENISED)
-    assert not text_remarks(texts, TextMode(tokenize="zh")) and not text_remarks([*texts, "c d", "e f"], RAW)
-
-
-def test_one_sentence_has_scores_and_no_intervals(run: Evaluate) -> None:
-    found = run(checkpoints.small(), SOURCES[:1], TARGETS[:1])
-    assert {score.metric for score in found.scores} == {"bleu", "chrf", "perplexity", "accuracy"}
-    assert all(math.isfinite(score.value) and math.isnan(score.low) and not score.interval for score in found.scores)
 
 
 def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,21 +292,6 @@ def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatc
     torch.testing.assert_close(leaf.grad, wanted)
 
 
-def test_outputs_are_compared_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = 3 * torch.randn(5, 7, 101, dtype=torch.float64)
-    wanted[2, 3, 11] = -torch.inf
-    actual = wanted + 1e-3 * torch.randn_like(wanted)
-    far = forward.max_abs_difference(actual, wanted)
-    known = ~wanted.isinf()
-    assert far == pytest.approx(float((actual - wanted)[known].abs().max() / wanted[known].abs().max()), rel=1e-12)
-    monkeypatch.setattr(forward, "CELLS", 97)
-    with LargestTensor(but=("view", "split")) as largest:
-        assert forward.max_abs_difference(actual, wanted) == far
-    assert largest.numbers == 97
-    actual[4, 6, 100] = torch.nan
-    assert forward.max_abs_difference(actual, wanted) == math.inf
-
-
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
@@ -383,37 +348,6 @@ def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
     assert not heads.complete and not table.exists() and Path(f"{table}.partial2").is_file()
 
 
-def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tmp_path / "table.csv"
-    run(checkpoints.small(), SOURCES, TARGETS, per_sentence=table, metrics=("bleu", "accuracy"))
-    before = table.read_bytes()
-
-    def interrupted(*_: Any) -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(quality, "translate_corpus", interrupted)
-    for options in ({"per_sentence": table}, {"out": table, "each_head": True}):
-        found = run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu", "accuracy"), force=True, **options)
-        assert not found.complete and f"{table} stays as it was; {table}.partial" in found.remarks[-1]
-        assert table.read_bytes() == before and (tmp_path / "table.csv.partial").is_file()
-
-
-def test_an_interrupted_translation_keeps_the_scores_of_the_references(
-    run: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(quality, "translate_corpus", interrupted)
-    found = run(checkpoints.small(), SOURCES, TARGETS)
-    assert not found.complete and "interrupted" in found.remarks[0]
-    assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}
-    table = run(checkpoints.small(), SOURCES, TARGETS, each_head=True, metrics=("accuracy", "chrf"))
-    assert not table.complete and "accuracy" in table.table and "chrf" not in table.table
-    with pytest.raises(KeyboardInterrupt):
-        run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu",))
-
-
 # Each head.
 
 
@@ -431,23 +365,6 @@ def test_each_head_gives_what_separate_runs_give(run: Evaluate, mixing: dict[str
         assert row.nll == pytest.approx(alone.nll, abs=1e-9)
         assert row.accuracy == pytest.approx(value(alone, "accuracy"))
         assert row.perplexity == pytest.approx(value(alone, "perplexity"))
-
-
-def test_each_head_runs_the_encoder_again_only_for_its_own_heads(run: Evaluate) -> None:
-    checkpoint = checkpoints.small()
-    calls: list[int] = []
-    checkpoint.model.encoder.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
-    run(checkpoint, SOURCES, TARGETS, each_head=True, batch_tokens=1000)
-    assert len(calls) == 1 + 5  # the encoder has 3 + 2 heads
-
-
-def test_each_head_starts_at_the_layer_of_its_head(run: Evaluate) -> None:
-    checkpoint = checkpoints.small()
-    calls: list[int] = []
-    for number, layer in enumerate(checkpoint.model.decoder.layers):
-        layer.register_forward_hook(lambda *_, number=number: calls.append(number))
-    run(checkpoint, SOURCES, TARGETS, each_head=True, heads="cross.2.0,decoder-self.0.1", batch_tokens=1000)
-    assert calls == [0, 1, 2, 0, 1, 2, 2] or calls == [0, 1, 2, 2, 0, 1, 2]
 
 
 def test_each_head_differences_have_paired_intervals(run: Evaluate) -> None:
@@ -549,67 +466,3 @@ def test_the_command_prints_metrics_signatures_and_writes_sentences(
     found = json.loads(shown)["record"]
     assert [score["metric"] for score in found["scores"]] == ["bleu", "accuracy"]
     assert "tok:none" in found["scores"][0]["signature"] and "case:lc" in found["scores"][0]["signature"]
-
-
-def test_the_command_tabulates_each_head(
-    command: Callable[..., tuple[int, str, str]], files: list[object], tmp_path: Path
-) -> None:
-    status, shown, _ = command(*files, "--each-head", "--out", tmp_path / "h.csv")
-    assert status == 0 and "none" in shown and "nll/token" in shown
-    assert len(pd.read_csv(tmp_path / "h.csv")) == 1 + 16
-    status, shown, _ = command(*files, "--each-head", "--heads", "cross.0.*", "--json")
-    assert len(json.loads(shown)["record"]["rows"]) == 4
-    status, _, err = command(*files, "--each-head", "--out", tmp_path / "h.csv")
-    assert status == 2 and "--force" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("extra", "told"),
-    [
-        (["--mask", "cross.9.0"], "cross 3 × 3/2/1"),
-        (["--metrics", "blue"], "available: accuracy, bleu, chrf"),
-        (["--text", "lower"], "'raw' or 'tokenised-lowercase'"),
-        (["--hiding", "some"], "'each' or 'random'"),
-        (["--out", "t.csv"], "--each-head"),
-        (["--bpe", "codes"], "means nothing for a native checkpoint"),
-        (["--max-length", "4", "--set", "long=refuse"], "limit is 4"),
-    ],
-)
-def test_mistakes_end_with_one_line_and_status_2(
-    command: Callable[..., tuple[int, str, str]], files: list[object], extra: list[str], told: str
-) -> None:
-    status, _, err = command(*files, *extra)
-    assert status == 2 and told in err and err.count("\n") == 1
-
-
-def test_what_a_model_cannot_be_asked_for_is_refused(run: Evaluate, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--target"):
-        run(checkpoints.small(), SOURCES)
-    with pytest.raises(ConfigError, match="--target"):
-        run(checkpoints.hugging("bert"), TEXTS, TEXTS)
-    with pytest.raises(ConfigError, match="bleu"):
-        run(checkpoints.hugging("gpt2"), TEXTS, metrics=("bleu",))
-    with pytest.raises(ConfigError, match=r"perplexity.*'bert'"):
-        run(checkpoints.hugging("bert-without-head"), TEXTS, metrics=("perplexity",))
-    with pytest.raises(OutputError, match="directory"):
-        run(checkpoints.hugging("gpt2"), TEXTS, per_sentence=tmp_path)
-    for each in (False, True):
-        with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
-            run(checkpoints.hugging("gpt2"), ["a", "dog"], each_head=each)
-
-
-def test_a_mask_is_the_context_manager_of_the_library(run: Evaluate) -> None:
-    checkpoint = checkpoints.small()
-    by_name = run(checkpoint, SOURCES, TARGETS, mask="decoder-self.2.*,cross.0.1")
-    with masked(checkpoint.model, select_heads("decoder-self.2.*,cross.0.1", checkpoint.layout)):
-        by_hand = run(checkpoint, SOURCES, TARGETS)
-    assert by_name.nll == by_hand.nll
-    assert by_name.sentences["hypothesis"].tolist() == by_hand.sentences["hypothesis"].tolist()
-
-
-def test_a_change_measured_on_a_text_that_the_vocabulary_lacks_is_warned_of() -> None:
-    checkpoint = speakers.checkpoint("bert")
-    for lines, warned in (["ah bi ah", "ch"], False), (["ah wx yz ah", "Cl"], True):
-        change = quality_change(checkpoint, checkpoint, question(checkpoint, open_corpus(lines)))
-        assert bool(change.unread) is warned, "as evaluate does"
-    assert change.unread[0].startswith("warning: 60.0% of the source's subwords are unknown")

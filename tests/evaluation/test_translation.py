@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,14 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.api import commands
 from headscope.cli import main
-from headscope.cli import translate as command
 from headscope.data.encoded import Batch, pad_side
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import ConfigError
 from headscope.evaluation.text_mode import TOKENISED
-from headscope.evaluation.translation import decoded_lines, translate_lines
-from headscope.formats import base
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
 from tests.oracles import checkpoints
@@ -48,13 +44,6 @@ def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None
     for tokens, window in ((1, 2), (17, 3), (1000, 512)):
         assert best(checkpoint, lines, tokens=tokens, window=window, **options) == alone
     assert best(checkpoint, lines[::-1], **options) == alone[::-1]
-
-
-def test_empty_lines_stay_empty() -> None:
-    checkpoint = checkpoints.small()
-    one, two = best(checkpoint, SOURCES[:2])
-    assert best(checkpoint, ["", SOURCES[0], "  ", SOURCES[1], ""]) == ["", one, "", two, ""]
-    assert best(checkpoint, ["", ""]) == ["", ""] and best(checkpoint, []) == []
 
 
 def test_a_window_is_read_only_when_it_is_needed() -> None:
@@ -123,45 +112,6 @@ def test_a_translation_has_as_many_subwords_as_are_asked_for(forced: int | None)
         best(checkpoint, TEXTS, max_extra=0)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_models_that_cannot_translate_are_refused(kind: str) -> None:
-    with pytest.raises(CheckpointError, match="translate"):
-        best(checkpoints.hugging(kind), TEXTS)
-    with pytest.raises(CheckpointError, match="translate"):
-        best(checkpoints.small(decoder_only=True), SOURCES)
-
-
-def test_what_hugging_face_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--max-len-b"):
-        best(checkpoints.hugging("bart"), TEXTS, max_ratio=2.0)
-    with pytest.raises(ConfigError, match=r"\b1\b"):
-        best(checkpoints.hugging("bart"), TEXTS, best=2)
-    with pytest.raises(ConfigError, match="1 to 2"):
-        TranslateOptions(beam=2, best=3)
-
-
-def test_a_translation_that_outgrows_the_model_is_told_how_long_it_may_be() -> None:
-    checkpoint: Any = checkpoints.hugging("bart")
-    checkpoint.model.generation_config.eos_token_id = None  # it never ends
-    with pytest.raises(CheckpointError, match=rf"--max-len-b {checkpoint.limit - 2}$"):
-        best(checkpoint, TEXTS, max_extra=2 * checkpoint.limit)
-    best(checkpoint, TEXTS, max_extra=checkpoint.limit - 2)
-
-
-def test_a_long_line_is_cut_at_the_limit_and_told() -> None:
-    checkpoint, cut = checkpoints.small(positions="learned", max_positions=5), list[int]()
-    lines = ["a", "", "a b c d e f g"]
-    options = TranslateOptions()
-    long = list(translate_lines(checkpoint, lines, options=options, tokens=99, window=2, cut=cut.append))
-    assert cut == [3] and long[2][0].text == best(checkpoint, ["a b c d"])[0]
-
-
-def test_lines_that_are_not_utf_8_are_named() -> None:
-    assert list(decoded_lines(["\ufeffa\r\n".encode(), "ü\u2028b".encode()])) == ["a", "ü\u2028b"]
-    with pytest.raises(DataError, match=r"stdin:2: .*2.*UTF-8"):
-        list(decoded_lines([b"a\n", b"b\xff\n"]))
-
-
 @pytest.mark.slow
 def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
     from headscope.evaluation.quality import text_score
@@ -217,67 +167,3 @@ def test_the_command_translates_lines(run: Callable[..., Ran], model: Path) -> N
     assert rows[0][2] == one and float(rows[0][1]) >= float(rows[1][1]) and rows[2][1:] == ["0.0000", ""]
     nothing = "there is nothing on stdin to translate: headscope translate CKPT < text > translation\n"
     assert run(b"", model) == (0, "", nothing)
-
-
-def test_the_command_masks_heads(run: Callable[..., Ran], model: Path, tmp_path: Path) -> None:
-    names = tmp_path / "heads"
-    names.write_text("cross.0.*\ndecoder-self.2.1\n", encoding="utf-8")
-    text = "\n".join(SOURCES).encode()
-    listed = run(text, model, "--mask", "cross.0.*,decoder-self.2.1")[1]
-    assert listed == run(text, model, "--mask", names)[1] != run(text, model)[1]
-
-
-@pytest.mark.parametrize(
-    ("text", "extra", "told"),
-    [
-        (b"a\n\xfe\n", [], "stdin:2: byte 1 is not UTF-8"),
-        (b"\x1f\x8b\x08\x00", [], "stdin is compressed by gzip; decompress it first"),
-        (b"a\n", ["--mask", "cross.0.7"], "no head of this model is called 'cross.0.7'; it has encoder-self 2"),
-        (b"a\n", ["--mask", "cross.0"], "is no head"),
-        (b"a\n", ["--nbest", "4"], "best is 4; a beam of 3"),
-        (b"a\n", ["--greedy", "--beam", "3"], "--greedy is a beam of 1"),
-        (b"a\n", ["--hp", "x.json"], "--hp means nothing for a native checkpoint"),
-    ],
-)
-def test_mistakes_end_with_one_line_and_status_2(
-    run: Callable[..., Ran], model: Path, text: bytes, extra: list[str], told: str
-) -> None:
-    status, shown, err = run(text, model, *extra)
-    assert (status, shown) == (2, "") and told in err and err.count("\n") == 1
-
-
-def test_a_hugging_face_directory_is_translated(run: Callable[..., Ran], tmp_path: Path) -> None:
-    checkpoint, folder = checkpoints.hugging("bart"), tmp_path / "bart"
-    checkpoint.model.float().save_pretrained(folder)  # type: ignore[operator]
-    checkpoint.tokenizer.save_pretrained(folder)
-    text = "\n".join(TEXTS).encode()
-    expected = best(checkpoint, TEXTS, beam=2, max_extra=6)
-    status, shown, err = run(text, folder, "--beam", 2, "--max-len-b", 6, "--device", "cpu")
-    assert (status, shown.splitlines(), err) == (0, expected, "")
-
-
-def test_ctrl_c_ends_with_130_and_keeps_what_was_done(
-    run: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = base.open_checkpoint(str(model), device="cpu")
-    whole = opened.translations
-
-    def once(texts: Any, options: Any) -> Any:
-        monkeypatch.setattr(opened, "translations", interrupted)
-        return whole(texts, options)
-
-    def interrupted(texts: Any, options: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(opened, "translations", once)
-    monkeypatch.setattr(commands, "open_configured", lambda *_, **__: opened)
-    status, shown, err = run("\n".join(SOURCES).encode(), model, "--window", 1)
-    assert (status, err) == (130, "interrupted: 1 lines are translated\n")
-    assert shown == best(checkpoints.small(), SOURCES[:1])[0] + "\n"
-
-
-def test_options_come_from_a_config_file_too(run: Callable[..., Ran], model: Path, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(f"beam = 1\nmask = {json.dumps('cross.0.*')}\n", encoding="utf-8")
-    text = "\n".join(SOURCES).encode()
-    assert run(text, model, "--config", tmp_path / "c.toml") == run(text, model, "--greedy", "--mask", "cross.0.*")
-    assert command.translate.__doc__

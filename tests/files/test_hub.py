@@ -11,8 +11,7 @@ import huggingface_hub
 import pytest
 
 import headscope as hs
-from headscope.errors import ConfigError, OutputError
-from headscope.files.hub import hub_target
+from headscope.errors import OutputError
 from tests.oracles import classifiers
 
 Command = Callable[..., tuple[int, str, str]]
@@ -104,13 +103,6 @@ def assert_card(out: Path, folder: Path) -> None:
     assert str(folder) not in card
 
 
-def test_a_base_model_of_the_hub_is_named(tmp_path: Path) -> None:
-    from headscope.formats.exports import hub_metadata
-
-    assert hub_metadata("google-bert/bert-base-uncased", library="transformers", tags=())["base_model"]
-    assert "base_model" not in hub_metadata(str(tmp_path), library="transformers", tags=())
-
-
 def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path: Path) -> None:
     small = hs.load(bert, device="cpu").remove(HEADS)
     saved = small.save(tmp_path / "small", hub_name="someone/small", hub_public=True)
@@ -121,17 +113,6 @@ def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path:
     assert hub.calls == []
 
 
-def test_a_card_from_python_names_the_command_that_would_do_the_same(bert: Path, tmp_path: Path) -> None:
-    text = ["A dog runs.", "Two men sit on the grass.", "We saw it."] * 4
-    small = hs.load(bert, device="cpu").remove(
-        "encoder-self.1.2", export="masked", text=text, refit=hs.Refit(method="mean")
-    )
-    small.save(tmp_path / "small")
-    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
-    typed = card.split("`headscope ")[1].split("`")[0]
-    assert typed == "prune remove bert --heads encoder-self.1.2 --export masked --compensate mean"
-
-
 def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) -> None:
     status, printed, _ = command(
         *("convert", hs.assets.trained(), tmp_path / "native", "--to", "native", "--hub-name", "someone/pair", "--json")
@@ -139,13 +120,6 @@ def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) 
     assert status == 0
     assert json.loads(printed)["pushed"] == "https://hub.test/someone/pair"
     assert {"README.md", "conversion.json"} <= hub.seen
-
-
-@pytest.mark.parametrize("name", ["small", "a/b/c", "some one/small", "someone/", "-a/b", "someone/small.git"])
-def test_names_that_the_hub_has_not_are_refused(name: str, hub: Hub) -> None:
-    with pytest.raises(ConfigError, match=r"--hub-name.*USER/NAME"):
-        hub_target(name)
-    assert hub.calls == []
 
 
 def test_without_a_token_nothing_is_begun(
@@ -158,14 +132,6 @@ def test_without_a_token_nothing_is_begun(
     assert hub.calls == [] and not (tmp_path / "small").exists()
 
 
-def test_without_a_network_nothing_is_begun(hub: Hub, bert: Path, tmp_path: Path, command: Command) -> None:
-    hub.fails["whoami"] = ConnectionError("no\nnetwork")
-    status, _, err = command(*removal(bert, tmp_path / "small", "--hub-name", "someone/small"))
-    assert (status, err.count("\n")) == (2, 1)
-    assert "(no network)" in err
-    assert hub.names == ["whoami"] and not (tmp_path / "small").exists()
-
-
 @pytest.mark.parametrize("step", ["create_repo", "upload_folder"])
 def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert: Path, tmp_path: Path) -> None:
     hub.fails[step] = RuntimeError("the hub is full")
@@ -173,17 +139,3 @@ def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert:
     with pytest.raises(OutputError, match=r"full.*hf upload someone/small"):
         small.save(tmp_path / "small", hub_name="someone/small")
     assert hs.load(tmp_path / "small", device="cpu").heads == small.heads
-
-
-def test_nothing_is_pushed_where_nothing_can_be_written(hub: Hub, bert: Path, tmp_path: Path) -> None:
-    small = hs.load(bert, device="cpu").remove(HEADS)
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "notes").write_text("mine")
-    with pytest.raises(OutputError):
-        small.save(tmp_path / "taken", hub_name="someone/small")
-    assert "create_repo" not in hub.names
-
-
-def test_public_without_a_name_is_refused(bert: Path, tmp_path: Path, command: Command) -> None:
-    status, _, err = command(*removal(bert, tmp_path / "small", "--hub-public"))
-    assert status == 2 and "--hub-public is about --hub-name" in err

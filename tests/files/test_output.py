@@ -15,30 +15,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from matplotlib.figure import Figure
-from safetensors.numpy import save_file
 
-from headscope.config import EvaluateConfig
-from headscope.errors import DataError, OutputError
+from headscope.errors import OutputError
 from headscope.files import replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
-from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
+from headscope.files.output_checks import Input, OutputKind, check_file, check_folder
 from headscope.files.replace import locked
 from headscope.files.tables import read_csv, write_csv
 from headscope.files.writing import (
     deferred,
     exit_status,
     listening,
-    save_torch,
     write_atomically,
-    write_errors,
-    write_failure,
 )
 from headscope.pruning.removal.remove import REMOVAL
 from headscope.pruning.selection import choice_by
 from headscope.pruning.shrink import SHRINK
-from tests.faults.faults import small_files
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
 OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
@@ -103,36 +95,6 @@ def test_a_directory_is_built_beside_and_names_its_files(tmp_path: Path) -> None
     with pytest.raises(ZeroDivisionError), Build(tmp_path / "b" / "run", KIND) as made, made.writing():
         _ = 1 / 0
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no umask")
-@pytest.mark.parametrize(("umask", "folder", "file"), [(0o077, 0o700, 0o600), (0o002, 0o775, 0o664)])
-def test_permissions_are_what_the_umask_leaves(tmp_path: Path, umask: int, folder: int, file: int) -> None:
-    before = os.umask(umask)
-    try:
-        build(tmp_path / "run")
-    finally:
-        os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
-    assert modes == {"heads.csv": file, "figures": folder, "heads.png": file, "run.json": file}
-    assert (tmp_path / "run").stat().st_mode & 0o777 == folder
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there are no such permissions")
-def test_a_directory_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    out.chmod(0o2770)
-    for force in (False, True):
-        build(out, force=force)
-        assert out.stat().st_mode & 0o7777 == 0o2770
-
-
-def test_the_root_of_a_file_system_is_refused_in_one_line(tmp_path: Path) -> None:
-    inputs = [Input(tmp_path)]
-    with pytest.raises(OutputError, match="choose another output"), Build(Path(tmp_path.anchor), KIND, inputs=inputs):
-        pass
-    assert replacing_folder(Path(tmp_path.anchor)).parent == Path(tmp_path.anchor)
 
 
 def test_force_replaces_a_run_of_the_same_kind_and_nothing_else(tmp_path: Path) -> None:
@@ -209,18 +171,6 @@ def test_an_output_is_no_input_and_holds_none(tmp_path: Path) -> None:
             check_file(path, inputs=inputs, force=True)
 
 
-def test_options_that_name_no_path_are_no_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lrp").mkdir()
-    (tmp_path / "heads.txt").write_text("cross.0.1\n")
-    options = {"checkpoint": "owner/name", "by": "lrp", "heads": "heads.txt", "mask": "x" * 5000, "dicts": Path("lrp")}
-    assert inputs_of(options) == [Input(Path("heads.txt")), Input(Path("lrp"))]
-    config = EvaluateConfig(checkpoint="lrp", labels=Path("heads.txt"), out=Path("lrp"), each_head=True)
-    assert inputs_of(config, {"more": {"files": ["heads.txt", 3]}}) == [
-        *(Input(Path("lrp"), checkpoint=True), Input(Path("heads.txt")), Input(Path("heads.txt")))
-    ]
-
-
 def test_a_file_of_a_run_is_not_overwritten_but_its_figures(tmp_path: Path) -> None:
     build(tmp_path / "run")
     for name in ("heads.csv", "run.json"):
@@ -229,22 +179,6 @@ def test_a_file_of_a_run_is_not_overwritten_but_its_figures(tmp_path: Path) -> N
     check_file(tmp_path / "run" / "figures" / "heads.png", force=True)
     with pytest.raises(OutputError, match="--force"):
         check_file(tmp_path / "run" / "figures" / "heads.png", force=False)
-
-
-def test_a_swap_that_was_cut_off_is_put_back(tmp_path: Path) -> None:
-    """As SIGKILL between the two renames leaves it: the old run aside, the new one never moved."""
-    out = tmp_path / "run"
-    build(out)
-    before = files(out)
-    out.rename(tmp_path / ".headscope-old-run")
-    (tmp_path / ".headscope-build-run-xyz").mkdir()
-    (tmp_path / ".headscope-build-run-xyz" / "heads.csv").write_text("2")
-    replace.recover(out, KIND)
-    assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["run"]
-    (tmp_path / "copy").mkdir()
-    build(tmp_path / ".headscope-old-run", "3")
-    replace.recover(out, KIND)  # and after the second rename, before the old one was removed
-    assert files(out) == before and sorted(path.name for path in tmp_path.iterdir()) == ["copy", "run"]
 
 
 def test_a_rename_that_fails_puts_the_old_run_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,16 +348,6 @@ def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
         pass
 
 
-def test_two_builds_of_one_output_do_not_mix(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with Build(out, KIND) as made, made.writing() as folder:
-        (folder / "heads.csv").write_text("late")
-        build(out, "first")
-        with pytest.raises(OutputError):
-            made.finish({})
-    assert files(out)["heads.csv"] == "first" and [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 def test_another_process_that_writes_is_named(tmp_path: Path) -> None:
     lock = "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
     code = f"import fcntl, os, sys; {lock}; print(flush=True); input()"
@@ -455,66 +379,6 @@ def test_signals_wait_for_the_end_of_a_block() -> None:
         assert done and exit_status() == 143
         with pytest.raises(KeyboardInterrupt), deferred(), deferred():
             signal.raise_signal(signal.SIGINT)
-
-
-def saved_by_transformers(path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    BertModel(BertConfig(**sizes)).save_pretrained(path)
-
-
-def saved_tokenizer(path: Path) -> None:
-    from tokenizers import Tokenizer, models
-
-    Tokenizer(models.WordLevel({f"word{number}": number for number in range(999)})).save(str(path))
-
-
-NUMBERS = np.random.default_rng(0).normal(size=(50, 50))
-LIBRARIES: dict[str, Callable[[Path], object]] = {
-    "tokenizers": saved_tokenizer,
-    "transformers": saved_by_transformers,
-    "safetensors": lambda path: save_file({"a": NUMBERS}, path),
-    "torch": lambda path: torch.save(torch.from_numpy(NUMBERS), path),
-    "torch into a file": lambda path: save_torch(torch.from_numpy(NUMBERS), path),
-    "numpy": lambda path: np.savez(path, NUMBERS),
-    "numpy into a file": lambda path: NUMBERS.tofile(path),
-    "pandas": lambda path: pd.DataFrame(NUMBERS).to_csv(path),
-    "matplotlib": lambda path: Figure().savefig(path, format="png"),
-    "matplotlib, pdf": lambda path: Figure().savefig(path, format="pdf"),
-    "json": lambda path: path.write_text(json.dumps(NUMBERS.tolist())),
-}
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there are no such limits")
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_disk_that_is_full_is_one_line_with_the_path(library: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with pytest.raises(OutputError, match=f"^cannot write {path}: [^\n]*$"), small_files(300), write_errors(path):
-        LIBRARIES[library](path)
-
-
-def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -> None:
-    assert write_failure(OSError(28, "No space left on device")) == "No space left on device"
-    assert write_failure(Exception("No space left on device (os error 28)")) == "No space left on device"
-    assert write_failure(RuntimeError("[enforce fail at x.cc:1] . unexpected pos 64 vs 0")) is not None
-    assert write_failure(RuntimeError("shapes differ")) is None and write_failure(KeyError("x")) is None
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match=r"Not a directory|File exists"):
-        write_atomically(tmp_path / "file" / "x", lambda path: path.write_text("x"))
-    with pytest.raises(KeyError):
-        write_atomically(tmp_path / "x", lambda path: dict[str, str]()["x"])
-    assert contents(tmp_path, KIND).files == ("file",)
-
-
-def test_a_table_that_may_not_be_read_is_not_called_malformed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "heads.csv").write_text("site\n")
-    monkeypatch.setattr("pandas.read_csv", denied)
-    with pytest.raises(DataError, match=r"heads\.csv cannot be read: Permission denied$"):
-        read_csv(tmp_path / "heads.csv", advice="analyse again")
 
 
 KINDS = [SHRINK, REMOVAL, *map(choice_by, ("rank", "l0", "subset"))]

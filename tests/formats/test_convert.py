@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import transformers
 
 from headscope.cli.main import run
 from headscope.config import Companions
-from headscope.errors import CheckpointError, ConfigError, OutputError
-from headscope.formats import convert as module
+from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.convert import Converted, convert
+from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.makers.fairseq_layouts import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq, native
@@ -105,16 +103,6 @@ def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
     found = hf_logits(tmp_path / "out", two_sided=True, dtype=torch.float32)
     torch.testing.assert_close(found, ours, rtol=0, atol=2e-5)
     assert json.loads((tmp_path / "out" / "source.pieces.json").read_text())[4] == "a@@"
-
-
-def test_what_headscope_cannot_open_is_not_named_as_the_next_thing_to_open(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    path, out = written(tmp_path / "in", fairseq.BASE | TIED), tmp_path / "out"
-    status, shown, _ = command("convert", path, out, "--to", "huggingface")
-    assert status == 0 and shown.splitlines()[-1].startswith(f"{out}: ")
-    _, yes, no = (out / "README.md").read_text(encoding="utf-8").split("\n## What ")
-    assert "headscope" not in yes and "- headscope: it cannot see the heads of this class\n" in no
 
 
 def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> None:
@@ -244,30 +232,6 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
-def test_folders_are_replaced_only_with_force(tmp_path: Path) -> None:
-    checkpoint = opened(written(tmp_path / "in", fairseq.BASE))
-    convert(checkpoint, tmp_path / "out", goal="huggingface")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError):
-        convert(checkpoint, tmp_path / "out", goal="native")
-    with pytest.raises(OutputError, match=r"notes\.txt.*headscope convert"):
-        convert(checkpoint, tmp_path / "out", goal="native", force=True)
-    (tmp_path / "out" / "notes.txt").unlink()
-    convert(checkpoint, tmp_path / "out", goal="native", force=True)
-    assert opened(tmp_path / "out").format == "native"
-    assert not (tmp_path / "out" / "config.json").exists()
-
-
-def test_other_goals_and_other_checkpoints_are_refused(tmp_path: Path) -> None:
-    checkpoint = opened(written(tmp_path / "in", EXPRESSED["OPT, sinusoids, tied"][1]))
-    with pytest.raises(ConfigError, match=r"'spoken'.*fairseq, .*huggingface, native"):
-        convert(checkpoint, tmp_path / "out", goal="spoken")
-    convert(checkpoint, tmp_path / "out", goal="huggingface")
-    theirs = open_checkpoint(str(tmp_path / "out"), device="cpu")
-    with pytest.raises(ConfigError, match=r"huggingface.*opt"):
-        convert(theirs, tmp_path / "more", goal="native")
-
-
 # The command.
 
 
@@ -276,25 +240,3 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as caught:
         run()
     return int(caught.value.code or 0)
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path / "in", fairseq.BASE | TIED, alphas=("all",))
-    assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "huggingface", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["architecture"] == "FSMTForConditionalGeneration"
-    assert found["logit_difference"] < 1e-5
-    assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native") == 2
-    assert "already holds" in capsys.readouterr().err
-    assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native", "--force") == 0
-    assert "0.0e+00" in capsys.readouterr().out
-    assert command(monkeypatch, "convert", path, tmp_path / "no", "--to", "story-of-heads") == 2
-    assert not (tmp_path / "no").exists()
-
-
-def test_the_result_names_what_was_written(tmp_path: Path) -> None:
-    checkpoint = opened(fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE)), dtype="auto")
-    assert convert(checkpoint, tmp_path / "out", goal="native") == Converted(
-        tmp_path / "out", "native", "Transformer", 0.0, ("no vocabulary: the checkpoint came without",)
-    )
-    assert module.goals() == ["native", "fairseq", "huggingface"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from headscope.data.corpus import Labels, open_corpus
-from headscope.data.labels import class_number
-from headscope.data.lines import raw_lines
-from headscope.errors import CheckpointError, DataError
-from headscope.files.reading import read_text
+from headscope.errors import CheckpointError
 from headscope.formats.base import FORMATS, open_checkpoint
 from headscope.formats.convert import convert
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
@@ -105,17 +100,6 @@ def test_a_common_prefix_is_taken_off_and_said(
     FORMATS.get("huggingface").save(opened, again)
     assert not any(key.startswith(prefix) for key in load_file(again / "model.safetensors"))
     assert torch.equal(logits(open_it(again).model, inputs), logits(opened.model, inputs))
-
-
-def test_layers_that_are_wrapped_within(copied: Copied) -> None:
-    folder = copied("llama")
-    weights = load_file(folder / "model.safetensors")
-    renamed = {key.replace(".self_attn.", "._orig_mod.self_attn."): value for key, value in weights.items()}
-    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.warns(UserWarning, match=r"_orig_mod\. begins|_orig_mod\."):
-        opened = open_it(folder)
-    inputs = inputs_of(BY_NAME["llama"])
-    assert torch.equal(logits(opened.model, inputs), logits(build(BY_NAME["llama"]), inputs))
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.module."])
@@ -254,45 +238,7 @@ def test_files_say_what_they_are(tmp_path: Path, case: str) -> None:
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_file_of_a_folder_names_the_folder(copied: Copied, name: str) -> None:
-    folder = copied()
-    with pytest.raises(CheckpointError, match=f"give its folder, {folder}$"):
-        open_it(folder / name)
-
-
 # Letters of one look and other code points
-
-COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
-
-
-@pytest.mark.parametrize("given", [COMPOSED, DECOMPOSED])
-def test_look_alikes_are_shown_by_code_points(tmp_path: Path, given: str) -> None:
-    other = DECOMPOSED if given == COMPOSED else COMPOSED
-    (tmp_path / other).write_text(f"{other}\n")
-    with pytest.raises(DataError, match=re.escape(f"({other!a} is there, and this is {given!a}")):
-        read_text(tmp_path / given)
-    with pytest.raises(DataError, match=re.escape(f"({other!a} is there")):
-        [*raw_lines(tmp_path / given)]
-    with pytest.raises(CheckpointError, match=re.escape(f"({other!a} is there")):
-        open_it(tmp_path / given)
-    with pytest.raises(DataError, match=re.escape(f"({other!a} is there")):
-        class_number(given, [other])
-    labels = [Labels((0,), (other,))]
-    corpus = open_corpus([given])
-    with pytest.raises(DataError, match=re.escape(f"{given!a} against {other!a}, the same letters")):
-        [*corpus.with_labels(lambda: iter(labels), name="tags")]
-    with pytest.raises(DataError, match=r"'tea' against 'milk'$"):
-        [*open_corpus(["tea"]).with_labels(lambda: iter([Labels((0,), ("milk",))]), name="tags")]
-
-
-def test_a_dictionary_with_another_form_of_its_name(tmp_path: Path) -> None:
-    path = fairseq.write(
-        tmp_path / "c.pt", MADE["post-norm, tied"] | {"source_lang": COMPOSED}, fairseq.state(MADE["post-norm, tied"])
-    )
-    (tmp_path / f"dict.{DECOMPOSED}.txt").write_text("a 1\n")
-    with pytest.raises(CheckpointError, match=re.escape(ascii(f"dict.{DECOMPOSED}.txt"))):
-        open_it(path).encode(["a"], side="source", limit=9)
 
 
 # Damage that checksums tell
@@ -329,21 +275,6 @@ def test_flipped_bits_of_torch_files_are_refused(copied: Copied, tmp_path: Path)
     path = fairseq.write(tmp_path / "c.pt", options, fairseq.state(options))
     torch.save(torch.load(path, weights_only=False) | {"last_optimizer_state": torch.ones(5000)}, path)
     assert refused_flips(path, path) >= 10
-
-
-def test_torch_files_without_checksums_open(copied: Copied, tmp_path: Path) -> None:
-    folder, options = copied(), MADE["post-norm, tied"]
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(weights, folder / "pytorch_model.bin")
-        path = fairseq.write(tmp_path / "c.pt", options, fairseq.state(options))
-    finally:
-        torch.serialization.set_crc32_options(True)
-    name = "bert.embeddings.word_embeddings.weight"
-    assert torch.equal(open_it(folder).model.state_dict()[name], weights[name])
-    assert open_it(path).model
 
 
 def test_folders_that_were_written_are_held_against_their_record(tmp_path: Path) -> None:

@@ -29,11 +29,10 @@ import headscope as hs
 from headscope.config import Companions
 from headscope.data.batching import sentence_limit
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
-from headscope.model.discovery import base_of
 from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
 from tests.oracles.captured import capture_once
 
@@ -127,13 +126,6 @@ def test_a_config_that_names_no_class_opens_with_the_head_that_the_weights_have(
     assert torch.equal(logits(opened(folder).model, inputs), logits(build(BY_NAME[name]), inputs))
 
 
-def test_without_a_head_it_is_the_plain_model(copied: Callable[..., Path]) -> None:
-    folder = copied()
-    build(BY_NAME["bert"]).bert.save_pretrained(folder)
-    edit(architectures=None)(folder)
-    assert type(opened(folder).model).__name__ == "BertModel"
-
-
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "headscope"])
 def test_a_model_that_transformers_loads_with_any_implementation_is_captured(
     saved: Callable[[str], Path], implementation: str
@@ -196,13 +188,6 @@ def test_the_digest_is_that_of_the_bytes_and_not_of_the_place(copied: Callable[.
     assert opened(elsewhere).digest != digest
 
 
-def test_a_model_saved_without_its_task_head_opens_too(copied: Callable[..., Path]) -> None:
-    folder = copied()
-    base: Any = base_of(build(BY_NAME["bert"]))
-    base.save_pretrained(folder)
-    assert type(opened(folder).model).__name__ == "BertModel"
-
-
 @pytest.mark.parametrize(("asked", "found"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64")])
 def test_the_type_is_the_one_asked_for_and_single_precision_on_a_cpu(
     copied: Callable[..., Path], asked: str, found: str
@@ -252,12 +237,6 @@ def test_text_becomes_ids_with_the_special_ones_marked(saved: Callable[[str], Pa
     assert found[0].cut == found[1].cut == 0
 
 
-def test_long_text_is_cut_to_the_limit_and_the_cut_counted(saved: Callable[[str], Path]) -> None:
-    whole, short = opened(saved("bert")).encode(["the cat sat on the mat", "the"], side="source", limit=5)
-    assert whole.ids == [START, THE, CAT, SAT, END]
-    assert (whole.cut, short.cut) == (3, 0)
-
-
 def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
     """A RoBERTa that writes with a GPT-2, whose positions ended first; XLNet writes -1 for none."""
     sizes = {"vocab_size": 31, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 11}
@@ -291,29 +270,12 @@ def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(saved: Calla
     assert_near(mine, own, 1e-6)
 
 
-def test_a_start_that_the_config_does_not_say_is_asked_for(copied: Callable[..., Path]) -> None:
-    folder = copied("t5")
-    edit(decoder_start_token_id=None)(folder)
-    with pytest.raises(CheckpointError, match=r"decoder_start_token_id.*config\.json"):
-        opened(folder).encode(["the"], side="target", limit=7)
-
-
-@pytest.mark.parametrize(("name", "starts"), [("gpt2", []), ("llama", [START]), ("t5", [])])
-def test_start_ids_are_those_before_every_text(saved: Callable[[str], Path], name: str, starts: list[int]) -> None:
-    assert opened(saved(name)).start_ids() == starts
-
-
 def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) -> None:
     checkpoint = opened(saved("gpt2"))
     assert checkpoint.plain_ids(side="source") == [UNKNOWN, *range(5, 5 + len(set(WORDS)))]
     assert checkpoint.subwords([PAD, THE, MASK], side="source") == ["<pad>", "the", "<mask>"]
     assert (checkpoint.id_of("cat", side="source"), checkpoint.id_of("zebra", side="source")) == (CAT, None)
     assert checkpoint.vocabulary == VOCABULARY
-
-
-def test_a_line_of_which_nothing_remains_is_reported(saved: Callable[[str], Path]) -> None:
-    with pytest.raises(DataError, match="line"):
-        opened(saved("gpt2")).encode(["\u200a"], side="source", limit=7)
 
 
 @pytest.mark.parametrize(
@@ -509,15 +471,6 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("longest", [1.5, {}, "abc", -1, True, 1e400])
-def test_a_tokenizers_limit_is_a_whole_number(longest: object, copied: Callable[..., Path]) -> None:
-    folder = copied()
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": longest}))
-    with pytest.raises(CheckpointError, match="model_max_length"):
-        opened(folder)
-
-
 @pytest.mark.parametrize("where", ["../{}", "..\\\\{}", "/{}", "C:\\\\{}", "inner/../../{}", "a link"])
 def test_an_index_names_no_files_outside_its_folder(where: str, copied: Callable[..., Path], tmp_path: Path) -> None:
     folder = copied()
@@ -533,18 +486,6 @@ def test_an_index_names_no_files_outside_its_folder(where: str, copied: Callable
     with pytest.raises(CheckpointError, match="folder") as caught:
         opened(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_links_of_the_hubs_cache_are_followed(copied: Callable[..., Path], tmp_path: Path) -> None:
-    folder = copied()
-    sharded(folder)
-    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1234", tmp_path / "models--a--b" / "blobs"
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
-    for number, file in enumerate(sorted(folder.iterdir())):
-        file.rename(blobs / f"{number}")
-        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
-    assert opened(snapshot).digest
 
 
 def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_type(
@@ -583,27 +524,12 @@ def test_a_wrong_number_of_layers_is_refused_for_every_architecture(
         opened(folder)
 
 
-def test_masks_that_earlier_releases_saved_are_let_pass(copied: Callable[..., Path]) -> None:
-    folder = copied("gpt2")
-    before = opened(folder).layout
-    masks = {f"transformer.h.0.attn.{name}": torch.ones(1, 1, 3, 3) for name in ("bias", "masked_bias")}
-    pickled(folder, build(BY_NAME["gpt2"]).state_dict() | masks)
-    assert opened(folder).layout == before
-
-
 @pytest.mark.parametrize(("entry", "value"), [("num_key_value_heads", 3), ("head_dim", 14), ("num_attention_heads", 2)])
 def test_wrong_heads_are_refused_where_they_change_a_size(entry: str, value: int, copied: Callable[..., Path]) -> None:
     folder = copied("llama")
     edit(**{entry: value})(folder)
     with pytest.raises(CheckpointError, match="size"):
         opened(folder)
-
-
-def test_another_number_of_heads_that_divides_the_width_cannot_be_told(copied: Callable[..., Path]) -> None:
-    """BERT's matrices have the same sizes with 3 heads of width 5 and with 5 heads of width 3."""
-    folder = copied()
-    edit(num_attention_heads=5)(folder)
-    assert set(opened(folder).layout.values()) == {5}
 
 
 class Malicious:
@@ -663,32 +589,7 @@ def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..
         checkpoint.encode(SENTENCES, side="source", limit=53)
 
 
-def test_a_broken_tokenizer_says_what_is_wrong_with_it(copied: Callable[..., Path]) -> None:
-    folder = copied()
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match="tokenizer"):
-        opened(folder).encode(SENTENCES, side="source", limit=53)
-
-
-def test_a_tokenizer_of_another_model_is_refused_when_an_id_is_too_large(copied: Callable[..., Path]) -> None:
-    folder = copied()
-    other = tokenizer()
-    other.add_tokens([f"word{number}" for number in range(VOCABULARY)])
-    other.save_pretrained(folder)
-    checkpoint = opened(folder)
-    assert checkpoint.encode(["the cat"], side="source", limit=7)[0].ids == [START, THE, CAT, END]
-    with pytest.raises(CheckpointError, match=r"tokenizer.*97"):
-        checkpoint.encode(["the word96"], side="source", limit=7)
-
-
 # Names and options.
-
-
-def test_a_path_that_is_no_checkpoint_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="absent"):
-        opened(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match="give its folder"):
-        opened(saved("bert") / "config.json")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-of-that-name", "nothing-of-that-name"])
@@ -705,39 +606,6 @@ def test_a_hub_that_cannot_be_reached_is_said_without_waiting(
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(name)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_network_that_is_not_there_is_tried_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tried: list[str] = []
-
-    def unreachable(_: object, name: str, **more: Any) -> None:
-        tried.append(name)
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
-    with pytest.raises(CheckpointError, match="hub"):
-        open_checkpoint("nobody/nothing-of-that-name")
-    assert tried == ["nobody/nothing-of-that-name"]
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "tpu"])
-def test_a_device_that_is_not_there_is_refused(
-    saved: Callable[[str], Path], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=f"'{device}'.*auto, cpu$"):
-        opened(saved("bert"), device=device)
-
-
-def test_unknown_options_are_refused_with_those_that_there_are(saved: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match=r"'float8'.*auto, float32"):
-        opened(saved("bert"), dtype="float8")
-    with pytest.raises(HeadscopeError, match=r"'hugingface'.*huggingface"):
-        opened(saved("bert"), format="hugingface")
 
 
 @pytest.mark.slow

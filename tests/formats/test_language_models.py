@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import transformers
 
 from headscope.assets import captions, sample
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import Converted, convert
 from headscope.formats.huggingface.native_models.tokenizers import tokenizer_of
@@ -57,26 +55,6 @@ def test_the_tokenizer_gives_the_ids_of_sentencepiece(kind: str, normalise: str)
     assert different == []
     written = [tokenizer.decode(vocabulary.encode(line)) for line in LINES]
     assert written == [vocabulary.decode(vocabulary.encode(line)) for line in LINES]
-
-
-def test_special_subwords_that_are_written_out_are_text() -> None:
-    vocabulary = learnt("unigram")
-    ids = tokenizer_of(vocabulary).encode(SPECIAL, add_special_tokens=False).ids
-    assert not set(ids) & vocabulary.special_ids
-
-
-def test_no_tokenizer_is_better_than_another() -> None:
-    """Subwords in another order than the model's pieces, and pieces of the user's own."""
-    import sentencepiece.sentencepiece_model_pb2
-
-    messages: Any = sentencepiece.sentencepiece_model_pb2
-    vocabulary = learnt()
-    assert tokenizer_of(replace(vocabulary, subwords=(*vocabulary.subwords[:4], *vocabulary.subwords[:3:-1]))) is None
-    assert vocabulary.splitter.codes is not None
-    model = messages.ModelProto.FromString(vocabulary.splitter.codes)
-    model.pieces[9].type = 4
-    splitter = replace(vocabulary.splitter, codes=model.SerializeToString())
-    assert tokenizer_of(replace(vocabulary, splitter=splitter)) is None
 
 
 def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
@@ -130,21 +108,6 @@ def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) ->
 def test_other_settings_too(tmp_path: Path, vocabulary: Vocabulary, options: dict[str, Any], architecture: str) -> None:
     done = converted(saved(tmp_path / "native", vocabulary, **options), tmp_path / "hf")
     assert done.architecture == architecture and done.difference is not None and done.difference < 1e-5
-
-
-def test_a_model_whose_heads_do_not_fill_it_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    made = open_checkpoint(str(saved(tmp_path / "native", vocabulary)), device="cpu")
-    assert isinstance(made, TransformerCheckpoint)
-    config = made.model.config
-    wide = made.with_model(Transformer(replace(config, decoder=replace(config.decoder, d_head=24))))
-    with pytest.raises(CheckpointError, match=r"heads.*width"):
-        convert(wide, tmp_path / "hf", goal="huggingface")
-    assert not (tmp_path / "hf").exists()
-
-
-def test_the_card_says_what_opens_it(folders: tuple[Path, Path]) -> None:
-    card = (folders[1] / "README.md").read_text(encoding="utf-8")
-    assert "class OPTForCausalLM" in card and "## What does not" in card
 
 
 def test_evaluate_gives_the_same_numbers(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,11 @@ import transformers
 from tokenizers import processors
 
 import headscope as hs
-from headscope.assets import demo_checkpoint
-from headscope.data.encoded import IGNORED, Batch, pad_side
-from headscope.errors import CheckpointError, ConfigError
+from headscope.data.encoded import IGNORED
+from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from tests.makers import decoders
-from tests.oracles import tiny
 
 WORDS = ["▁a", "▁dog", "▁ein", "▁Hund", "▁ruft", "▁barks"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -148,30 +144,6 @@ def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Pa
     assert english not in languages.values()
 
 
-def test_languages_are_refused_where_they_mean_nothing(tmp_path: Path) -> None:
-    _saved(tmp_path, "nllb")
-    with pytest.raises(ConfigError, match=r"src_lang english: .* knows eng_Latn, .* 199 more"):
-        hs.load(tmp_path, src_lang="english")
-    with pytest.raises(ConfigError, match=r"tgt_lang means nothing .* no languages"):
-        hs.load(demo_checkpoint(), tgt_lang="de")
-    with pytest.raises(ConfigError, match="tgt_lang= is for checkpoints on disk"):
-        hs.load(transformers.AutoModel.from_pretrained(tmp_path), tgt_lang="deu_Latn")
-
-
-def test_languages_that_are_unknown_or_disagree_are_refused(tmp_path: Path) -> None:
-    _saved(tmp_path, "nllb", forced=True, src_lang="eng_Latn", tgt_lang="fra_Latn")
-    with pytest.raises(CheckpointError, match=r"fra_Latn .*deu_Latn"):
-        open_checkpoint(str(tmp_path), device="cpu").labels(TARGET, limit=9)
-    file = tmp_path / "tokenizer_config.json"
-    stored = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(stored | {"tgt_lang": "german"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"writes german \(tgt_lang\)"):
-        open_checkpoint(str(tmp_path), device="cpu").labels(TARGET, limit=9)
-    file.write_text(json.dumps(stored | {"src_lang": "english"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"src_lang .*'english'"):
-        open_checkpoint(str(tmp_path), device="cpu")
-
-
 def test_of_a_cut_text_neither_end_nor_language_is_what_comes_next(tmp_path: Path) -> None:
     """mBART writes both behind a text."""
     _saved(tmp_path, "mbart", src_lang="en_XX", tgt_lang="de_DE")
@@ -262,71 +234,3 @@ def test_whisper_begins_with_language_and_task(
         assert perplexity == pytest.approx((loss[0] / loss[1]).exp().item(), rel=1e-4)
         said = model.overview()["tokenizer"]["languages"]
         assert said == {"reads": language, "writes": "en" if task == "translate" else language, "known": 3}
-
-
-def test_whisper_without_a_language_is_refused(whisper: Path, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(str(whisper), device="cpu")
-    names = [str(whisper / "0.npy")]
-    assert checkpoint.encode(names, side="source", limit=9)
-    calls: list[Any] = [
-        lambda: checkpoint.labels(SPOKEN, limit=9),
-        lambda: checkpoint.translations(names, TranslateOptions()),
-        lambda: hs.load(whisper).analyze(names, target=SPOKEN[:1], only="alignment"),
-        lambda: hs.load(whisper).remove(
-            "cross.0.0", text=names, target=SPOKEN[:1], refit=hs.Refit(method="least-squares")
-        ),
-    ]
-    for call in calls:
-        with pytest.raises(CheckpointError, match=r"3 languages .*src.lang"):
-            call()
-    for given, why in [
-        ({"src_lang": "xx"}, "knows de, en, fr"), ({"src_lang": "en", "tgt_lang": "de"}, "task transcribe"),
-    ]:  # fmt: skip
-        with pytest.raises(ConfigError, match=why):
-            hs.load(whisper, **given)  # type: ignore[arg-type]
-    english = shutil.copytree(whisper, tmp_path / "english")
-    file = english / "generation_config.json"
-    stored = json.loads(file.read_text(encoding="utf-8")) | {"is_multilingual": False, "forced_decoder_ids": None}
-    file.write_text(json.dumps(stored), encoding="utf-8")
-    [text] = open_checkpoint(str(english), device="cpu").encode(SPOKEN[:1], side="target", limit=9)
-    assert text.ids[:2] == [START, NO_TIMES], "an English-only model needs neither"
-    with pytest.raises(ConfigError, match="src_lang means nothing"):
-        hs.load(english, src_lang="en")
-    stored |= {"is_multilingual": True, "forced_decoder_ids": [[1, 324], [2, 327]]}
-    file.write_text(json.dumps(stored), encoding="utf-8")
-    [text] = open_checkpoint(str(english), device="cpu").encode(SPOKEN[:1], side="target", limit=9)
-    assert text.ids[:4] == [START, 324, 327, NO_TIMES], "the older way to name them"
-
-
-def test_other_ways_to_name_a_language_are_honoured_or_refused(tmp_path: Path) -> None:
-    """X-MOD has adapters for every language; SeamlessM4T takes an argument of its own `generate`."""
-    sizes: dict[str, Any] = {
-        "vocab_size": len(tiny.PIECES),
-        "hidden_size": 12,
-        "pad_token_id": 0,
-        "max_position_embeddings": 64,
-    }
-    xmod = transformers.XmodConfig(
-        languages=["en_XX", "de_DE"], num_hidden_layers=1, num_attention_heads=2, intermediate_size=7, **sizes
-    )
-    torch.manual_seed(0)
-    model: Any = transformers.XmodForMaskedLM(xmod).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    model.save_pretrained(tmp_path / "xmod")
-    tiny.tokenizer([1], [2]).save_pretrained(tmp_path / "xmod")
-    with pytest.raises(CheckpointError, match=r"en_XX, de_DE.*src_lang"):
-        hs.load(tmp_path / "xmod")
-    checkpoint = hs.load(tmp_path / "xmod", device="cpu", src_lang="de_DE").checkpoint
-    batch = Batch(torch.arange(1), 0, pad_side(checkpoint.encode(["a b"], side="source", limit=9)), None)
-    right = model(batch.source.ids, lang_ids=torch.tensor([1])).logits
-    torch.testing.assert_close(checkpoint.logits(batch).detach(), right.detach(), rtol=1e-4, atol=1e-5)
-    side = {"layers": 1, "attention_heads": 2, "ffn_dim": 7}
-    both: dict[str, Any] = {f"{name}_{what}": count for name in ("encoder", "decoder") for what, count in side.items()}
-    seamless = transformers.SeamlessM4TConfig(speech_encoder_layers=1, **both, **sizes)
-    transformers.SeamlessM4TForTextToText(seamless).save_pretrained(tmp_path / "seamless")
-    tiny.tokenizer([1], [2]).save_pretrained(tmp_path / "seamless")
-    opened = open_checkpoint(str(tmp_path / "seamless"), device="cpu")
-    for call in (opened.labels, lambda texts, limit: opened.encode(texts, side="target", limit=limit)):
-        with pytest.raises(CheckpointError, match="its own generate only"):
-            call(["a"], limit=9)

@@ -17,11 +17,10 @@ from torch import nn
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.native import NATIVE
 from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.stored_weights import matrix_of, quantised_by
-from tests.oracles import checkpoints, tiny
+from tests.oracles import tiny
 
 pytest.importorskip("accelerate")
 Ran = tuple[int, str, str]
@@ -136,17 +135,6 @@ def test_device_maps_that_are_wrong(given: str, message: str, folder: Path, tmp_
     assert "\n" not in str(raised.value)
 
 
-def test_what_device_maps_need(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"--device cpu.*--device-map"):
-        open_checkpoint(str(folder), device="cpu", device_map="auto")
-    NATIVE.save(checkpoints.small(), tmp_path / "native")
-    with pytest.raises(ConfigError, match=r"--device-map.*native"):
-        open_checkpoint(str(tmp_path / "native"), device_map="auto")
-    monkeypatch.setattr("headscope.formats.huggingface.placement.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--device-map.*accelerate.*'headscope\[large\]'"):
-        open_checkpoint(str(folder), device_map="auto")
-
-
 # Quantised weights.
 
 
@@ -189,64 +177,3 @@ def test_quantised_weights_are_read_as_they_are_used(quantised: tuple[str, Path]
             torch.testing.assert_close(getattr(found, name).matrices(), getattr(parts, name).matrices())
     with pytest.raises(ConfigError, match="bitsandbytes"):
         model.remove(["decoder-self.0.0", "decoder-self.0.1"])
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("gptq", "pip install (optimum|gptqmodel)"),
-        ("awq", "pip install gptqmodel"),
-        ("compressed-tensors", "compressed-tensors"),
-        ("torchao", "torchao"),
-        ("unheard-of", "unheard-of"),
-    ],
-)
-def test_methods_whose_packages_are_missing(method: str, message: str, folder: Path, tmp_path: Path) -> None:
-    for file in folder.iterdir():
-        (tmp_path / file.name).hardlink_to(file)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"] = {"quant_method": method, "bits": 4}
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=message) as raised:
-        open_checkpoint(str(tmp_path), device="cpu")
-    assert "\n" not in str(raised.value)
-
-
-class Packed(nn.Linear):
-    """A linear layer that keeps its matrix in a form of its own, as compressed-tensors and others do."""
-
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__(plain.in_features, plain.out_features, bias=False)
-        self.register_buffer("weight_packed", plain.weight.detach().T.contiguous())
-        del self.weight
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        packed: torch.Tensor = self.get_buffer("weight_packed")
-        return input @ packed
-
-
-def test_matrices_that_cannot_be_read_are_left_out_by_name() -> None:
-    plain = llama().eval()
-    expected = heads_of(hs.load(plain, tokenizer=tiny.tokenizer([tiny.START], [])), ("confidence", "ablation"))
-    for layer in plain.model.layers:
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(layer.self_attn, name, Packed(getattr(layer.self_attn, name)))
-    model = hs.load(plain, tokenizer=tiny.tokenizer([tiny.START], []))
-    study = model.analyze(TEXT, only=(*MEASURED, "ablation"), bootstrap=10, seed=1)
-    reasons = {left_out.analysis: left_out.why for left_out in study.left_out}
-    assert set(reasons) == {"copying", "composition", "contribution", "direct_logit"}
-    assert all("cannot be told" in reason for reason in reasons.values())
-    assert study.heads["magnitude"].isna().all()
-    names = [name for name in map(str, expected) if name.startswith(("confidence", "ablation"))]
-    pd.testing.assert_frame_equal(study.heads[names], expected[names], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match="Packed"):
-        model.remove(["decoder-self.0.0", "decoder-self.0.1"])
-
-
-def test_a_model_in_memory_whose_gradients_would_be_lost_is_refused() -> None:
-    """On some CPUs bitsandbytes packs 4-bit weights at the first pass, and no gradient goes through them then."""
-    model = llama()
-    model.lm_head.support_avx512bf16_for_cpu = True
-    with pytest.raises(ConfigError, match=r"bitsandbytes.*4-bit.*path"):
-        hs.load(model)

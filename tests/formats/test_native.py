@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headscope.config.option import configured, plain_config
 from headscope.data.encoded import Batch, pad_side
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.engine.base import RunOptions
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.files.toml import read_toml, to_toml
+from headscope.errors import CheckpointError, DataError, HeadscopeError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from tests.oracles import native
@@ -151,28 +146,6 @@ def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
     assert {site for site, _ in seen.calls} == set(Site)
 
 
-def test_the_driver_analyses_it(tmp_path: Path) -> None:
-    from headscope.data.batching import BatchingOptions
-    from headscope.data.corpus import open_corpus
-    from headscope.engine.plan import analyze, choose_analyses
-
-    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
-    (tmp_path / "s").write_text("abc f g\nf f abc\n" * 5, encoding="utf-8")
-    (tmp_path / "t").write_text("x z k l\nm n o\n" * 5, encoding="utf-8")
-    corpus = open_corpus(tmp_path / "s", target=tmp_path / "t")
-    chosen = choose_analyses(only=("confidence", "entropy", "distinctness"), skip=(), also=())
-    study = analyze(
-        loaded,
-        corpus,
-        analyses=chosen,
-        options=RunOptions(),
-        batching=BatchingOptions(tokens=64, limit=20, long="truncate"),
-        replicates=10,
-    )
-    assert len(study.heads) == 16
-    assert study.heads["confidence"].between(0, 1).all()
-
-
 def test_a_decoder_alone(tmp_path: Path) -> None:
     model = native.model(decoder_only=True).float()
     vocabulary = Vocabulary(TARGET, Splitter(), start=2, end=2, unknown=3, pad=1)
@@ -247,13 +220,6 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
             open_checkpoint(str(folder), device="cpu")
 
 
-def test_a_config_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "c")
-    (folder / CONFIG).write_bytes((folder / CONFIG).read_bytes()[:301])
-    with pytest.raises(HeadscopeError, match=r"config\.toml is no TOML"):
-        open_checkpoint(str(folder), device="cpu")
-
-
 def test_damage_is_noticed(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c")
     text = (folder / CONFIG).read_text(encoding="utf-8")
@@ -292,13 +258,6 @@ def test_many_mutations_give_the_same_model_or_one_line(tmp_path: Path) -> None:
         (folder / name).write_bytes(originals[name])
 
 
-def test_tied_weights_must_agree() -> None:
-    model = native.model(whole={"tie_output": True})
-    state = model.state_dict() | {"output.weight": torch.zeros(19, 13)}
-    with pytest.raises(CheckpointError, match=r"output\.weight.*decoder\.embeddings\.tokens\.weight"):
-        build_transformer("x", model.config, state)
-
-
 def test_a_vocabulary_of_another_size_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"23.*29"):
         TransformerCheckpoint(
@@ -312,27 +271,6 @@ def test_a_vocabulary_of_another_size_is_refused() -> None:
         )
 
 
-def test_saving_over_something(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "c")
-    (folder / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError):
-        NATIVE.save(checkpoint(), folder)
-    other = _without_vocabularies()
-    with pytest.raises(OutputError, match=r"notes\.txt"):
-        NATIVE.save(other, folder, force=True)
-    (folder / "notes.txt").unlink()
-    NATIVE.save(other, folder, force=True)
-    assert sorted(content(folder)) == [CONFIG, WEIGHTS]
-    shutil.rmtree(folder)
-
-
-def test_text_without_a_vocabulary(tmp_path: Path) -> None:
-    made = _without_vocabularies()
-    with pytest.raises(CheckpointError, match="source vocabulary"):
-        made.encode(["a"], side="source", limit=9)
-    assert made.facts()["tokenizer"] is None
-
-
 # Vocabularies and plain values.
 
 
@@ -340,12 +278,6 @@ def test_bpe_splits_as_subword_nmt_does() -> None:
     splitter = Splitter("bpe", CODES)
     assert [p.text for p in splitter.split("abc abcd defc")] == ["abc", "ab@@", "c@@", "d", "def@@", "c"]
     assert splitter.join(["ab@@", "c", "d@@", "e"]) == "abc de"
-
-
-def test_codes_of_fastbpe_have_a_count_beside_each_pair() -> None:
-    splitter = Splitter("bpe", "c d</w> 90\nü b 80\na c 7\na b 7\nab c</w> 7\n".encode())
-    # the last character ends in </w> from the start, as in the second version of subword-nmt
-    assert [p.text for p in splitter.split("abc acd über c")] == ["abc", "a@@", "cd", "üb@@", "e@@", "r", "c"]
 
 
 def test_ranked_rules_of_story_of_heads() -> None:
@@ -395,14 +327,3 @@ def test_a_sentencepiece_model(tmp_path: Path) -> None:
     assert splitter.join([piece.text for piece in pieces]) == "axu über tee ü"
     for piece in pieces:
         assert text[piece.start : piece.end] == piece.text.removeprefix("▁")
-
-
-def test_plain_values_come_back(tmp_path: Path) -> None:
-    config = native.config(self_mixing="alpha.v1", mixing_options={"experts": 2, "name": 'a"b\\\n'})
-    path = tmp_path / "c.toml"
-    path.write_text(to_toml(plain_config(config)), encoding="utf-8")
-
-    assert configured(type(config), read_toml(path)) == config
-    with pytest.raises(ConfigError, match="decoder"):
-        configured(type(config), {})
-    assert json.loads(json.dumps(plain_config(config)))["decoder"]["self_heads"] == [2, 0, 3]

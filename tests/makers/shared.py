@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "tests" / "data" / "oracles"
-"""What `tests.makers.cut_fixtures` cut out of the whole, under the same names."""
+"""What `scripts.cut_fixtures` cut out of the whole, under the same names."""
 BESIDE = ROOT.parent / "shared"
 
 

@@ -37,62 +37,6 @@ def bert(layer: str) -> tuple[Where, ...]:
     return separate(f"{layer}.attention", "self.query", "self.key", "self.value", "output.dense")
 
 
-def modern(attention: str, output: str = "o_proj") -> tuple[Where, ...]:
-    return separate(attention, "q_proj", "k_proj", "v_proj", output)
-
-
-def t5(attention: str) -> tuple[Where, ...]:
-    return separate(attention, "q", "k", "v", "o")
-
-
-LLAMA = {Site.DECODER_SELF: modern("model.layers.{}.self_attn")}
-BART = {
-    Site.ENCODER_SELF: modern("model.encoder.layers.{}.self_attn", "out_proj"),
-    Site.DECODER_SELF: modern("model.decoder.layers.{}.self_attn", "out_proj"),
-    Site.CROSS: modern("model.decoder.layers.{}.encoder_attn", "out_proj"),
-}
-EXPECTED: dict[str, dict[Site, tuple[Where, ...]]] = {
-    "bert": {Site.ENCODER_SELF: bert("bert.encoder.layer.{}")},
-    "roberta": {Site.ENCODER_SELF: bert("roberta.encoder.layer.{}")},
-    "distilbert": {
-        Site.ENCODER_SELF: separate("distilbert.transformer.layer.{}.attention", "q_lin", "k_lin", "v_lin", "out_lin")
-    },
-    "albert": {
-        Site.ENCODER_SELF: separate(
-            "albert.encoder.albert_layer_groups.0.albert_layers.0.attention", "query", "key", "value", "dense"
-        )
-    },
-    "modernbert": {  # all queries, all keys, all values
-        Site.ENCODER_SELF: (
-            *(Where("model.layers.{}.attn.Wqkv", 10, start) for start in (0, 30, 60)),
-            Where("model.layers.{}.attn.Wo", axis=1),
-        )
-    },
-    "gpt2": {  # the same, and transposed
-        Site.DECODER_SELF: (
-            *(Where("transformer.h.{}.attn.c_attn", 5, start, axis=1) for start in (0, 15, 30)),
-            Where("transformer.h.{}.attn.c_proj", axis=0),
-        )
-    },
-    "gpt_neox": {  # query, key and value of head 0, then those of head 1, …
-        Site.DECODER_SELF: (
-            *(Where("gpt_neox.layers.{}.attention.query_key_value", 30, start) for start in (0, 10, 20)),
-            Where("gpt_neox.layers.{}.attention.dense", axis=1),
-        )
-    },
-    "opt": {Site.DECODER_SELF: modern("model.decoder.layers.{}.self_attn", "out_proj")},
-    "phi": {Site.DECODER_SELF: modern("model.layers.{}.self_attn", "dense")},
-    **dict.fromkeys(("llama", "qwen3", "gemma2", "gemma3_text", "mistral", "gpt_oss"), LLAMA),
-    "t5": {
-        Site.ENCODER_SELF: t5("encoder.block.{}.layer.0.SelfAttention"),
-        Site.DECODER_SELF: t5("decoder.block.{}.layer.0.SelfAttention"),
-        Site.CROSS: t5("decoder.block.{}.layer.1.EncDecAttention"),
-    },
-    **dict.fromkeys(("bart", "marian", "m2m_100"), BART),
-    "vit": {Site.ENCODER_SELF: modern("vit.layers.{}.attention")},
-}
-
-
 def width_of(architecture: Architecture, heads: int) -> int:
     """Width of a head: written in the config, or the model's width over the heads."""
     sizes = architecture.sizes
@@ -104,30 +48,8 @@ def width_of(architecture: Architecture, heads: int) -> int:
     return int(width)
 
 
-@every
-def test_slices_are_those_written_by_hand(architecture: Architecture) -> None:
-    model = build(architecture)
-    found = projections(model)
-    assert set(found) == set(architecture.layout)
-    for (site, layer), slices in found.items():
-        heads = architecture.layout[site, layer]
-        groups = architecture.sizes.get("num_key_value_heads", heads)
-        width = width_of(architecture, heads)
-        parts = zip(EXPECTED[architecture.name][site], parts_of(slices), (heads, groups, groups, heads), strict=True)
-        for where, part, units in parts:
-            assert_slices(part, where, model.get_submodule(where.path.format(layer)).weight, units, width)
-
-
 def parts_of(slices: Projections) -> tuple[Slices | None, ...]:
     return (slices.query, slices.key, slices.value, slices.output)
-
-
-def assert_slices(found: Slices | None, where: Where, weight: Tensor, units: int, width: int) -> None:
-    assert found is not None
-    assert found.weight is weight
-    assert found.axis == where.axis
-    starts = [where.start + unit * (where.step or width) for unit in range(units)]
-    assert [unit.tolist() for unit in found.units] == [list(range(start, start + width)) for start in starts]
 
 
 @every
@@ -193,24 +115,6 @@ def test_grouped_heads_in_one_fused_matrix_are_found() -> None:
     assert rows(found.query) == [list(range(10 * i, 10 * i + 10)) for i in range(6)]
     assert rows(found.key) == [list(range(60, 70)), list(range(70, 80))]
     assert rows(found.value) == [list(range(80, 90)), list(range(90, 100))]
-
-
-def test_one_key_for_all_heads_in_one_fused_matrix_is_found() -> None:
-    model = sharpened(
-        AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt_bigcode", **BY_NAME["gpt2"].sizes)).eval()
-    )
-    found = projections(model)[Site.DECODER_SELF, 0]
-    assert rows(found.query) == [list(range(5 * i, 5 * i + 5)) for i in range(3)]
-    assert rows(found.key) == [list(range(15, 20))]
-    assert rows(found.value) == [list(range(20, 25))]
-
-
-def test_queries_normalised_across_heads_have_no_rows_of_their_own() -> None:
-    """OLMo 2 normalises all heads together: every head's query depends on every row, so None."""
-    found = projections(causal("olmo2"))[Site.DECODER_SELF, 0]
-    assert found.query is None and found.key is None
-    assert rows(found.value) == [list(range(10)), list(range(10, 20))]
-    assert found.output is not None
 
 
 def test_a_gated_context_has_an_output_projection_where_its_gate_is_constant() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.transformer import Transformer
@@ -96,14 +94,6 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(power: float) -> None:
         agree(found, slow.exhaustive(look, words=[0, 3, 4, 5], end=END, most=3, least=1, power=power))
 
 
-def test_a_beam_of_one_is_greedy() -> None:
-    made = model(5)
-    source, mask = sources()
-    for n, found in enumerate(find(made, source, mask, SearchConfig(beam=1, max_extra=9))):
-        look = next_log_p(made, source[n], mask[n])
-        assert found[0].ids == slow.greedy(look, end=END, most=9, pad=PAD)
-
-
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> None:
@@ -117,28 +107,6 @@ def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> No
         (alone,) = find(made, source[n][mask[n]][None], None, config)
         assert [h.ids for h in alone] == [h.ids for h in together[n]]
         assert [h.score for h in alone] == pytest.approx([h.score for h in together[n]], abs=1e-10)
-
-
-def test_scores_are_made_of_their_tokens() -> None:
-    source, mask = sources()
-    for found in find(model(1), source, mask, SearchConfig(beam=4, best=4, max_extra=5, power=0.7)):
-        for hypothesis in found:
-            assert len(hypothesis.token_log_p) == len(hypothesis.ids)
-            assert sum(hypothesis.token_log_p) == pytest.approx(hypothesis.log_p)
-            assert hypothesis.log_p / len(hypothesis.ids) ** 0.7 == pytest.approx(hypothesis.score)
-            assert PAD not in hypothesis.ids
-            assert hypothesis.ids[-1] == END
-
-
-def test_length_bounds() -> None:
-    source, mask = sources()
-    config = SearchConfig(beam=3, max_ratio=1.0, max_extra=0, min_ratio=1.0, min_extra=0)
-    found = find(model(2), source, mask, config)
-    assert [len(its[0].ids) - 1 for its in found] == mask.sum(dim=1).tolist()
-    short = find(model(2), source, mask, SearchConfig(beam=3, max_extra=50, min_extra=50, limit=4))
-    assert [len(its[0].ids) for its in short] == [5, 5, 5]
-    padded = search(model(2), source, mask, start=2, end=2, pad=1, config=config, lengths=torch.tensor([7, 7, 7]))
-    assert [len(its[0].ids) - 1 for its in padded] == [7, 7, 7]
 
 
 def test_capture_and_gates_reach_the_search() -> None:
@@ -160,66 +128,3 @@ def test_capture_and_gates_reach_the_search() -> None:
         closed = find(made, source, mask, config)
     assert [its[0].score for its in closed] != [its[0].score for its in plain]
     assert [its[0].score for its in find(made, source, mask, config)] == [its[0].score for its in plain]
-
-
-class Scripted:
-    """A decoder without a network: what search asks of a model is no more than this."""
-
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
-
-    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> Scripted:
-        return self
-
-    def step(self, ids: Tensor, state: Scripted) -> Tensor:
-        return self.table[ids].clone()
-
-    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
-        pass
-
-
-def test_any_model_with_two_methods_can_be_searched() -> None:
-    table = torch.full((4, 4), -9.0).log_softmax(-1)
-    table[2, 0], table[0, 3], table[3, 2] = 5.0, 5.0, 5.0
-    (found,) = search(
-        Scripted(table), torch.zeros(1, 1).long(), start=2, end=2, config=SearchConfig(beam=2, max_extra=9)
-    )
-    assert found[0].ids == (0, 3, 2)
-
-
-def test_the_unknown_token_can_be_made_dear() -> None:
-    table = torch.tensor([[0.0, 0.0, 1.0, 3.0]]).repeat(4, 1)
-
-    def first(penalty: float) -> int:
-        config = SearchConfig(beam=1, max_extra=9, unknown_penalty=penalty)
-        source = torch.zeros(1, 1).long()
-        return search(Scripted(table), source, start=2, end=2, unknown=UNKNOWN, config=config)[0][0].ids[0]
-
-    assert first(0.0) == UNKNOWN
-    assert first(4.0) != UNKNOWN
-
-
-def test_ties_are_kept_in_the_order_in_which_they_ended() -> None:
-    table = torch.zeros(5, 5)
-    (found,) = search(
-        Scripted(table),
-        torch.zeros(1, 1).long(),
-        start=2,
-        end=2,
-        pad=1,
-        config=SearchConfig(beam=2, best=2, max_extra=3),
-    )
-    assert all(h.score == pytest.approx(-math.log(5), abs=1e-6) for h in found)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beam": 0}, "beam.*0.*1"),
-        ({"beam": 2, "best": 3}, "beam.*2.*1 to 2"),
-        ({"rule": "magic"}, "'magic'.*fairseq, story-of-heads"),
-    ],
-)
-def test_search_configs_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SearchConfig(**options)

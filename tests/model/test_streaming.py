@@ -105,10 +105,6 @@ def test_weights_equal_those_of_single_rows(
         assert found[b, h, t].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def causal_one() -> LazyMask:
-    return causal_mask(T, None, device=torch.device("cpu"))
-
-
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visibility, "AT_A_TIME", 1)

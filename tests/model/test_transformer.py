@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.errors import ConfigError, DataError
 from headscope.heads import HeadId, Site
-from headscope.model.discovery import find_attention
 from headscope.model.native.layers import Attention, Layer
-from headscope.model.native.transformer import Transformer
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer_config import StackConfig
 from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
 from tests.oracles import native
@@ -164,29 +161,7 @@ def test_a_layer_without_heads_adds_its_bias_only() -> None:
     assert sum(p.numel() for p in attention.parameters()) == 13
 
 
-def test_tied_weights_are_one_parameter() -> None:
-    whole = {"share_embeddings": True, "tie_output": True}
-    model = native.model(vocabulary=7, whole=whole)
-    assert model.encoder is not None
-    assert model.output.weight is model.encoder.embeddings.tokens.weight is model.decoder.embeddings.tokens.weight
-    assert set(model.tied()) == {"output.weight", "encoder.embeddings.tokens.weight"}
-
-
 # Heads.
-
-
-def test_places_name_every_head_count() -> None:
-    layout = find_attention(native.model()).layout
-    assert layout == {
-        (Site.ENCODER_SELF, 0): 3,
-        (Site.ENCODER_SELF, 1): 2,
-        (Site.DECODER_SELF, 0): 2,
-        (Site.DECODER_SELF, 1): 0,
-        (Site.DECODER_SELF, 2): 3,
-        (Site.CROSS, 0): 3,
-        (Site.CROSS, 1): 2,
-        (Site.CROSS, 2): 1,
-    }
 
 
 def test_capture_sees_every_site_in_full_and_step_by_step() -> None:
@@ -253,52 +228,6 @@ def test_rows_of_a_projection_belong_to_one_head(name: str, part: str) -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"norm": "middle"}, "norm.*'middle'.*pre, post"),
-        ({"activation": "sine"}, "activation.*'sine'.*relu, gelu"),
-        ({"d_ffn": 0}, "d_ffn.*0.*1"),
-        ({"dropout": 1.0}, "dropout.*1.0"),
-        ({"cross_heads": (2,)}, "cross_heads.*1.*self_heads.*3"),
-        ({"self_heads": (2, -1, 3)}, "negative"),
-        ({"head_input": "slice"}, r"13.*3.*\[1, 13\]"),
-        ({"head_input": "slice", "slices": 2}, "3 heads.*2"),
-        ({"shared_qkv": True}, "head_input = 'slice'"),
-        ({"positions": "learned"}, "max_positions"),
-    ],
-)
-def test_config_errors_name_sizes_and_what_is_allowed(options: dict[str, Any], message: str) -> None:
-    sizes = native.STACK | {"vocabulary": 3, "self_heads": (2, 0, 3), "cross_heads": (3, 2, 1)}
-    with pytest.raises(ConfigError, match=message):
-        StackConfig(**(sizes | options))
-
-
-def test_two_stacks_that_do_not_fit() -> None:
-    its = native.config()
-    with pytest.raises(ConfigError, match=r"cross_heads.*3"):
-        TransformerConfig(encoder=its.encoder, decoder=StackConfig(**native.STACK, vocabulary=3, self_heads=(1, 1, 1)))
-    with pytest.raises(ConfigError, match="cross_heads"):
-        TransformerConfig(decoder=its.decoder)
-    with pytest.raises(ConfigError, match=r"\(23, 13\).*\(19, 13\)"):
-        native.config(whole={"share_embeddings": True})
-    with pytest.raises(ConfigError, match=r"13.*5"):
-        native.config(whole={"tie_output": True, "d_output": 5})
-
-
-def test_a_text_beyond_the_learned_positions() -> None:
-    model = native.model(decoder_only=True, positions="learned", max_positions=3)
-    with pytest.raises(DataError, match=r"position 4.*3"):
-        model(target=torch.zeros(1, 5, dtype=torch.long))
-
-
-def test_forward_asks_for_the_sides_it_has() -> None:
-    with pytest.raises(ConfigError, match=r"source.*target"):
-        native.model()(target=torch.zeros(1, 2, dtype=torch.long))
-    with pytest.raises(ConfigError, match="target"):
-        native.model(decoder_only=True)(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
-
-
 def test_training_differs_from_evaluation_only_by_dropout() -> None:
     model = native.model(dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, context_dropout=0.1)
     source, target, _, _ = native.texts()
@@ -309,11 +238,3 @@ def test_training_differs_from_evaluation_only_by_dropout() -> None:
     loss.backward()
     unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert all(".layers.1.self_attention." in name for name in unused)  # the layer without heads
-
-
-def test_a_model_can_be_copied_and_reads_its_own_state() -> None:
-    model = native.model(self_mixing="alpha.v1")
-    source, target, _, _ = native.texts()
-    twin = Transformer(model.config).double().eval()
-    twin.load_state_dict(model.state_dict())
-    agree(twin(source, target), model(source, target))

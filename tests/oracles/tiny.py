@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
@@ -51,21 +51,6 @@ def tokenizer(before: list[int], after: list[int]) -> Any:
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
-    )
-
-
-ATOMS = ["C", "c", "O", "Cl", "Br", "[Na+]", "[O-]", "(", ")", "=", ".", ">>", "1", "2"]
-
-
-def smiles_tokenizer() -> Any:
-    """A tokenizer of reactions: a line is one word, and it knows no space, though it writes one after every subword."""
-    made = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate([*SPECIAL, *ATOMS])}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\[[^\]]+]|Br?|Cl?|>>?|."), "isolated")
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", START), ("[SEP]", END)]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
 
 

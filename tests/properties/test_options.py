@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.makers.config_files import configurable
+from scripts.config_files import configurable
 from tests.oracles import commands
 from tests.oracles.commands import Command, Option, Stage
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,15 +28,7 @@ from headscope.heads import select_heads
 from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores
 from headscope.report import fork
-from headscope.report.figures.offsets import offset_shares
-from headscope.report.figures.similarity import layer_matrices
-from headscope.report.styles import write_figure
-from headscope.results.study import Study
-from headscope.results.study_tables import files_of
-from headscope.results.sweep import open_pruned
-from headscope.results.training import Training
 from headscope.training.swaps import read_schedule
-from tests.makers.figures import draw
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages
@@ -145,58 +136,6 @@ def test_single_files(name: str, make: Callable[[Stage, Path], Path], read: Read
     folder = tmp_path / "cells"
     folder.mkdir()
     holds(make(stage, folder), read)
-
-
-def drawn(path: Path, figure: Any, stage: Stage) -> object:
-    """A figure, rendered."""
-    return write_figure(figure, stage.folder / "figure.svg", force=True)
-
-
-def of_analysis(path: Path, stage: Stage) -> object:
-    run = Study.open(path.parent)
-    return draw("heads", run), layer_matrices(run, "cosine"), offset_shares(run)
-
-
-def of_training(path: Path, stage: Stage) -> object:
-    return drawn(path, draw("training", Training.open(path.parent)), stage)
-
-
-def of_choice(path: Path, stage: Stage) -> object:
-    return drawn(path, draw("pruning", *open_pruned([path.parent]), figure="sites"), stage)
-
-
-def of_gates(path: Path, stage: Stage) -> object:
-    return drawn(path, draw("pruning", *open_pruned([path.parent]), figure="gates"), stage)
-
-
-def of_sweep(path: Path, stage: Stage) -> object:
-    return drawn(path, draw("pruning", *open_pruned([path.parent]), figure="quality"), stage)
-
-
-RUNS: list[tuple[tuple[str, ...], list[str], dict[str, Callable[[Path, Stage], object]]]] = [
-    (
-        ("analyze",),
-        ["--also", "similarity,positional"],
-        {name: of_analysis for name in ("run.json", "heads.csv", "similarity.npz", "positional.csv")},
-    ),
-    (("train", "baseline"), [], {"run.json": of_training, "metrics.csv": of_training}),
-    (("prune", "l0"), [], {"pruning.json": of_choice, "kept.txt": of_choice, "gates.csv": of_gates}),
-    (
-        ("prune", "sweep"),
-        [],
-        {"sweep.json": of_sweep, "sweep.csv": of_sweep, "survivors.csv": of_sweep},
-    ),
-]
-FILES = [(words, more, name, read) for words, more, files in RUNS for name, read in files.items()]
-
-
-@pytest.mark.parametrize(("words", "more", "name", "read"), FILES, ids=[f"{each[0][-1]}-{each[2]}" for each in FILES])
-def test_files_of_runs(words: tuple[str, ...], more: list[str], name: str, read: Any, stage: Stage) -> None:
-    def drawing(path: Path) -> None:
-        with files_of([path.parent]):  # as the commands do
-            read(path, stage)
-
-    holds(Path(stage.run_of(words, *more)) / name, drawing, examples=8)
 
 
 @pytest.mark.parametrize("name", ["state.pt", "run.json", "metrics.csv"])

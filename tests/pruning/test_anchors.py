@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,13 @@ import headscope as hs
 from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import (
-    WeightedText,
-    anchor_sources,
-    capped,
     language_of,
-    opening,
     random_text,
     second_text,
     shuffled_text,
-    subwords,
 )
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import (
@@ -40,14 +34,13 @@ from headscope.pruning.closed_form.calibration import (
     split_text,
 )
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
-from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
-from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.damage import DamageMeter, Performance
+from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
 from headscope.report.page.report import gather
 from tests.oracles import closed_form as oracle
-from tests.oracles import speakers, tiny
+from tests.oracles import speakers
 
 pytestmark = pytest.mark.slow
 
@@ -130,32 +123,6 @@ def test_an_anchor_of_as_many_tokens_is_a_refit_on_both_texts(kind: str) -> None
         assert (one.refit.weight - third.refit.weight).abs().max() > 1e-4
 
 
-@pytest.mark.slow
-def test_so_is_one_module_after_module() -> None:
-    kind = "marian"
-    checkpoint, options = speakers.checkpoint(kind), RefitOptions(damping=1e-3, sequential=True)
-    beside = [WeightedText(backwards(kind), 0.5)]
-    anchored = sequential_refits(checkpoint, text(kind), gone(kind), options, beside=beside)
-    plain = sequential_refits(checkpoint, together(kind), gone(kind), options)
-    for one, other in zip(anchored, plain, strict=True):
-        assert torch.allclose(one.refit.weight, other.refit.weight, atol=1e-9)
-        assert torch.allclose(one.refit.shift, other.refit.shift, atol=1e-9)
-        assert one.residual == other.residual
-
-
-def test_a_weight_of_zero_is_no_anchor() -> None:
-    checkpoint = speakers.checkpoint("bert")
-    first, second = (collect_moments(checkpoint, part) for part in (text("bert"), backwards("bert")))
-    for projection in output_projections(checkpoint):
-        alone = first.of(projection)
-        assert Mixture([(first, 1.0), (second, 0.0)]).of(projection) is alone
-        assert mixed_moments(checkpoint, text("bert"), "none", moments=first).of(projection) is alone
-    given = checkpoint, text("bert"), gone("bert"), RefitOptions(damping=1e-3, sequential=True)
-    nothing = sequential_refits(*given, beside=[WeightedText(backwards("bert"), 0.0)])
-    plain = sequential_refits(*given)
-    assert all(torch.equal(one.refit.weight, two.refit.weight) for one, two in zip(nothing, plain, strict=True))
-
-
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     checkpoint, heads = speakers.checkpoint(kind), gone(kind)
@@ -188,36 +155,6 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     assert done.options.method == done.choice.taken.options.method != "auto"
     taken = done.choice.taken.held_out
     assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
-
-
-def test_of_auto_what_is_given_is_compared_alone() -> None:
-    checkpoint, heads = speakers.checkpoint("bert"), gone("bert")
-    parts, other = split_text(text("bert"), None, sentences=100), sides(speakers.corpus("bert", count=7, seed=5))
-
-    def tried(**options: Any) -> list[tuple[float, float, Any]]:
-        bench = RefitBench(checkpoint, parts, Refit(method="auto", check=other, **options))
-        return [(each.damping, each.strength, each.anchor) for each in bench.tried(heads) if each.method != "mean"]
-
-    assert {damping for damping, *_ in tried()} == {0.1} and {damping for damping, *_ in tried(damping=1e-4)} == {1e-4}
-    assert tried(strength=0.3, anchor="none") == [(0.1, 0.3, "none")]
-    assert [anchor for *_, anchor in tried(strength=1.0, anchor=other)] == ["none", "none", other, other]
-    bench = RefitBench(checkpoint, parts, Refit(method="auto", check=other, sequential=True))
-    choice = bench.compensated(heads).choice
-    assert choice is not None and [each.options.sequential for each in choice.candidates] == 6 * [False] + [True]
-
-
-def test_lines_spread_over_a_text() -> None:
-    for count, chosen in ((7, 3), (13, 13), (29, 12), (240, 60)):
-        places = [line for line, is_chosen in enumerate(spread(count, chosen)) if is_chosen]
-        gaps = [later - earlier for earlier, later in pairwise(places)]
-        assert len(places) == chosen and max(gaps) - min(gaps) <= 1
-    checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
-    few = capped(checkpoint, corpus, positions=subwords(checkpoint, corpus) // 3, fewest=2)
-    assert few.count == corpus.count // 3 and subwords(checkpoint, few) < 0.5 * subwords(checkpoint, corpus)
-    assert capped(checkpoint, corpus, positions=1, fewest=5).count == 5
-    assert capped(checkpoint, corpus, positions=10**6) is corpus
-    anchored = anchor_sources(checkpoint, corpus, "mixed")["random"]()
-    assert subwords(checkpoint, anchored) <= 1.3 * subwords(checkpoint, corpus)
 
 
 def performance(damage: float) -> Performance:
@@ -260,42 +197,6 @@ def test_cheap_texts() -> None:
     assert list(drawn) != list(random_text(checkpoint, corpus, seed=2)) and all(each.target for each in drawn)
 
 
-def test_cheap_texts_of_lines_that_are_one_word() -> None:
-    """Reactions: what is written is read as what it was made of, bracket atoms too, though one line has a space."""
-    plain = speakers.checkpoint("bert")
-    checkpoint = HuggingFaceCheckpoint(path="", model=plain.model, tokenizer=tiny.smiles_tokenizer(), digest="0" * 64)
-    read = open_corpus(["CC(=O)Cl.[Na+].[O-]c1c2c1>>CC(=O)O", "Br.ClC=C.[O-]>>BrC(Cl)C.[Na+]"] * 9 + ["CBr CCl"])
-
-    def ids(corpus: Corpus) -> list[list[int]]:
-        return [each.ids for each in checkpoint.encode([line.source for line in corpus], side="source", limit=97)]
-
-    before, after = ids(read), ids(shuffled_text(checkpoint, read))
-    assert before[0] != after[0] and list(map(len, before)) == list(map(len, after))
-    assert sorted(chain(*before)) == sorted(chain(*after))
-    drawn = ids(random_text(checkpoint, read))
-    assert list(chain(*drawn)).count(tiny.UNKNOWN) < 0.1 * sum(map(len, drawn))
-
-
-def test_what_all_lines_begin_with_stays_there() -> None:
-    """It tells the model what to do; it is no text. The sample that ships begins with it too."""
-    shipped, start = open_checkpoint(str(hs.assets.trained()), device="cpu"), ">>de<< translate: "
-    english, german = (hs.assets.captions(side).read_text(encoding="utf-8").splitlines() for side in ("en", "de"))
-    plain = open_corpus(english, target=german)
-    told = open_corpus([start + line for line in english], target=german)
-    assert opening([each.source for each in told]) == start and opening(german) == ""
-    assert opening(["a b", "a b"]) == opening(["a b c"]) == "", "a text, not what it begins with"
-    texts, without = (anchor_sources(shipped, corpus, "mixed") for corpus in (told, plain))
-    assert list(texts) == list(without) == ["random", "shuffled"]
-    for name in texts:
-        pairs = list(zip(texts[name](), without[name](), strict=False))
-        assert all(line.source.startswith(start) and ">>de<<" not in line.source[len(start) :] for line, _ in pairs)
-    assert [line.target for line, _ in pairs] == [line.target for _, line in pairs]
-    assert [line.source for line, _ in pairs] == [start + line.source for _, line in pairs]
-    assert [each.source for each in second_text(shipped, told)[0]] == [
-        start + each.source for each in second_text(shipped, plain)[0]
-    ]
-
-
 def test_the_second_text() -> None:
     captions = {side: hs.assets.captions(side).read_text(encoding="utf-8").splitlines() for side in ("en", "de")}
     assert {side: language_of(lines) for side, lines in captions.items()} == {"en": "en", "de": "de"}
@@ -310,24 +211,6 @@ def test_the_second_text() -> None:
     assert own.count == 240
     with pytest.raises(ConfigError, match="--check"):
         second_text(shipped, parallel, captions["en"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"anchor": "shuffled"}, "'shuffled'.*none, mixed"),
-        ({"anchor": ("a", "b", "c")}, "3 files"),
-        ({"method": "mean", "anchor": "mixed"}, "anchor.*least-squares.*mean"),
-        ({"method": "none", "check": ["a b"]}, "check.*auto"),
-        ({"method": "automatic"}, "'automatic'.*'auto'"),
-        ({"strength": 0.0}, "strength is 0.*more than 0"),
-        ({"strength": 0.5, "sequential": True}, "strength 0.5.*sequential"),
-        ({"strength": 0.5, "method": "none"}, "strength 0.5.*nothing"),
-    ],
-)
-def test_what_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Refit(**options)
 
 
 @pytest.mark.slow

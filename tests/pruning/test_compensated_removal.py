@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.corpus import Corpus
-from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, Export, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId
 from headscope.model.forward import max_abs_difference, outputs
@@ -166,20 +163,6 @@ def test_the_smaller_model_is_the_refitted_masked_one(kind: str, sequential: boo
     assert max_abs_difference(run(again, done), wanted) < 1e-10
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5", "marian", "native-pre"])
-def test_refitting_helps_in_every_module_and_mean_lies_between(kind: str) -> None:
-    methods = ("none", "least-squares") if kind in WITHOUT_BIAS else ("none", "mean", "least-squares")
-    records: dict[str, Any] = {}
-    for method in methods:
-        _, done = shrunk(kind, export="masked" if kind in WITHOUT_BIAS else None, method=method)
-        assert done.compensated is not None
-        records[method] = done.compensated.record()
-    for modules in zip(*(record["modules"] for record in records.values()), strict=True):
-        errors = [module["error"] for module in modules]
-        assert errors == sorted(errors, reverse=True) and errors[0] == modules[0]["error_without"]
-    assert set(records["none"]["performance"]) == {"intact", "removed"}
-
-
 @pytest.mark.parametrize("kind", WITHOUT_BIAS)
 def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
     _, free = shrunk(kind)
@@ -190,24 +173,6 @@ def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
         assert with_bias.error <= without.error and not without.refit.shift.any()
     assert "have no bias, and this export adds none" in " ".join(bound.compensated.remarks())
     assert not any("no bias" in remark for remark in free.compensated.remarks())
-
-
-def test_no_class_of_transformers_holds_an_added_bias() -> None:
-    checkpoint, _ = shrunk("t5")
-    heads = [HeadId(site, layer, 0) for site, layer in checkpoint.layout]
-    pair = split_text(text("t5"), None, sentences=1000)
-    options = Refit(method="least-squares")
-    data = texts(checkpoint, None, None, sentences=3)
-    plan = plan_removal(checkpoint.attention_sites, heads)
-    done = shrink(
-        checkpoint, plan, export=choose_export("self-contained", checkpoint), data=data, text=pair, calibration=options
-    )
-    native = choose_export("native", checkpoint)
-    assert native.refine is not None
-    with pytest.raises(ConfigError, match="biases"):
-        native.refine(done.checkpoint, done.removal)
-    plain = shrink(checkpoint, plan, export=native, data=data, text=pair, calibration=options)
-    assert plain.verified.difference < 1e-10 and not hasattr(plain.checkpoint.model.config, "narrowed")
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "t5", "marian", "modernbert"])
@@ -258,32 +223,6 @@ def test_performance_is_the_loss_of_the_three_models() -> None:
     assert damages["intact"] == 0 and damages["removed"] > 0
 
 
-def test_fewer_tokens_than_columns_and_dead_heads_are_damped_and_said_so() -> None:
-    checkpoint = speakers.wrapped(SPEAKERS["bert"].make or modernbert, SPEAKERS["bert"], 23)
-    with torch.no_grad():
-        checkpoint.model.get_parameter("bert.encoder.layer.0.attention.self.value.weight")[5:10] = 0
-        checkpoint.model.get_parameter("bert.encoder.layer.0.attention.self.value.bias")[5:10] = 0
-    few = Corpus(
-        "few",
-        9,
-        "0" * 40,
-        lambda: iter([sentence for sentence in text("bert", 41) if len(sentence.source.split()) == 1][:9] * 9),
-    )
-    done = shrink(
-        checkpoint,
-        plan_removal(checkpoint.attention_sites, [HeadId.parse("encoder-self.0.0")]),
-        export=choose_export(None, checkpoint),
-        data=texts(checkpoint, None, None, sentences=3),
-        text=CalibrationText(few, few),
-        calibration=Refit(method="least-squares", damping=0.0),
-    )
-    assert done.compensated is not None
-    (refit,) = done.compensated.refits
-    assert refit.refit.raised > 0 and bool(refit.refit.weight.isfinite().all())
-    assert "damping was raised" in " ".join(done.compensated.remarks())
-    assert math.isfinite(done.compensated.performance["refitted"].value)
-
-
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
     """A folder with a small BERT, and text.en (23 lines) beside it."""
@@ -317,57 +256,3 @@ def test_the_command_says_what_refitting_is_worth(
         json.loads((tmp_path / name / "pruning.json").read_text())["signature"] for name in ("small", "other")
     }
     assert len(signatures) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--compensate", "least-squares"], "give --source FILE"),
-        (["--labels", "text.en", "--source", "text.en"], "is no classifier"),
-        (["--objective", "loss"], "--objective is what a refit is measured by"),
-        (["--source", "text.en", "--metric", "bleu"], "bleu needs "),
-        (["--source", "text.en", "--margin", "-1"], "--margin"),
-        (["--compensate", "least", "--source", "text.en"], "--compensate is 'least'; it must be 'none'"),
-        (
-            ["--compensate", "mean", "--source", "text.en", "--set", "damping=0.1"],
-            "--damping is for --compensate least-squares",
-        ),
-        (["--source", "text.en", "--sequential"], "--sequential is for --compensate least-squares, not none"),
-        (["--source", "text.en", "--feed-forward"], "--feed-forward is for --compensate least-squares, not none"),
-        (["--compensate", "least-squares", "--source", "text.en", "--set", "damping=-1"], "--damping is '-1'"),
-        (["--compensate", "least-squares", "--source", "text.en", "--set", "damping=nan"], "must be at least 0"),
-        (["--compensate", "least-squares", "--source", "few.en"], "too few to refit output projections on: 2 of"),
-        (["--compensate", "least-squares", "--source", "text.en", "--calibration-sentences", "3"], "too few"),
-        (["--compensate", "least-squares", "--source", "text.en", "--valid-target", "few.en"], "is for --valid-source"),
-        (["--compensate", "least-squares", "--source", "text.en", "--target", "text.en"], "--target"),
-        (["--compensate", "least-squares", "--source", "text.en", "--valid-source", "no.en"], "there is no file no.en"),
-    ],
-    ids=str,
-)
-def test_what_is_refused_takes_one_line_and_leaves_nothing(
-    command: Callable[..., tuple[int, str, str]],
-    bert: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    status, out, err = command("prune", "remove", bert, "--out", "small", "--heads", "encoder-self.0.1", *options)
-    assert (status, out) == (2, "") and err.count("\n") == 1 and message in err
-    assert not (tmp_path / "small").exists()
-
-
-def test_a_decoder_needs_a_target() -> None:
-    checkpoint = opened("marian")
-    corpus = text("marian")
-    alone = replace(corpus, has_target=False, read=lambda: (s._replace(target=None) for s in corpus.read()))
-    with pytest.raises(ConfigError, match="decoder-self"):
-        shrink(
-            checkpoint,
-            plan_removal(checkpoint.attention_sites, gone("marian")),
-            export=choose_export(None, checkpoint),
-            data=texts(checkpoint, None, None, sentences=3),
-            text=split_text(alone, None, sentences=100),
-            calibration=Refit(method="least-squares"),
-        )

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import RunOptions
-from headscope.errors import DataError
-from headscope.evaluation.before_after import quality_change, question
-from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.examples import training_examples
-from headscope.pruning.learning.finetuning import mean_loss
-from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
-from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.ranking.ranking import rank_heads
-from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles import closed_form as oracle
+from tests.oracles import speakers, tiny
 
 KINDS = ("bert", "llama", "t5", "marian", "native-post")
 DAMPING = 1e-4
@@ -171,20 +160,6 @@ def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> No
     assert scores[second] < 0.01 * min(scores[head] for head in rest)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [("obs", "llama"), ("obs-task", "marian"), ("obs-measured", "llama")])
-def test_groups_share_a_score_and_every_size_is_a_prefix_of_the_order(name: str, kind: str) -> None:
-    context = context_of(kind, count=37 if name == "obs-measured" else 11)
-    gates = gate_layout(context.checkpoint.attention_sites)
-    scores = criterion_named(name).scores(context)
-    assert all(len({scores[head] for head in unit}) == 1 for unit in gates.units)
-    order = [head for unit in sorted(gates.units, key=lambda unit: scores[unit[0]]) for head in unit]
-    size = len(gates.units[0])
-    for keep in range(0, gates.heads + 1, size):
-        kept = rank_heads(gates, keep, lambda gone: scores).kept
-        assert set(gates.closed(kept)) == set(order[: gates.heads - keep])
-
-
 def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = []
 
@@ -215,58 +190,3 @@ def test_heads_that_are_gone_are_masked(name: str) -> None:
     with masked(context.checkpoint.model, gone):
         assert criterion_named(name).scores(context_of("marian")) == found
     assert found != criterion_named(name).scores(context)
-
-
-@pytest.mark.parametrize("name", ["obs", "wanda"])
-def test_heads_that_no_text_reaches_have_no_number(name: str) -> None:
-    context = context_of("t5")
-    assert context.corpus is not None
-    whole = context.corpus
-    alone = replace(whole, has_target=False, read=lambda: (each._replace(target=None) for each in whole.read()))
-    scores = criterion_named(name).scores(replace(context, corpus=alone))
-    assert {head.site for head, score in scores.items() if np.isfinite(score)} == {Site.ENCODER_SELF}
-
-
-def test_models_without_labels_are_judged_by_their_representation() -> None:
-    checkpoint = checkpoints.hugging("bert-without-head")
-    scores = criterion_named("obs-task").scores(ScoringContext(checkpoint, speakers.corpus("bert")))
-    values = np.array(list(scores.values()))
-    assert np.isfinite(values).all() and (values > 0).all() and len(set(values.tolist())) == len(values)
-
-
-@pytest.mark.parametrize("name", ["obs-task", "obs-measured"])
-def test_text_of_which_nothing_is_predicted_is_refused(name: str) -> None:
-    context = context_of("llama", count=37, batching=BatchingOptions(limit=1))
-    with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
-        criterion_named(name).scores(context)
-
-
-def test_text_of_which_nothing_is_predicted_has_no_loss_and_no_quality() -> None:
-    checkpoint = checkpoints.hugging("gpt2")
-    corpus = Corpus("words.txt", 2, "", lambda: iter([Sentence(0, "a"), Sentence(1, "dog")]))
-    data = training_examples(checkpoint, corpus, limit=16)
-    with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
-        mean_loss(checkpoint, data, tokens=64, seed=1, gates=None)
-    with pytest.raises(DataError, match=r"words\.txt: no sentence that is measured on has a token to predict"):
-        quality_change(checkpoint, checkpoint, question(checkpoint, corpus))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["obs-task", "wanda"])
-def test_the_command_ranks_by_them(name: str, tmp_path: Path) -> None:
-    small = checkpoints.small()
-    NATIVE.save(small, tmp_path / "whole")
-    (tmp_path / "a").write_text("a b c\nb c\nd e f g\na\n" * 3, encoding="utf-8")
-    (tmp_path / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 3, encoding="utf-8")
-    config = RankConfig(
-        checkpoint=str(tmp_path / "whole"),
-        out=tmp_path / "run",
-        device="cpu",
-        source=tmp_path / "a",
-        target=tmp_path / "b",
-        by=name,
-        keep=8,
-    )
-    selection = run_ranking(config)
-    assert len(selection.removed) == sum(small.layout.values()) - 8
-    assert (tmp_path / "run" / "removed.txt").read_text().split() == [str(head) for head in selection.removed]

@@ -15,29 +15,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import headscope as hs
 from headscope.cli.main import app
-from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.faithfulness.orders import scores_of, undirected
-from headscope.engine.overview import catalogue
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import all_heads
-from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import (
-    CRITERIA,
     MeasuredColumn,
     ScoringContext,
     criterion_named,
     rankable_names,
-    scores_by_criteria,
 )
-from headscope.pruning.sweep.cells import criterion_of
-from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.study import Study
 from tests.oracles import checkpoints, circuit, gated_heads, speakers
 from tests.oracles.run_options import run_options
@@ -118,18 +110,6 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
         assert criterion.direction("lowest").apply({head: 2.0 for head in scores}) == {head: -2.0 for head in scores}
 
 
-def test_what_a_direction_says() -> None:
-    assert (
-        str(criterion_named("entropy").direction()) == "removes the highest first, as they spread their attention most"
-    )
-    assert str(criterion_named("gradient").direction()).startswith(
-        "removes the lowest first, as the objective is least"
-    )
-    assert str(criterion_named("sink").direction("lowest")) == "removes the highest first, as asked"
-    assert str(criterion_named("gradient").direction("lowest")) == "removes the highest first, as asked"
-    assert str(MeasuredColumn(Measure("mine", keep="lowest")).direction()) == "removes the highest first"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("directions")
@@ -163,61 +143,6 @@ def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Pat
     assert message == "--keep-lowest and --keep-highest: heads of one end stay; give one of them"
 
 
-def test_runs_and_files(folder: Path, tmp_path: Path) -> None:
-    rank(folder, tmp_path / "made", "--by", "taylor", "--keep", "5")
-    table = pd.read_csv(tmp_path / "made" / "ranking.csv")
-    (tmp_path / "run").mkdir()
-    table.assign(sink=table.score, plugin=table.score).to_csv(tmp_path / "run" / "heads.csv", index=False)
-    for name in ("sink", "plugin"):
-        _, message = rank(folder, tmp_path / "x", "--by", name, "--from", str(tmp_path / "run"), "--keep", "5")
-        assert f"--by {name} has no agreed direction" in message
-    code, output = rank(folder, tmp_path / "own", "--by", str(tmp_path / "made" / "ranking.csv"), "--keep", "5")
-    assert code == 0 and "by score of ranking.csv: removes the lowest first, as the higher a score" in output
-    file = str(tmp_path / "run" / "heads.csv")
-    _, message = rank(folder, tmp_path / "x", "--by", file, "--set", "column=sink", "--keep", "5")
-    assert "--by sink has no agreed direction" in message
-    code, output = rank(folder, tmp_path / "low", "--by", file, "--set", "column=sink", "--keep", "5", "--keep-lowest")
-    assert code == 0 and "by sink of heads.csv: removes the highest first, as asked" in output
-
-
-def test_names_that_are_not_accepted_are_answered_with_those_that_are() -> None:
-    for name in ("positional", "syntactic_margin", "similarity", "confidance"):
-        with pytest.raises(ConfigError, match=f"'{name}'.*headscope list criteria"):
-            criterion_named(name)
-    listed = [item.name for item in catalogue("criteria")]
-    assert sorted(listed) == rankable_names() and {*CRITERIA.names(), "sink", "offset", "lrp"} <= set(listed)
-    assert criterion_named("syntactic_margin", parsed=True).name == "syntactic_margin"
-    with pytest.raises(ConfigError, match=r"'sink:low'.*'sink:lowest'"):
-        criterion_of("sink:low")
-    with pytest.raises(ConfigError, match=r"^sink.*sink:lowest"):
-        criterion_of("sink")
-
-
-def test_a_sweep_takes_a_direction_with_the_name(folder: Path, tmp_path: Path) -> None:
-    texts: dict[str, Any] = {"checkpoint": str(folder / "model"), "source": folder / "a", "target": folder / "b"}
-    methods = ("sink:lowest", "sink:highest", "entropy")
-    result = run_sweep(SweepConfig(**texts, out=tmp_path / "out", methods=methods, keep=(8,), seeds=1, bootstrap=20))
-    rows = result.survivors.groupby("method")[["site", "layer", "head"]]
-    kept = {method: set(group.itertuples(index=False, name=None)) for method, group in rows}
-    assert not kept["sink:lowest"] & kept["sink:highest"] and kept["entropy"]
-    assert result.record["directions"]["sink:lowest"] == "removes the highest first, as asked"
-    assert (tmp_path / "out" / "cells" / "sink-lowest-keep8-seed1.json").is_file()
-
-
-def test_rankings_of_the_api_say_their_direction() -> None:
-    model = hs.load(hs.assets.trained(), device="cpu")
-    text = (["A dog runs.", "Two men sit."], ["Ein Hund rennt.", "Zwei Männer sitzen."])
-    with pytest.raises(ConfigError, match=r"sink.*keep_lowest"):
-        model.rank(by="sink", text=text[0], target=text[1])
-    low = model.rank(by="sink", text=text[0], target=text[1], keep_lowest=True)
-    high = model.rank(by="sink", text=text[0], target=text[1], keep_highest=True)
-    assert low.direction == "removes the highest first, as asked" and "by:sink-lowest|" in low.signature
-    assert low.lowest(36) == high.highest(36)
-    captions: dict[str, Any] = {"text": hs.assets.captions("en"), "max_sentences": 400, "sites": "encoder-self"}
-    assert len(model.rank(by="rarest", keep_highest=True, **captions).lowest(5)) == 5
-    assert model.rank(by="magnitude").direction.startswith("removes the lowest first, as their slices of W_O")
-
-
 def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
     table = pd.DataFrame(
         {
@@ -233,20 +158,3 @@ def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
     rankings, _ = scores_of(table)
     assert {name: list(scores.values()) for name, scores in rankings.items()} == {"entropy": [-1, -2], "lrp": [3, 1]}
     assert undirected(table) == ["sink"]
-
-
-def test_faithfulness_tries_the_criteria_of_one_pass_too() -> None:
-    """Each gives a number for every head by itself; those that the text does not reach are no rankings."""
-    checkpoint, corpus = speakers.checkpoint("marian"), speakers.corpus("marian")
-    context = ScoringContext(checkpoint, corpus)
-    scores = scores_by_criteria(context)
-    assert set(scores) == {"flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda"}
-    for name, of_heads in scores.items():
-        assert of_heads == CRITERIA.get(name)().scores(ScoringContext(checkpoint, corpus))
-    table = pd.DataFrame([{"site": head.site.value, "layer": head.layer, "head": head.head} for head in scores["obs"]])
-    rankings, refused = scores_of(table, scores)
-    assert rankings == scores and not refused
-    lines = corpus.read
-    alone = replace(corpus, has_target=False, read=lambda: (line._replace(target=None) for line in lines()))
-    rankings, refused = scores_of(table, scores_by_criteria(ScoringContext(checkpoint, alone)))
-    assert not rankings and refused["obs"]

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.config import AnalyzeConfig, EvaluateConfig, TextFiles
-from headscope.data.corpus import open_corpus, open_text
+from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.data.corpus import open_corpus
 from headscope.data.labels import with_labels
-from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.taps import gated
@@ -28,11 +27,8 @@ from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
 from headscope.pruning.options.learn import LearnConfig
-from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.ranking import scoring
-from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import classifiers
@@ -218,37 +214,6 @@ def test_gates_alone_learn_which_heads_a_classifier_needs(tmp_path: Path) -> Non
     assert choice.quality["masked"] == pytest.approx(min(losses), abs=sorted(losses)[3] - min(losses))
 
 
-def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    kind, options = made
-    choice = run_ranking(RankConfig(**options, out=tmp_path / "run", by="gradient", keep=3, batch_tokens=97))
-    assert choice.quantity == ("damage" if kind == "bert-encoder" else "nll")
-    texts = text_options(options)
-    evaluation = run_evaluation(EvaluateConfig(**texts, mask=str(tmp_path / "run" / "removed.txt"), bootstrap=10))
-    score = evaluation["cosine" if kind == "bert-encoder" else "loss"].value
-    assert choice.quality["masked"] == pytest.approx(1 - score if kind == "bert-encoder" else score)
-    tuned = run_ranking(
-        RankConfig(**options, out=tmp_path / "tuned", by="gradient", keep=3, batch_tokens=97, tune_updates=5, lr=1e-3)
-    )
-    assert tuned.quality["tuned"] < tuned.quality["masked"] == pytest.approx(choice.quality["masked"])
-    other = RankConfig(**options, out=tmp_path / "top1", by="gradient", keep=3, objective="token-representation")
-    found = run_ranking(other)
-    assert (
-        found.quantity == "damage"
-        and found.tables["ranking"]["score"].tolist() != choice.tables["ranking"]["score"].tolist()
-    )
-
-
-def test_a_ranking_refits_on_whatever_text_there_is(
-    made: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Words in the columns of --labels are text too."""
-    monkeypatch.setattr(scoring, "FEWEST_MEASURED", 7)
-    _, options = made
-    more: Any = {"allocate": "measured", "compensate": "least-squares"}
-    choice = run_ranking(RankConfig(**options, **more, out=tmp_path / "run", by="obs", keep=3, batch_tokens=97))
-    assert choice.record["ranking"]["compensate"] == "least-squares" and "refitted" in choice.quality
-
-
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, explicit: bool) -> None:
     """By the metric that fits the model, or the one that is asked for."""
@@ -274,28 +239,6 @@ def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, e
     assert table.loc["unpruned", "value"] == pytest.approx(whole, abs=1e-12)
     difference = table.loc["gradient-keep3-seed1", "difference"]
     assert difference == pytest.approx(found[name].value - whole)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("bert", {"labels": None}, "--labels FILE"),
-        ("bert", {"objective": "top1"}, "--objective top1.*loss.*representation"),
-        ("bert", {"objective": "representation", "label_smoothing": 0.1}, "representation.*labels"),
-        ("bert-encoder", {"objective": "loss"}, "--objective loss"),
-        ("bert", {"source2": ["a b", "c"]}, "lines"),
-        ("bert", {"valid_source": ["a b", "c"], "valid_labels": ["bad"]}, "sentences"),
-    ],
-)
-def test_bad_input(kind: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    folder = classifiers.folder(tmp_path / "model", kind)
-    given = {"checkpoint": str(folder), **texts_of(kind, tmp_path)}
-    files = {
-        name: written(tmp_path, name, value) if isinstance(value, list) else value for name, value in options.items()
-    }
-    with pytest.raises((ConfigError, DataError), match=message):
-        run_learning(LearnConfig(**{**given, **files}, out=tmp_path / "run", method=SubsetOptions(keep=3), updates=2))
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_ablation_of_a_head_is_what_evaluate_measures_without_it(
@@ -346,35 +289,3 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
     with pytest.raises(ConfigError, match="objective"):
         opened.remove(gone, refit=hs.Refit(method="none", objective="representation"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "metrics", "objectives"),
-    [
-        (
-            "bert",
-            ["loss --labels", "accuracy --labels", "macro-f1 --labels"],
-            ["loss --labels", "top1", "answer --clean"],
-        ),
-        ("bert-tags", ["loss --labels", "accuracy --labels", "macro-f1 --labels"], ["loss --labels", "top1"]),
-        ("bert-encoder", [], []),
-    ],
-)
-def test_show_says_which_apply(kind: str, metrics: list[str], objectives: list[str], tmp_path: Path) -> None:
-    shown = checkpoint_overview(open_checkpoint(str(classifiers.folder(tmp_path / "model", kind))))
-    assert shown["labels"] == ([] if kind == "bert-encoder" else list(NAMES))
-    names = [f"{metric['name']} {metric['needs']}".strip() for metric in shown["metrics"]]
-    assert names == [*metrics, "cosine", "token-cosine", "l2", "token-l2"]
-    found = {f"{each['name']} {each['needs']}".strip() for each in shown["objectives"] if each["fits"]}
-    states = {"representation", "representation-l2", "token-representation", "token-representation-l2"}
-    assert found == {*objectives, *states}
-    assert {each["name"] for each in shown["objectives"] if each["trains"]} == {"loss", *states}
-
-
-def test_parts_of_texts_are_refused(tmp_path: Path) -> None:
-    text = written(tmp_path, "text", ["a b", "c"])
-    with pytest.raises(ConfigError, match=r"--source2.*--pairs"):
-        open_text(TextFiles(source=text, source2=text, pairs=True))
-    config = LearnConfig(checkpoint="", out=tmp_path, method=SubsetOptions(keep=1), source=text, valid_source2=text)
-    with pytest.raises(ConfigError, match=r"--valid-source2.*--valid-source"):
-        assert config.valid_text

@@ -11,10 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from headscope.cli.main import app
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
@@ -27,7 +25,6 @@ from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import (
     L0,
     L0Options,
-    initial_log_a,
     noisy_gates,
     nonzero_probability,
 )
@@ -79,12 +76,6 @@ def test_gates_are_those_of_plain_arithmetic() -> None:
             u = torch.rand(1, generator=noise, dtype=torch.float64)
             gate = noisy_gates(its, u, temperature=temperature).item()
             assert math.isclose(gate, hard_concrete.training_gate(log_a, u.item(), temperature), abs_tol=1e-12)
-
-
-def test_the_start_is_glorots() -> None:
-    found = initial_log_a(3000, torch.Generator().manual_seed(1)) * math.sqrt(3000)
-    assert -math.sqrt(3) <= found.min() < -1.7 and 1.7 < found.max() <= math.sqrt(3)
-    assert abs(found.mean()) < 0.05 and abs(found.std() - 1) < 0.05
 
 
 def learner(its: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:
@@ -266,15 +257,6 @@ def test_seeds_decide_about_order_hidden_tokens_and_noise_each_by_itself(tmp_pat
     assert (tmp_path / "1" / "gates.csv").read_bytes() != (tmp_path / "2" / "gates.csv").read_bytes()
 
 
-def test_larger_lambda_keeps_fewer_heads_and_none_keeps_them_all(tmp_path: Path) -> None:
-    kept = {}
-    for strength in (0.0, 0.05, 5.0):
-        options = {"gate_lr": 0.6, "updates": 25, "start": "open"}
-        kept[strength] = len(learnt(tmp_path, f"run{strength}", strength=strength, **options).kept)
-    total = sum(open_checkpoint(str(tmp_path / "whole")).layout.values())
-    assert kept[0.0] == total and kept[0.0] > kept[0.05] >= kept[5.0] == 0, kept
-
-
 def test_lambda_searched_for_a_number_of_heads(tmp_path: Path) -> None:
     choice = learnt(tmp_path, "run", keep=7, gate_lr=0.6, updates=30, tune_updates=3)
     assert len(choice.kept) == 7 == sum(choice.tables["ranking"].kept)
@@ -344,39 +326,6 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "killed" / "state.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--lambda", "-0.1"], "--lambda is '-0.1'; it must be at least 0"),
-        (["--lambda", "zero"], "--lambda is 'zero'; it must be a number"),
-        ([], "give --lambda L, or --keep N"),
-        (["--keep", "99"], "--keep 99"),
-        (["--lambda", "1", "--sites", "cros"], "--sites cros.*encoder-self, decoder-self, cross"),
-        (["--lambda", "1", "--set", "freeze=all"], "--freeze is 'all'"),
-        (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as is 'mean'.*paper.*code"),
-        (["--lambda", "1", "--protect", "cross.9.*"], r"'cross\.9\."),
-        (["--lambda", "1", "--updates", "0"], "--updates is '0'.*1"),
-    ],
-)
-def test_bad_options_are_one_line(options: list[str], message: str, tmp_path: Path) -> None:
-    texts = text(tmp_path)
-    command = ["prune", "l0", str(saved(tmp_path)), "--source", str(texts["source"]), "--target", str(texts["target"])]
-    found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--device", "cpu", *options])
-    assert isinstance(found.exception, HeadscopeError), found.output
-    with pytest.raises(HeadscopeError, match=message):
-        raise found.exception
-    assert "\n" not in str(found.exception) and not (tmp_path / "run").exists()
-
-
-def test_the_output_is_not_replaced_unasked_and_the_input_never(tmp_path: Path) -> None:
-    learnt(tmp_path, "run", strength=0.1, updates=1)
-    with pytest.raises(HeadscopeError):
-        learnt(tmp_path, "run", strength=0.1, updates=1)
-    learnt(tmp_path, "run", strength=0.1, updates=1, force=True)
-    with pytest.raises(HeadscopeError, match="checkpoint"):
-        learnt(tmp_path, "whole", strength=0.1, updates=1, force=True)
-
-
 @pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("kind", ["bert", "bart"])
 def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path: Path) -> None:
@@ -410,37 +359,6 @@ def test_gates_of_the_checkpoint_itself_do_not_learn() -> None:
     names = {id(parameter): name for name, parameter in its.model.named_parameters()}
     left = set(names.values()) - {names[id(each)] for each in trained_parameters(its, "none")}
     assert left and all(name.endswith("mixing.log_a") for name in left)
-
-
-def test_options_from_a_file_by_their_long_names(tmp_path: Path) -> None:
-    texts, path = text(tmp_path), saved(tmp_path)
-    (tmp_path / "options.toml").write_text(
-        f'lambda = 1\nlambda-as = "code"\nupdates = 2\nsource = "{texts["source"]}"\n', encoding="utf-8"
-    )
-    command = ["prune", "l0", str(path), "--target", str(texts["target"]), "--out", str(tmp_path / "run")]
-    found = CliRunner().invoke(app, [*command, "--device", "cpu", "--config", str(tmp_path / "options.toml")])
-    assert found.exit_code == 0, found.output
-    record = json.loads((tmp_path / "run" / "pruning.json").read_text())
-    assert record["learning"]["lambda_code"] == 1 and record["learning"]["updates"] == 2
-    assert any("are still between 0 and 1" in remark for remark in record["remarks"])
-
-
-def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, path = text(tmp_path), saved(tmp_path)
-    real = L0.updated
-
-    def dies(self: L0) -> None:
-        real(self)
-        if self.update == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(L0, "updated", dies)
-    command = ["prune", "l0", str(path), "--source", str(texts["source"]), "--target", str(texts["target"])]
-    more = ["--lambda", "0.1", "--updates", "5", "--save-every", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
-    found = CliRunner().invoke(app, [*command, *more])
-    assert found.exit_code == 130 and "--resume" in found.stderr
-    monkeypatch.undo()
-    assert CliRunner().invoke(app, [*command, *more, "--resume"]).exit_code == 0
 
 
 def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,25 +12,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 import headscope as hs
-from headscope.config.option import configured
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
-from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import Refit, RefitOptions
-from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal import merge_plan, savings
+from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.removal import merge_plan
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
-from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
 from tests.oracles import closed_form as least_squares
@@ -94,14 +87,6 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
             assert (found[place]["weights"] - weights).transpose(1, 2)[real].abs().max() <= near
 
 
-def test_a_plain_class_for_layers_that_differ_is_refused_with_advice_that_merges_take() -> None:
-    whole = checkpoint("llama")
-    plan = plan_merge(whole.attention_sites, (2, 1))
-    with pytest.raises(ConfigError, match=r"--export native.*--merge-kv") as refused:
-        in_plain_class(whole.with_pooled_groups(plan).without_heads(plan), plan)
-    assert "--pad" not in str(refused.value)
-
-
 def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     whole = checkpoint("wide")
     plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
@@ -109,15 +94,6 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed
     beside = plan_merge(whole.attention_sites, 4)
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
-
-
-def test_only_averaged_weights_are_copied() -> None:
-    whole = checkpoint("wide")
-    before = {name: values.clone() for name, values in whole.model.state_dict().items()}
-    pooled = whole.with_pooled_groups(plan_merge(whole.attention_sites, (8, 2, 8))).model.state_dict()
-    own = {name for name, values in whole.model.state_dict().items() if pooled[name].data_ptr() != values.data_ptr()}
-    assert {name.rpartition("layers.1.self_attn.")[2].split(".")[0] for name in own} == {"k_proj", "v_proj"}
-    assert all(torch.equal(values, before[name]) for name, values in whole.model.state_dict().items())
 
 
 def test_merging_equal_heads_changes_nothing() -> None:
@@ -209,46 +185,6 @@ def test_other_exports_and_a_refit(
         assert set(record["compensation"]["performance"]) == {"intact", "removed", "refitted"}
 
 
-@pytest.mark.slow
-def test_means_and_refits_are_rounded_to_the_half_precision_of_the_file(
-    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    """A CPU computes them in float32: what was measured was not what is stored, and nothing could be saved."""
-    half, small, text = tmp_path / "half", tmp_path / "small", tmp_path / "text.en"
-    shutil.copytree(folder, half)
-    auto: Any = transformers.AutoModelForCausalLM
-    auto.from_pretrained(folder).bfloat16().save_pretrained(half)
-    text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefghijkl"))
-    options = ("--compensate", "least-squares", "--source", text, "--rounds", 0, "--max-sentences", 4)
-    status, out, err = command("prune", "remove", half, "--merge-kv", 1, *options, "--out", small, "--json")
-    assert status == 0, err
-    record = json.loads(out)["record"]
-    assert record["verified"]["reloaded"] <= 1e-6
-    assert any("rounded to bfloat16, as the checkpoint stores them" in note for note in record["notes"])
-    assert {values.dtype for values in load_file(small / "model.safetensors").values()} == {torch.bfloat16}
-    held_out = text.read_text().splitlines()[-record["quality"]["sentences"] :]
-    found = hs.load(str(small)).evaluate(text=held_out, metrics=("perplexity",))["perplexity"]
-    assert found.value == pytest.approx(record["quality"]["after"]["value"], rel=1e-6)
-
-
-def test_a_refit_of_merged_heads_is_compared_with_the_merge_alone() -> None:
-    """Nothing is masked, so no warning speaks of masking."""
-    whole, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=13)
-    pooled, parts = whole.with_pooled_groups(plan_merge(whole.attention_sites, 1)), CalibrationText(corpus, corpus)
-    for altered, without in ((None, "masking"), (pooled, "merging")):
-        choice = RefitBench(whole, parts, Refit(), altered=altered).compensated([]).choice
-        assert choice is not None and choice.without == without
-
-
-def test_decoding_is_timed_where_a_cache_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = checkpoint("wide")
-    timing = savings.decoding_speed(whole, whole, rounds=1)
-    assert timing is not None and timing.what == "decoding after 239 tokens" and timing.tokens == 128
-    assert timing.before > 0 < timing.after and timing.speedup == timing.before / timing.after
-    monkeypatch.setattr(type(whole.model), "forward", lambda *_, **__: SimpleNamespace(past_key_values=None))
-    assert savings.decoding_speed(whole, whole, rounds=1) is None
-
-
 def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> None:
     model = hs.load(folder, device="cpu")
     scores = {f"decoder-self.{layer}.{head}": float(head // 2 % 2) for layer in range(3) for head in range(8)}
@@ -291,44 +227,3 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
     )
     text: Any = SimpleNamespace(first=lambda count: None)
     assert merge_plan.with_measured_counts(whole, Merge((2,), measured=True), text).counts == wanted
-
-
-WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"merge_kv": (3,)}, r"--merge-kv 3.*decoder-self\.0.*4.*1, 2, 4"),
-    ({"merge_kv": (4,)}, "--merge-kv 4.*4"),
-    ({"merge_kv": (2,), "heads": "decoder-self.0.0"}, "--heads LIST.*--merge-kv N"),
-    ({"merge_kv": (2,), "pad": True}, "--pad"),
-    ({"merge_kv": (4, 2, 1), "export": ("native",)}, "--export native.*key/value"),
-    ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean"),
-    ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by is about --merge-kv"),
-    ({"merge_kv": (2,), "column": "full_attention"}, "--column is about --merge-by"),
-    ({"merge_kv": (2,), "merge_by": "RUN"}, "columns.*--column"),
-    ({"merge_kv": (2,), "merge_by": "RUN", "column": "sink"}, "'sink'"),
-)
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG)
-def test_what_cannot_be_merged_is_refused_in_one_line(
-    folder: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    files = {"FILE": folder / "config.json", "RUN": folder.parent}
-    given: dict[str, Any] = dict(options)
-    given |= {name: files[value] for name, value in options.items() if str(value) in files}
-    with pytest.raises(HeadscopeError, match=message):
-        run_removal(configured(RemoveConfig, {"checkpoint": folder, "out": tmp_path / "small", "rounds": 0, **given}))
-    assert not (tmp_path / "small").exists()
-
-
-def test_heads_with_keys_of_their_own_are_refused() -> None:
-    for name in ("gpt2", "bert"):
-        whole = checkpoint(name)
-        with pytest.raises(ConfigError, match=f"'{name}'"):
-            whole.with_pooled_groups(plan_merge(whole.attention_sites, 1))
-    normed = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**BY_NAME["llama"].sizes | {"hidden_size": 60}))
-    whole = HuggingFaceCheckpoint(path="olmo2", model=normed.eval(), tokenizer=None, digest="0" * 64)
-    with pytest.raises(ConfigError, match=r"decoder-self\.0"):
-        whole.with_pooled_groups(plan_merge(whole.attention_sites, 1))
-    whole = checkpoint("llama")
-    scores = scored(whole) | {HeadId(Site.DECODER_SELF, 1, 2): float("nan")}
-    with pytest.raises(ConfigError, match=r"decoder-self\.1\.2"):
-        plan_merge(whole.attention_sites, 1, scores=scores)

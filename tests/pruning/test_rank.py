@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from headscope.cli.main import app
 from headscope.config.option import configured
 from headscope.data.corpus import open_corpus
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
@@ -204,113 +202,6 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         remarks = again.record["remarks"]
         assert any("is about other weights than" in remark for remark in remarks) is other
     assert ranked(folder, tmp_path / "low", keep=5, by="taylor", keep_lowest=True).removed != first.removed
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"by": "gradeint", "keep": 3}, "'gradeint'.*'gradient'"),
-        ({"by": "gradient"}, "--keep.*--keep-fraction"),
-        ({"by": "gradient", "keep": 3, "keep_fraction": 0.5}, "--keep.*--keep-fraction"),
-        ({"by": "gradient", "keep_fraction": 1.5}, r"--keep-fraction.*1\.5.*\b1\b"),
-        ({"by": "gradient", "keep": 99}, "--keep 99"),
-        ({"by": "gradient", "keep": -1}, "--keep is -1"),
-        ({"by": "gradient", "keep": 1, "protect": "cross.*.*"}, "--keep 1.*--protect"),
-        ({"by": "gradient", "keep": 3, "source": None, "target": None}, "--by gradient"),
-        ({"by": "magnitude", "keep": 3, "steps": 2}, "--steps 2"),
-        ({"by": "gradient", "keep": 3, "sites": ("self",)}, "--sites self.*encoder-self"),
-        ({"by": "none.csv", "keep": 3}, "none.csv"),
-        ({"by": "random", "keep": 3, "allocate": "equal"}, "--allocate is 'equal'.*'global', 'per-layer'"),
-        ({"by": "random", "keep": 3, "allocate": "measured", "source": None, "target": None}, "text"),
-        ({"by": "gradient", "keep": 3, "allocate": "measured", "steps": 2}, "text"),
-        ({"by": "random", "keep": 3, "compensate": "least"}, "'least'"),
-        ({"by": "obs", "keep": 3, "sequential": True}, "sequential.*compensate least-squares"),
-        (
-            {"by": "random", "keep": 3, "compensate": "mean", "source": None, "target": None},
-            "text",
-        ),
-        ({"by": "obs", "keep": 3, "damping": -1.0}, "--damping is -1"),
-        ({"by": "gradient", "keep": 3, "damping": 0.1}, "--damping"),
-        ({"by": "random", "keep": 3, "column": "a"}, "--column.*--by"),
-        ({"by": "random", "keep": 3, "run": Path("x")}, "--by random.*heads.csv"),
-        ({"by": "lrp", "keep": 3, "run": Path("x"), "steps": 3}, "--steps 3"),
-        ({"by": "random", "keep": 3, "export": ("masked",)}, "--export.*--remove"),
-        (
-            {"by": "random", "keep": 3, "export": ("self-contained",), "remove": True},
-            "--export self-contained",
-        ),
-    ],
-)
-def test_what_is_refused(options: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(HeadscopeError, match=message):
-        ranked(folder, tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            "site,layer,head,score\nencoder-self,0,0,1\ncross,9,1,2\n",
-            "scores.csv:3:.*cross.9.1",
-        ),
-        ("site,layer,head,score\nmiddle,0,0,1\n", "scores.csv:2:.*middle.0.0"),
-        ("site,layer,head,score\ncross,0,0,1\ncross,0,0,1\n", "scores.csv:3:.*cross.0.0"),
-        ("site,layer,score\ncross,0,1\n", "'head'"),
-        ("site,layer,head,a,b\ncross,0,0,1,2\n", "a, b.*--column"),
-        ("site,layer,head,a\ncross,0,0,x\n", "none"),
-        ("site,layer,head,score\ncross,0,0,1\n", "score"),
-        ("", "columns"),
-    ],
-)
-def test_bad_files_are_named_with_their_line(content: str, message: str, folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "scores.csv"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=message):
-        ranked(folder, tmp_path / "run", by=str(path), keep=3)
-
-
-def test_the_command_and_its_json(folder: Path, tmp_path: Path) -> None:
-    command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--keep-fraction", "0.5", "--device", "cpu"]
-    found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--json", "--allocate", "per-layer"])
-    assert found.exit_code == 0, found.output
-    record = json.loads(found.output)["record"]
-    assert record["kept"] == round(record["heads"] / 2) and record["method"] == "rank"
-    shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "two")])
-    assert shown.exit_code == 0 and "Smaller model:  headscope prune remove" in shown.output
-    assert shown.output.startswith("two: ") and "heads stay; by magnitude: removes the lowest first" in shown.output
-
-
-def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    command = ["prune", "remove", str(folder / "whole"), "--heads", "decoder-self.0.1", "--out", str(tmp_path / "r")]
-    found = CliRunner().invoke(app, command)
-    with pytest.raises(ConfigError, match="torchrun"):
-        raise found.exception or AssertionError(found.output)
-
-
-@pytest.mark.slow
-def test_a_model_that_was_pruned_before_is_ranked_again(folder: Path, tmp_path: Path) -> None:
-    """Layers without heads and layers with fewer heads than others."""
-    first = ranked(folder, tmp_path / "one", by="magnitude", keep=4, remove=True, source=None, target=None)
-    config = RankConfig(
-        checkpoint=first.record["removed_to"], by="magnitude", keep=2, out=tmp_path / "two", remove=True
-    )
-    second = run_ranking(config)
-    assert sum(open_checkpoint(second.record["removed_to"]).layout.values()) == 2 and second.record["heads"] == 4
-
-
-def test_a_choice_stays_where_the_removal_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(config: object) -> None:
-        raise CheckpointError("no")
-
-    monkeypatch.setattr(remove, "run_removal", refuses)
-    with pytest.raises(CheckpointError, match="no"):
-        ranked(folder, tmp_path / "run", by="magnitude", keep=3, remove=True)
-    assert json.loads((tmp_path / "run" / "pruning.json").read_text())["kept"] == 3
-    assert len((tmp_path / "run" / "kept.txt").read_text().split()) == 3
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +70,3 @@ def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatc
     words["valid_source"].write_text("a b\n" * 17, encoding="utf-8")
     with pytest.raises(ConfigError, match="whole"):
         run_sweep(config(words, tmp_path / "other", **asked))
-
-
-def test_what_cannot_be_repeated_is_refused(tmp_path: Path) -> None:
-    words = made_words(tmp_path, checkpoints.small())
-    with pytest.raises(ConfigError, match=r"--relabel.*--functions"):
-        config(words, tmp_path / "out", relabel=True)
-    run = analysed(words, tmp_path / "whole", words["checkpoint"])
-    record = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(
-        json.dumps({**record, "options": {**record["options"], "only": ["confidence"], "label_rule": "tested"}})
-    )
-    with pytest.raises(ConfigError, match="heads"):
-        run_sweep(config(words, tmp_path / "out", functions=run, relabel=True))
-    (run / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match="headscope analyze"):
-        run_sweep(config(words, tmp_path / "out", functions=run, relabel=True))

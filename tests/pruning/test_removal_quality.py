@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.report.page.report import gather
 from headscope.results.removal import Removal
-from tests.oracles import classifiers, tiny
+from tests.oracles import classifiers
 
 pytestmark = pytest.mark.slow
 
@@ -138,10 +138,3 @@ def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
             .value
         )
         assert found["metric"] == metric and found["after"]["value"] == pytest.approx(score, rel=1e-3)
-
-
-def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
-    model = tiny.checkpoint("t5", 3).model
-    small = hs.load(model, tokenizer=tiny.checkpoint("t5", 3).tokenizer).remove("cross.0.0", text=["a b", "c d"])
-    assert small.quality is None
-    assert any("--target" in note for note in small.save(tmp_path / "small").record["notes"])

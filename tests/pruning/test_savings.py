@@ -19,7 +19,7 @@ from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.removal.savings import Timing, affordable, speedup_bound, time_interleaved
+from headscope.pruning.removal.savings import Timing, speedup_bound, time_interleaved
 from headscope.results.removal import flops_breakdown
 from tests.makers import decoders
 from tests.makers.translators import WORDS, trained_here
@@ -40,11 +40,6 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
     found = time_interleaved("forward", 1, took("before"), took("after"), 3)
     assert asked == ["before", "after", "after", "before", "before", "after"]
     assert (found.before, found.after, found.speedup) == (6.0, 3.0, 2.0) and (found.least, found.most) == (1.5, 3.0)
-
-
-def test_rounds_that_take_minutes_are_fewer() -> None:
-    assert [affordable(5, seconds) for seconds in (0.0, 12.0, 20.0, 500.0)] == [5, 5, 3, 2]
-    assert affordable(1, 500.0) == 1
 
 
 @pytest.mark.parametrize("name", ["native", "bert", "gpt2", "bart"])

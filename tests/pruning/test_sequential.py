@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,14 +11,12 @@ import pytest
 import torch
 import transformers
 
-from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
-from headscope.pruning.closed_form.moments import collect_moments, text_batches
-from headscope.pruning.closed_form.output_projections import feed_forward_outputs, output_projections
+from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
 from tests.oracles import closed_form as oracle
@@ -142,40 +139,6 @@ def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
     for handle in handles:
         handle.remove()
     return {name: [np.concatenate(rows) for rows in columns] for name, columns in found.items()}
-
-
-def test_blocks_are_found_for_any_model() -> None:
-    for kind, count in {"gpt2": 2, "t5": 3, "llama": 2, "marian": 3}.items():
-        batch = next(iter(text_batches(speakers.checkpoint(kind), texts(kind), None)))
-        assert len(feed_forward_outputs(speakers.checkpoint(kind), batch)) == count
-    with pytest.raises(ConfigError, match="give sequential too"):
-        Refit(feed_forward=True)
-
-
-def test_nothing_removed_is_nothing_refitted_and_modules_before_the_first_stay() -> None:
-    checkpoint = speakers.checkpoint("bert")
-    assert sequential_refits(checkpoint, texts("bert"), []) == []
-    refits = sequential_refits(checkpoint, texts("bert"), [HeadId.parse("encoder-self.1.0")])
-    assert [refit.projection.places[0][1] for refit in refits] == [1]
-    first = sequential_refits(checkpoint, texts("bert"), [HeadId.parse("encoder-self.0.0")])
-    assert [refit.projection.places[0][1] for refit in first] == [0, 1] and len(output_projections(checkpoint)) == 2
-
-
-def test_a_module_may_lose_all_its_heads() -> None:
-    checkpoint = speakers.checkpoint("bert")
-    heads = [HeadId.parse(f"encoder-self.0.{head}") for head in range(3)]
-    refit, _ = sequential_refits(checkpoint, texts("bert"), heads)
-    assert not refit.refit.weight.any() and bool(refit.refit.shift.isfinite().all())
-    assert bool(torch.isfinite(next(RefittedCopy.of(checkpoint, [refit]).model.parameters())).all())
-
-
-def test_it_is_for_least_squares() -> None:
-    with pytest.raises(ConfigError, match=r"--sequential.*--compensate least-squares.*mean"):
-        sequential_refits(speakers.checkpoint("bert"), texts("bert"), gone("bert"), RefitOptions(method="mean"))
-    alone = texts("t5")
-    with pytest.raises(ConfigError, match=r"decoder-self\.0"):
-        encoder_only = replace(alone, has_target=False, read=lambda: (s._replace(target=None) for s in alone.read()))
-        sequential_refits(speakers.checkpoint("t5"), encoder_only, [HeadId.parse("decoder-self.0.1")])
 
 
 def gemma2() -> Any:

@@ -13,11 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from headscope.cli.main import app
 from headscope.config.option import configured
-from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.pruning.gate_layout import gate_layout, top_k
 from headscope.pruning.learning.examples import training_examples
@@ -122,13 +119,6 @@ def test_exactly_k_also_where_scores_tie() -> None:
         assert slopes.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_temperatures_and_noise() -> None:
-    values = [annealed(update, first=1000.0, last=1e-8, updates=10) for update in (0, 5, 10, 99)]
-    np.testing.assert_allclose(values, [1e3, 10**-2.5, 1e-8, 1e-8], rtol=1e-12)
-    drawn = gumbel(100_000, torch.Generator().manual_seed(1))
-    assert abs(drawn.mean() - 0.5772) < 0.02 and abs(drawn.std() - math.pi / math.sqrt(6)) < 0.02
-
-
 @pytest.mark.parametrize("updates", [3, 150, 20_000])
 def test_the_temperature_falls_over_the_whole_run(updates: int) -> None:
     """However short it is; the authors' schedule is three options."""
@@ -203,36 +193,3 @@ def test_exactly_k_heads_and_the_same_bits(straight: bool, tmp_path: Path) -> No
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     gates = pd.read_csv(tmp_path / "run" / "gates.csv")
     assert set(gates.groupby("update").gate.sum()) == {5.0} and gates["lambda"].isna().all()
-
-
-def test_all_heads_and_none(tmp_path: Path) -> None:
-    total = sum(checkpoints.small().layout.values())
-    assert not learnt(tmp_path, "all", keep=total, updates=2).removed
-    assert len(learnt(tmp_path, "one", keep=1, updates=2).kept) == 1
-    assert (tmp_path / "all" / "removed.txt").read_text() == ""
-    with pytest.raises(ConfigError, match="--keep is 0; it must be at least 1"):
-        learnt(tmp_path, "none", keep=0)
-    with pytest.raises(ConfigError, match=f"--keep {total + 1}: there are {total} heads"):
-        learnt(tmp_path, "more", keep=total + 1)
-
-
-def test_what_the_command_refuses(tmp_path: Path) -> None:
-    NATIVE.save(checkpoints.small(), tmp_path / "whole")
-    text = tmp_path / "a"
-    text.write_text("a b\n", encoding="utf-8")
-    command = ["prune", "subset", str(tmp_path / "whole"), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    for options, message in (
-        (["--keep", "5"], "text"),
-        (["--keep", "5", "--source", str(text)], "needs --target"),
-        (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 0.05"),
-        (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown is '0'; it must be at least 1"),
-        (["--keep", "5", "--source", str(text), "--dtype", "bfloat16"], "--dtype bfloat16: small updates"),
-        (
-            ["--keep", "5", "--source", str(text), "--set", "label-smoothing=1"],
-            "--label-smoothing is .1.*; it must be less than 1",
-        ),
-    ):
-        found = CliRunner().invoke(app, [*command, *options])
-        with pytest.raises(HeadscopeError, match=message):
-            raise found.exception or AssertionError(found.output)
-        assert not (tmp_path / "run").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ from matplotlib.text import Text
 from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
-from headscope.cli import main
 from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
+from headscope.errors import ConfigError, DataError, HeadscopeError
 from headscope.evaluation.before_after import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Translations, ValidationText, grouped
@@ -30,18 +28,16 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
-from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
-from headscope.pruning.sweep.cells import Cell, cells_of, read_cells
+from headscope.pruning.sweep.cells import Cell, read_cells
 from headscope.pruning.sweep.methods import run_cell
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.results.sweep import open_pruned
-from headscope.training.from_scratch import config_without, read_recipe
+from headscope.training.from_scratch import config_without
 from tests.makers.figures import draw
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
@@ -259,14 +255,6 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
         run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 3}))
 
 
-def test_a_recipe_whose_preset_is_no_text(tmp_path: Path) -> None:
-    recipe = lines(tmp_path, "recipe.toml", ['preset = ["tiny"]'])
-    with pytest.raises(ConfigError, match=r"--recipe: --preset is "):
-        read_recipe(
-            recipe, checkpoint="", two_sided=False, source=recipe, target=None, max_sentences=None, device="cpu"
-        )
-
-
 def test_language_models_and_classifiers(tmp_path: Path) -> None:
     text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
     made = checkpoints.hugging("gpt2")
@@ -405,17 +393,6 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert found.conclusions[-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
 
 
-def test_a_model_that_can_do_nothing_is_no_baseline(words: dict[str, Any], tmp_path: Path) -> None:
-    nonsense = words | {"valid_target": lines(tmp_path, "other", ["zz yy"] * 17)}
-    found = run_sweep(config(nonsense, tmp_path / "out"))
-    assert found.verdicts["verdict"].tolist() == [""] and found.conclusions == []
-    (remark,) = [remark for remark in found.remarks if remark.startswith("no verdict: ")]
-    assert "the unpruned model's BLEU, 0 (0 to 0 at 95 %), is not beyond 1, near zero" in remark
-    for folder in ("out", "new"):
-        with pytest.raises(ConfigError, match=r"^--margin 0\.3.*BLEU"):
-            run_sweep(config(nonsense, tmp_path / folder, margin="0.3"))
-
-
 @pytest.mark.usefixtures("few_are_enough")
 def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path) -> None:
     """Their baseline is 0, of which no percentage is anything."""
@@ -522,18 +499,6 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
         run_sweep(config(words, tmp_path / "full"))
 
 
-def test_options_of_learners_are_those_of_the_cells_that_learnt(words: dict[str, Any], tmp_path: Path) -> None:
-    """Rankings know nothing of them, so they may come before such cells and after them; cells that learn agree."""
-    out, learns = tmp_path / "out", {"methods": ("subset",), "lr": 1e-4}
-    run_sweep(config(words, out))
-    run_sweep(config(words, out, **learns, updates=2))
-    run_sweep(config(words, out, methods=("magnitude",)))
-    with pytest.raises(ConfigError, match=r"--updates 2.*3"):
-        run_sweep(config(words, out, **learns))
-    found = run_sweep(config(words, out, **learns, updates=2, keep=(5,)))
-    assert found.table["method"].value_counts().to_dict() == {"subset": 2, "unpruned": 1, "random": 1, "magnitude": 1}
-
-
 def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> None:
     plain = [Cell("unpruned"), *(Cell("l0", keep=keep, seed=seed) for keep in (2, 4) for seed in (1, 2))]
     cells = [*plain, *(Cell(each.method, each.keep, None, each.seed, control=True) for each in plain[1:])]
@@ -547,102 +512,6 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
     for own in shares:
         for cell in own:
             assert not cell.control or any(other.name == cell.folder for other in own)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep": (17,)}, "--keep 17.*16"),
-        ({"keep": ()}, "--keep"),
-        ({"compensate": "least"}, "'least'"),
-        ({"methods": ("l0",), "compensate": "mean"}, "--compensate mean"),
-        ({"allocate": "evenly"}, "--allocate is 'evenly'.*'global', 'per-layer'"),
-        ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer.*--methods"),
-        ({"keep": (3, 3)}, "--keep"),
-        ({"keep_fraction": (1.2,)}, r"--keep-fraction.*1\.2.*\b1\b"),
-        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda .*-1.0.*0"),
-        ({"lambdas": (1.0,)}, "--lambda.*l0.*--methods"),
-        ({"methods": ("lrb",)}, "'lrb'.*'lrp'"),
-        ({"sites": ("middle",)}, "--sites middle.*encoder-self"),
-        ({"seeds": 0}, "--seeds is 0.*1"),
-        ({"from_scratch": True}, "--from-scratch.*l0.*subset"),
-        ({"source": None, "target": None, "methods": ("subset",)}, "text"),
-        ({"source": None, "target": None, "methods": ("gradient",)}, "gradient.*text"),
-        ({"valid_target": None}, "--target.*--valid-target"),
-        ({"target": None, "methods": ("subset",)}, "needs --target"),
-        ({"valid_labels": Path("x")}, "--valid-labels.*'transformer'"),
-        ({"text": "lower"}, "--text is 'lower'.*raw.*tokenised-lowercase"),
-    ],
-)  # fmt: skip
-def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        texts = {name: options.pop(name, value) for name, value in words.items()}
-        run_sweep(config(texts, tmp_path / "out", **options))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_size_that_groups_cannot_have_is_refused_before_the_text_is_read(
-    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = "headscope.pruning.sweep.methods.pass_tokens"
-    monkeypatch.setattr(read, lambda *_, **__: pytest.fail("the text was read"))
-    with pytest.raises(ConfigError, match="--keep 17"):
-        run_sweep(config(words, tmp_path / "out", keep=(17,)))
-
-
-def test_sizes_seeds_and_names() -> None:
-    its = gate_layout(checkpoints.small().attention_sites)
-    asked: dict[str, Any] = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}
-    made = SweepConfig(**asked, methods=("l0", "lrp", "random"), keep_fraction=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
-    names = [cell.name for cell in cells_of(made, its, lambda method: method == "random")]
-    assert names == [
-        "unpruned",
-        *(f"l0-keep{keep}-seed{seed}" for keep in (4, 8) for seed in (5, 6)),
-        "lrp-keep4-seed5", "lrp-keep8-seed5",
-        *(f"random-keep{keep}-seed{seed}" for keep in (4, 8) for seed in (5, 6)),
-    ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("few_are_enough")
-def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def run(*more: str) -> int:
-        texts = {name: str(value) for name, value in words.items() if name != "checkpoint"}
-        given = [part for name, value in texts.items() for part in (f"--{name.replace('_', '-')}", value)]
-        call = ["headscope", "prune", "sweep", words["checkpoint"], *given, "--out", str(tmp_path / "out"), *more]
-        monkeypatch.setattr(sys, "argv", call)
-        with pytest.raises(SystemExit) as stopped:
-            main.run()
-        return int(stopped.value.code or 0)
-
-    asked = ["--methods", "random", "--seeds", "1", "--bootstrap", "20", "--margin", "99"]
-    assert run(*asked, "--keep", "3,x") == 2
-    assert "--keep is '3,x'; its entry 2 must be a whole number" in capsys.readouterr().err
-    with monkeypatch.context() as patch:
-        counted(patch, stop_after=1)
-        assert run(*asked, "--keep", "3,7") == 130
-    assert "1 finished" in capsys.readouterr().err
-    assert run(*asked, "--keep", "3,7", "--json") == 0
-    found = json.loads(capsys.readouterr().out)["record"]
-    assert [row["kept"] for row in found["cells"]] == [16, 3, 7] and found["verdicts"][0]["kept"] == 3
-    assert run(*asked, "--keep", "3,7", "--verbose") == 0
-    shown = capsys.readouterr().out
-    assert len(shown.splitlines()) <= 25
-    assert (
-        shown.startswith("out: random: 13 of 16 heads can go within 99 BLEU; with 3 kept")
-        and "m:prune.sweep|metric:bleu" in shown
-    )
-    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    assert record["heads_per_site"] == {"encoder-self": 5, "decoder-self": 5, "cross": 6}
-
-
-def test_controls_need_a_transformer_that_is_trained_here(tmp_path: Path) -> None:
-    made = checkpoints.hugging("gpt2")
-    made.model.save_pretrained(tmp_path / "gpt2")  # type: ignore[operator]
-    made.tokenizer.save_pretrained(tmp_path / "gpt2")
-    text = lines(tmp_path, "text", ["ah bi ck", "aj bl"])
-    words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
-    with pytest.raises(CheckpointError, match=r"--from-scratch.*native"):
-        run_sweep(config(words, tmp_path / "out", methods=("l0",), from_scratch=True))
 
 
 def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path: Path) -> None:

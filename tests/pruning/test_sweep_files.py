@@ -11,21 +11,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 
-from headscope.config import AnalyzeConfig
-from headscope.engine.study import run_analysis
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.native import NATIVE
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
-from headscope.pruning.sweep import methods
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
-from headscope.results.study import Study
-from headscope.results.sweep import open_pruned
-from tests.makers.figures import draw
 from tests.makers.shared import SHIPPED
 from tests.makers.sweeps import config, evaluated, lines, made_words
 from tests.oracles import checkpoints, fairseq, tiny
@@ -78,31 +70,6 @@ def test_kept_models_compute_what_the_table_says(
         layout = open_checkpoint(str(tmp_path / "out" / row.model)).layout
         counts = Counter((site, layer) for site, layer, _ in wanted)
         assert {(site.value, layer): count for (site, layer), count in layout.items() if count} == counts
-
-
-def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], tmp_path: Path) -> None:
-    """Under the numbers of the unpruned model, for the cell that has these heads; the footer says whose they are."""
-    found = run_sweep(config(words, tmp_path / "out", keep=(5, 9), keep_models=True))
-    row: Any = found.table.set_index("cell").loc["random-keep5-seed1"]
-    footers = {}
-    texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
-    for name, checkpoint in (("own", tmp_path / "out" / row.model), ("before", Path(words["checkpoint"]))):
-        run_analysis(
-            AnalyzeConfig(checkpoint=str(checkpoint), out=tmp_path / name, **texts, only=("confidence",), figures=False)
-        )
-        heads = pd.read_csv(tmp_path / name / "heads.csv")
-        labels = [f"own:{number}" for number in range(len(heads))]
-        heads.assign(functions=labels).to_csv(tmp_path / name / "heads.csv", index=False)
-        pruned = open_pruned([tmp_path / "out"])[0].with_labels(Study.open(tmp_path / name))
-        drawn = [text.get_text() for text in draw("pruning", pruned, figure="functions").findobj(Text)]
-        footers[name] = next(text for text in drawn if text.startswith("functions are those of")).replace("\n", " ")
-        if name == "own":
-            assert set(pruned.survivors["cell"]) == {"random-keep5-seed1"}
-            assert pruned.survivors["functions"].tolist() == labels
-        else:
-            assert set(pruned.survivors["cell"]) == set(found.table["cell"])
-    assert "of the unpruned model" in footers["before"]
-    assert "unpruned" not in footers["own"] and "/model (run own)" in footers["own"]
 
 
 def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
@@ -162,32 +129,4 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
     assert all((model.layout == whole) == (kind == "closed") for model in models) and len(models) == 1
 
 
-def test_what_cannot_be_kept_is_said(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is learnt where no head can go; else in a remark, and no model of other heads is left."""
-    mae = {**words, "checkpoint": str(tmp_path / "mae")}
-    NATIVE.save(checkpoints.small(self_mixing="experts.v1"), tmp_path / "mae")
-    with pytest.raises(ConfigError, match=r"^--keep-models.*input"):
-        run_sweep(config(mae, tmp_path / "out", methods=("l0",), keep_models=True))
-    run_sweep(config(words, tmp_path / "later"))
-    later = run_sweep(config(words, tmp_path / "later", keep=(3, 5), keep_models=True))
-    assert later.table["model"].tolist() == ["", "", "runs/random-keep5-seed1/model"]
-    assert any("no model is kept of random-keep3-seed1: finished before" in remark for remark in later.remarks)
-
-    def refuse(*_: Any) -> Path:
-        raise CheckpointError("it computes something else")
-
-    monkeypatch.setattr(methods, "keep_model", refuse)
-    found = run_sweep(config(words, tmp_path / "out", methods=("l0",), keep_models=True))
-    assert "no model of l0-keep3-seed1 is kept: it computes something else" in found.remarks
-    assert not (tmp_path / "out" / "runs" / "l0-keep3-seed1" / "model").exists()
-
-
 # Damage.
-
-
-def test_a_damaged_cell_is_named_in_one_line(words: dict[str, Any], tmp_path: Path) -> None:
-    run_sweep(config(words, tmp_path / "out"))
-    path = tmp_path / "out" / "cells" / "random-keep3-seed1.json"
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(HeadscopeError, match=r"random-keep3-seed1\.json.*remove that file"):
-        run_sweep(config(words, tmp_path / "out"))

@@ -17,7 +17,7 @@ from headscope.model.taps import gated
 from headscope.relevance.backward import Backward
 from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.rulesets import RULE_SETS, Relevance, over_heads
+from headscope.relevance.rulesets import RULE_SETS, Relevance
 from tests.oracles import native as models
 from tests.oracles import relevance as oracle
 
@@ -228,18 +228,6 @@ def test_cp_conserves_relevance_through_the_whole_model(placement: dict[str, Any
     assert gaps["cp"] < 1e-9 < 1e-3 < gaps["attnlrp"]
 
 
-def test_cp_and_attnlrp_agree_in_the_last_attention_only() -> None:
-    made = models.model(norm="post", activation="gelu")
-    source, target, *_ = models.texts()
-    its, logits = recorded(made, lambda: made(source, target), "cp", "attnlrp")
-    with torch.enable_grad():
-        value = logits[:, 3].max(dim=-1).values.sum()
-    cp, attnlrp = (its.relevance(value, rules(name)) for name in ("cp", "attnlrp"))
-    for place, each in cp.items():
-        same = torch.allclose(each.raw, attnlrp[place].raw, rtol=1e-12, atol=1e-14)
-        assert same is (place == (Site.CROSS, 2)), place
-
-
 @pytest.mark.slow
 def test_graph_is_freed_without_the_garbage_collector() -> None:
     """Nodes refer to no later tensor, so a batch's memory is back when its relevances are read."""
@@ -270,10 +258,3 @@ def test_a_closed_head_has_no_relevance_and_the_others_keep_theirs_apart() -> No
     found = its.relevance(value, rules("attnlrp"))
     assert not found[Site.CROSS, 2].raw.any() and not found[Site.ENCODER_SELF, 1].absolute[..., 1].any()
     assert found[Site.ENCODER_SELF, 1].absolute[..., 0].all() and found[Site.CROSS, 1].raw.all()
-
-
-def test_normalised_over_heads() -> None:
-    raw = torch.tensor([[[3.0, -1.0], [0.0, 0.0]]])
-    found = over_heads(raw)
-    torch.testing.assert_close(found[0, 0], torch.tensor([0.75, 0.25]))
-    assert found[0, 1].isnan().all()

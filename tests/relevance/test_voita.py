@@ -16,7 +16,6 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.encoded import IGNORED, Batch, pad_side
-from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
@@ -26,7 +25,6 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.taps import gated
 from headscope.relevance.modules import NormParameters
-from headscope.relevance.rulesets import RULE_SETS
 from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, record_trace, recorded_voita
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
 from headscope.relevance.voita.trace import AttentionDetail
@@ -184,13 +182,6 @@ def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -
     agree_with_oracle(model, found, slow.Program(signed=signed, constant=constant), 1e-7 if signed else 1e-10)
     assert found.explained.tolist() == [[True, True, True], [True, True, True], [True, False, True]]
     assert found.classes[2, 1] == -1
-
-
-def test_other_shapes_of_models() -> None:
-    model = native("pre", seed=2, qkv_bias=False, start="zero", activation="gelu")
-    agree_with_oracle(model, whole_batch(model, VoitaSettings()), slow.Program(signed=False, constant=False), 1e-10)
-    model = native("post", seed=3, two_sided=False, final_norm=True)
-    agree_with_oracle(model, whole_batch(model, VoitaSettings()), slow.Program(signed=False, constant=False), 1e-10)
 
 
 def test_mixed_heads_are_read_after_mixing() -> None:
@@ -462,30 +453,6 @@ def copy_to_bart(model: Transformer, bart: Any) -> None:
 # Errors
 
 
-def test_what_has_no_rule_is_named() -> None:
-    model = native("pre", seed=13, head_input="slice", d_model=6, slices=3)
-    with pytest.raises(CheckpointError, match="'einsum in Attention'"):
-        record_trace(model, lambda: model(SOURCE, TARGET), top).explained()
-
-    class Odd(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cumsum(x, dim=-1)
-
-    model = native("pre", seed=13)
-    ffn: Any = model.get_submodule("decoder.layers.0.ffn")
-    ffn.activation = Odd()
-    with pytest.raises(CheckpointError, match="'cumsum in Odd'"):
-        record_trace(model, lambda: model(SOURCE, TARGET), top).explained()
-
-
-def test_targets_that_are_refused(story: Checkpoint, oracles: Path) -> None:
-    batch = sentence(story, texts(oracles)[0])
-    with pytest.raises(ConfigError, match=r"'contrastive'.*voita"):
-        recorded_voita(story, batch, target="contrastive").explained()
-    with pytest.raises(ConfigError, match="labels"):
-        recorded_voita(story, batch, target="reference").explained()
-
-
 def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
     text = texts(oracles)[0]
     plain = sentence(story, text)
@@ -497,17 +464,6 @@ def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles
     for place, heads in likeliest.heads.items():
         assert not found.heads[place].raw[2].any()
         close(found.heads[place].raw[3], heads.raw[3], 1e-12)
-
-
-def test_registered_rule_sets(story: Checkpoint, oracles: Path) -> None:
-    rule_set = RULE_SETS.get("voita")
-    batch = sentence(story, texts(oracles)[0])
-    found = rule_set.explain(story, batch, target="top1", steps="each")
-    expected = recorded_voita(story, batch).explained()
-    assert torch.equal(found.counts, expected.explained.float())
-    assert torch.equal(found.relevance[Site.CROSS, 1].raw, expected.heads[Site.CROSS, 1].raw)
-    with pytest.raises(ConfigError, match="voita"):
-        rule_set.explain(story, batch, target="top1", steps="sum")
 
 
 def test_classes_and_sentence_vectors_are_explained_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
 from headscope.formats.base import Checkpoint
 from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
 from headscope.relevance.voita import explain as groups_module
-from headscope.relevance.voita.explain import SIMILAR, length_groups, recorded_voita
-from tests.oracles import checkpoints, native, tiny
+from headscope.relevance.voita.explain import recorded_voita
+from tests.oracles import checkpoints, native
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
 
@@ -69,17 +69,6 @@ def close(found: Tensor | None, expected: Tensor | None) -> None:
         assert float((found - expected).abs().max()) <= 1e-9 * max(1.0, float(expected.abs().max()))
 
 
-def test_what_is_explained_once_is_put_together_too(batch: Batch) -> None:
-    checkpoint = tiny.checkpoint("bert", seed=3)
-    one_side = replace(batch, target=None, labels=None)
-    expected = recorded_voita(checkpoint, one_side).explained(neurons=False)
-    found = RULE_SETS.get("voita").explain(checkpoint, one_side, target="top1", steps="each")
-    assert found.counts.shape == (1, 6) and bool(found.counts.all())
-    for place, heads in expected.heads.items():
-        close(found.relevance[place].raw, heads.raw)
-        close(found.relevance[place].by_query, heads.by_query)
-
-
 def test_short_sentences_are_not_explained_at_the_length_of_long_ones(
     checkpoint: Checkpoint, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,23 +88,3 @@ def test_short_sentences_are_not_explained_at_the_length_of_long_ones(
 
     assert sum(len(part.indices) for part in seen) == 6
     assert sum(map(padding, seen)) < padding(batch) / 3
-
-
-def test_groups_are_of_like_length_and_within_the_pairs() -> None:
-    lengths = torch.randint(1, 60, (101,), generator=torch.Generator().manual_seed(7)).tolist()
-    for pairs in (1, 2**12, None):
-        groups = length_groups(lengths, pairs=pairs)
-        assert sorted(torch.cat(groups).tolist()) == list(range(101))
-        for group in groups:
-            own = [lengths[number] for number in group.tolist()]
-            assert min(own) >= SIMILAR * max(own)
-            assert pairs is None or len(own) == 1 or len(own) * max(own) ** 2 <= pairs
-    assert [group.tolist() for group in length_groups([3, 3, 3], pairs=None)] == [[0, 1, 2]]
-
-
-def test_rows_of_a_batch_lose_the_padding_that_they_do_not_need(batch: Batch) -> None:
-    rows = batch.rows(torch.tensor([4, 0]))
-    assert rows.indices.tolist() == [4, 0] and rows.target is not None and rows.labels is not None
-    assert rows.source.ids.shape == (2, 5) and rows.target.ids.shape == rows.labels.shape == (2, 7)
-    assert torch.equal(rows.source.ids[1], batch.source.ids[0, :5]) and rows.source.real.sum(dim=1).tolist() == [2, 5]
-    assert batch.positions == 6 * 19 and rows.positions == 14

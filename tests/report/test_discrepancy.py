@@ -13,7 +13,6 @@ from headscope.errors import ConfigError
 from headscope.report.figures.confidence import load_confidence
 from headscope.report.figures.discrepancy import discrepancy_changes
 from headscope.report.fork import fork_run
-from headscope.results.study_tables import RunError
 from tests.makers.figures import draw
 
 
@@ -51,13 +50,3 @@ def test_every_batch_is_a_point_between_the_ends_of_epochs(tmp_path: Path) -> No
     assert lines[1].get_ydata() == pytest.approx([0.5, 0.6, 0.4, 0.8])
     means = draw("confidence", run).axes[0].lines[0]
     assert means.get_ydata() == pytest.approx([(0.3 + 1.5) / 8, 0.35])
-
-
-def test_files_of_means_alone_are_drawn_by_epoch(tmp_path: Path) -> None:
-    for epoch, means in ((1, [0.25, 0.5]), (2, [0.75, 1.0])):
-        content = {"encoder": [{"self_attn": np.array(means)}], "decoder": []}
-        (tmp_path / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content))
-    run = load_confidence(tmp_path)
-    assert draw("confidence", run).axes[0].lines[1].get_ydata() == pytest.approx([0.5, 1.0])
-    with pytest.raises(RunError, match="confidence"):
-        run.batches()

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -18,17 +17,15 @@ from headscope.report.figures.attention import SentenceAttention
 from headscope.report.figures.headmap import shown_measures
 from headscope.report.figures.offsets import offset_shares
 from headscope.report.figures.rankings import correlations, ranks_of
-from headscope.report.figures.relations import clearest_labels
 from headscope.report.figures.similarity import layer_matrices
 from headscope.report.grid import grids_of
 from headscope.report.marks import CHANCE, functions_of, method_style
 from headscope.report.registry import draw_standard
-from headscope.report.styles import FigureStyle, write_figure
+from headscope.report.styles import write_figure
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 from tests.makers.figures import draw, draw_words, with_tables
-from tests.makers.pages import add_descriptions
-from tests.makers.runs import SIGNATURE, make_run
+from tests.makers.runs import make_run
 
 pytestmark = pytest.mark.slow
 
@@ -106,12 +103,6 @@ def test_every_figure_says_model_and_data(drawn: dict[str, dict[str, Figure]], n
         written = " ".join(texts(figure)).replace("\n", " ")
         assert "all-MiniLM-L6-v2 (bert)" in written, kind
         assert kind == "attention" or "test_2016_flickr.en, 1,000 sentences" in written
-
-
-def test_the_signature_stands_below_where_it_is_asked_for(runs: dict[str, Study]) -> None:
-    figure = draw("functions", runs["tiny"], style=FigureStyle(signature=True))
-    assert any(text.replace("\n", "") == SIGNATURE for text in texts(figure))
-    assert not any("seed:1" in text for text in texts(draw("functions", runs["tiny"])))
 
 
 def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
@@ -194,23 +185,6 @@ def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[st
     assert "▼s\n(◆−1)\n(★r)" in texts(draw("heads", run, measure=("confidence",), unsupported=True))
 
 
-def test_the_legend_of_functions_has_shades_of_heads_without_one(runs: dict[str, Study]) -> None:
-    """Classes explain a head with a function, position one without."""
-    shares = {"explained": 0.9, "explained_position": 0.0, "explained_classes": 0.0}
-    heads = runs["small"].heads.assign(functions="sink", functions_unsupported="", **shares)
-    heads.loc[0, "explained_classes"] = 0.9
-    heads.loc[1, ["functions", "explained_position"]] = "", 0.9
-    shown = " ".join(texts(draw("functions", with_tables(runs["small"], heads=heads))))
-    assert "mostly explained by position" in shown and "explained by classes" not in shown
-
-
-@pytest.mark.filterwarnings("error")  # of axes without a width
-def test_functions_leave_out_a_site_without_heads(tmp_path: Path) -> None:
-    run = Study.open(make_run(tmp_path / "pruned", {"encoder-self": [2, 2], "cross": [0, 0]}))
-    titles = [axes.get_title(loc="left") for axes in draw("functions", run).axes]
-    assert "encoder-self" in titles and "cross" not in titles
-
-
 def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     run = runs["small"]
     shares = offset_shares(run)
@@ -246,16 +220,6 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Stud
     assert "nsubj>" in texts(figure)
 
 
-def test_many_relations_keep_the_clearest(runs: dict[str, Study]) -> None:
-    table = runs["small"].table("syntactic")
-    kept = clearest_labels(table, 3)
-    best = table.groupby("label")["margin"].max().nlargest(3)
-    assert set(kept) == set(best.index)
-    with mock.patch("headscope.report.figures.relations.MOST", 3):
-        figure = draw("syntactic", runs["small"])
-    assert any("5 rows not shown" in text for text in texts(figure))
-
-
 @pytest.mark.parametrize("measure", ["cosine", "cka", "l2"])
 def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Study], measure: str) -> None:
     run = runs["small"]
@@ -272,20 +236,6 @@ def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Stud
     assert (norm.vmin, norm.vmax) == ((-furthest, furthest) if measure == "cosine" else (values.min(), values.max()))
 
 
-def test_similarity_errors(runs: dict[str, Study]) -> None:
-    with pytest.raises(ConfigError, match=r"small.*'cosin'.*'cosine'"):
-        draw("similarity", runs["small"], measure="cosin")
-
-
-def test_needs_says_what_is_missing(tmp_path: Path) -> None:
-    bare = Study.open(make_run(tmp_path / "bare", {"encoder-self": [3]}))
-    with pytest.raises(ConfigError, match=r"bare: no importance .*--importance"):
-        draw("needs", bare)
-    measured = Study.open(make_run(tmp_path / "measured", {"encoder-self": [3]}, extra=("taylor",)))
-    with pytest.raises(ConfigError, match=r"measured: there is no function that some heads have .* more text"):
-        draw("needs", with_tables(measured, heads=measured.heads.assign(functions="")))
-
-
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 5))
     queries, keys = ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40]
@@ -294,35 +244,6 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     assert figure.axes[0].get_title(loc="left") == "h1"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1] == "a$b$"
     assert figure.axes[0].get_xticklabels()[2].get_text().endswith("…")
-
-
-def test_a_group_that_a_layer_lacks_has_no_mean(tmp_path: Path) -> None:
-    """As syntax in a decoder, of which there are no parses."""
-    path = make_run(tmp_path / "run", LAYOUTS["small"])
-    add_descriptions(path)
-    table = pd.read_csv(path / "heads.csv", keep_default_na=False)
-    table.loc[table["layer"] == 0, "explained_syntax"] = np.nan
-    table["explained_low"], table["explained_high"] = 0.1, 0.9
-    table.to_csv(path / "heads.csv", index=False)
-    figure = draw("explained", Study.open(path))
-    heights = [bar.get_height() for container in figure.axes[0].containers[1:] for bar in container]
-    assert np.isfinite(heights).all() and max(heights) > 0.4
-    table.loc[table["head"] == 0, "explained"] = np.nan
-    table.to_csv(path / "heads.csv", index=False)
-    figure = draw("explained", Study.open(path))
-    bars = [bar for container in figure.axes[0].containers for bar in container if bar.get_height() > 0]
-    assert bars and min(bar.get_x() for bar in bars) > 0.5, "a head without an explained share has no bar"
-
-
-def test_maps_that_no_page_holds_are_refused(tmp_path: Path) -> None:
-    """Before they are drawn; and where a part of vector graphics is an image, that is bounded as a PNG is."""
-    side, many = ["x"] * 70, [f"h{number}" for number in range(90)]
-    weights = np.full((90, 70, 70), 1 / 70)
-    with pytest.raises(ConfigError, match=r"the figure is \d+ inches high, of at most 200"):
-        draw_words(SentenceAttention(weights, side, side, many))
-    with pytest.raises(ConfigError, match=r"--dpi 2400 makes an image of .* pixels; take a lower one$"):
-        write_figure(draw_words(SentenceAttention(weights[:8], side, side, many[:8])), tmp_path / "maps.pdf", dpi=2400)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -341,19 +262,6 @@ def test_compare_with_other_layouts_has_no_difference(runs: dict[str, Study]) ->
     figure = draw("compare", runs["small"], runs["ragged"])
     assert len(meshes(figure)) == 2
     assert "percentiles (layouts differ)" in texts(figure)
-
-
-def test_compare_leaves_out_a_site_without_heads(runs: dict[str, Study], tmp_path: Path) -> None:
-    other = Study.open(make_run(tmp_path / "pruned", {"encoder-self": [0, 0], "decoder-self": [2]}))
-    whole = Study.open(make_run(tmp_path / "whole", {"encoder-self": [2, 2], "decoder-self": [2]}))
-    titles = [axes.get_title(loc="left") for axes in draw("compare", whole, other).axes]
-    assert any("decoder-self" in title for title in titles) and not any("encoder-self" in title for title in titles)
-
-
-def test_compare_without_a_common_site(runs: dict[str, Study], tmp_path: Path) -> None:
-    other = Study.open(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
-    with pytest.raises(ConfigError, match=r"small and gpt.*encoder-self and decoder-self"):
-        draw("compare", runs["small"], other)
 
 
 @pytest.mark.slow
@@ -408,23 +316,6 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
     ]
     titles = [axes.get_title(loc="left") for axes in draw("positional", run).axes]
     assert titles == ["encoder-self · layer 0", "encoder-self · layer 1", "cross · layer 1", ""]
-
-
-def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
-    """What they cover stays below a third of their square, however many heads there are."""
-    run = Study.open(make_run(tmp_path / "run", {"decoder-self": [32] * 48}, extra=("lrp", "gradient"), tables=()))
-    axes: Any = draw(
-        "rankings",
-        run,
-        ranking=(
-            "lrp",
-            "gradient",
-        ),
-    ).axes[0]
-    (points,) = axes.collections
-    side = 0.8 * axes.get_window_extent().width / axes.figure.dpi * 72 / 2  # points of a square, of two in a row
-    assert len(points.get_offsets()) == 48 * 32
-    assert 48 * 32 * points.get_sizes()[0] * np.pi / 4 < side**2 / 3
 
 
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:

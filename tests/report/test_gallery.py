@@ -7,7 +7,7 @@ import pytest
 
 from headscope.report.figures.pruning import FIGURES
 from headscope.report.registry import plot_figures
-from tests.makers.gallery import CONTENTS, PAGE, ROOT, commands, contents, drawn
+from scripts.gallery import CONTENTS, PAGE, ROOT, commands, contents, drawn
 
 COMMANDS = commands()
 EXPECTED: dict[str, Any] = json.loads(CONTENTS.read_text(encoding="utf-8"))
@@ -17,7 +17,7 @@ REPORT = {"report"}  # a page, not a figure
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_picture_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made by `python -m tests.makers.gallery`."""
+    """Made by `python -m scripts.gallery`."""
     monkeypatch.chdir(ROOT)
     found = json.loads(json.dumps(contents(drawn(COMMANDS[name], write=False))))
     numbers, expected = found.pop("numbers"), dict(EXPECTED[name])

@@ -2,20 +2,17 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError, OutputError
-from headscope.report.charts import centred_limits, share_limits, shared_limits
 from headscope.report.grid import cell_lines
 from headscope.report.marks import arrow, contrast, fit, functions_of, signed
-from headscope.report.sheet import Sheet, shorten, side_by_side, swatch, text_width, wrap
+from headscope.report.sheet import Sheet, swatch
 from headscope.report.styles import FigureStyle, target_paths, write_figure
 from headscope.results.study import Study
 from tests.makers.figures import draw
-from tests.makers.runs import SIGNATURE, make_run
+from tests.makers.runs import make_run
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +44,6 @@ def test_families_differ_in_glyph_letter_and_colour() -> None:
     ]
 
 
-def test_texts_are_broken_where_they_must_be() -> None:
-    assert wrap("a|" + "b" * 300 + "|c", 2, 6).replace("\n", "") == "a|" + "b" * 300 + "|c"
-    assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6).split("\n"))
-    assert shorten("short", 1, 6) == "short" and shorten("x" * 99, 1, 6).endswith("…")
-    assert wrap("", 1, 6) == ""
-    assert side_by_side(["one", "two", "three " * 5], 1, 6).startswith("one     two\nthree")
-
-
 def test_panels_stand_in_lines_and_a_key_has_what_is_drawn_once() -> None:
     style = FigureStyle("paper", 6.5)
     with style.in_use():
@@ -74,13 +63,6 @@ def test_panels_stand_in_lines_and_a_key_has_what_is_drawn_once() -> None:
     assert sheet.get_figwidth() == 6.5 and [axes.get_title(loc="left") for axes in panels] == list("abcde")
 
 
-def test_scales_survive_constants_and_nothing() -> None:
-    assert (shared_limits([np.full((2, 2), 3.0)]).vmin, shared_limits([]).vmax) == (2.5, 0.5)
-    assert shared_limits([np.full(2, np.nan)]).vmax == 1
-    limits = centred_limits([np.array([-0.2, 0.5])])
-    assert (limits.vmin, limits.vmax) == (-0.5, 0.5)
-
-
 def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
     one, two = [runs["small"].path], [runs["small"].path, runs["large"].path]
     assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
@@ -98,14 +80,6 @@ def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
         target_paths(tmp_path / "x.jpg", one, figure="heads")
 
 
-def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    pair = [tmp_path / name / "out" for name in ("a", "b")]
-    assert [path.name for path in target_paths(tmp_path / "{run}.png", pair, figure="heads")] == [
-        "a-out.png",
-        "b-out.png",
-    ]
-
-
 def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Study], tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.png"
     write_figure(draw("functions", runs["small"]), path, dpi=40)
@@ -114,13 +88,3 @@ def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Study],
     write_figure(draw("functions", runs["small"]), path, dpi=40, force=True)
     with pytest.raises(OutputError, match=r"y\.png.*(Not a directory|File exists)"):
         write_figure(draw("functions", runs["small"]), path / "y.png", dpi=40)
-
-
-def test_lines_before_a_band_keep_off_the_axis_and_bars_stand_on_it() -> None:
-    lines, bars = Figure().subplots(1, 2)
-    lines.axhspan(30, 40)
-    lines.plot([0, 1], [12, 37])
-    bars.bar([0, 1], [12, 37])
-    for panel in (lines, bars):
-        share_limits([panel])
-    assert lines.get_ylim()[0] < 12 and bars.get_ylim()[0] == pytest.approx(0)

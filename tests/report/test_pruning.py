@@ -11,10 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
-from headscope.cli.main import app
-from headscope.errors import ConfigError
 from headscope.report.figures.pruned_heads import SEVERAL, function_counts, kind_of
 from headscope.report.marks import CHANCE, method_style
 from headscope.results.study import Study
@@ -152,47 +149,11 @@ def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) 
     assert "run/averaged · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
-def test_a_sweep_that_has_just_begun_has_one_size(tmp_path: Path) -> None:
-    sweep(tmp_path / "run")
-    table = pd.read_csv(tmp_path / "run" / "sweep.csv")
-    table.head(1).to_csv(tmp_path / "run" / "sweep.csv", index=False)
-    low, high = panels(draw("pruning", *open_pruned([tmp_path / "run"])))["BLEU"].get_xlim()
-    assert low < 72 < high
-    for figure in ("sites", "layers", "functions"):
-        with pytest.raises(RunError, match="no pruned model"):
-            draw("pruning", *open_pruned([tmp_path / "run"]), figure=figure)
-
-
-def test_a_sweep_without_its_unpruned_model_has_no_layers_yet(tmp_path: Path) -> None:
-    """With several jobs another cell may be the first."""
-    sweep(tmp_path / "run")
-    for name in ("sweep.csv", "survivors.csv"):
-        table = pd.read_csv(tmp_path / "run" / name)
-        table[table["method"] != "unpruned"].to_csv(tmp_path / "run" / name, index=False)
-    runs = open_pruned([tmp_path / "run"])
-    with pytest.raises(RunError, match="run does not have the unpruned model"):
-        draw("pruning", *runs, figure="layers")
-    assert list(panels(draw("pruning", *runs, figure="sites"))) == list(METHODS)
-
-
 def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
     both = [sweep(tmp_path / "a", controls=False), sweep(tmp_path / "b", metric="perplexity", controls=False)]
     figure = draw("pruning", *open_pruned(both), figure="quality")
     assert list(panels(figure)) == ["a: BLEU", "a: loss (nats per token)", "b: perplexity"]
     assert "the same heads per layer, trained from scratch" not in words(figure)
-
-
-def test_perplexities_far_apart_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
-    """One ruined model left all others on one level."""
-    folder = sweep(tmp_path / "a", metric="perplexity", controls=False)
-    (usual,) = panels(draw("pruning", *open_pruned([folder]))).values()
-    assert usual.get_yscale() == "linear"
-    cells = pd.read_csv(folder / "sweep.csv")
-    cells.loc[cells.index[-1], "value"] = 41_480.0
-    cells.to_csv(folder / "sweep.csv", index=False)
-    (wide,) = panels(draw("pruning", *open_pruned([folder]))).values()
-    low, high = wide.get_ylim()
-    assert wide.get_yscale() == "log" and 0 < low < cells["value"].min() and high > 41_480
 
 
 def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
@@ -241,23 +202,6 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     assert list(panels(draw("pruning", *labelled, figure="functions"))) == ["l0"]
 
 
-def test_runs_in_folders_of_one_name_are_cells_of_their_own(tmp_path: Path) -> None:
-    """Heads that stay were counted for every run of the name, and of several trajectories one was left."""
-    folders = [tmp_path / seed / "lambda-0.05" for seed in ("one", "two")]
-    for number, (folder, keep) in enumerate(zip(folders, (30, 20), strict=True)):
-        gates(tmp_path / f"gates-{keep}", keep)
-        (tmp_path / f"gates-{keep}" / "gates.csv").rename(choice(folder, keep, 0.05, seed=number) / "gates.csv")
-    (run,) = open_pruned(folders)
-    assert run.cells["kept"].tolist() == [72, 30, 20] and run.cells["cell"].is_unique
-    counts = run.survivors.groupby("cell", sort=False).size()
-    assert counts.tolist() == [72, 30, 20] and len(run.gates) == 2
-    assert {str(path) for path in run.gates.values()} == {str(folder / "gates.csv") for folder in folders}
-    _, last = panels(draw("pruning", run, figure="layers"))["cross"].lines[-1].get_ydata()
-    assert last == 8.0  # all heads of the last layer stay in both
-    (again,) = open_pruned([folders[0], folders[0]])
-    assert again.cells["cell"].is_unique
-
-
 def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> None:
     (run,) = open_pruned([sweep(tmp_path / "s")])
     its = run.cells[(run.cells["method"] == "l0") & (run.cells["control"] == "")]
@@ -284,28 +228,3 @@ def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
     table = run.trajectory("l0-keep 4-1-False")
     mean = table[table["site"] == "encoder-self"].groupby("update")["open"].mean()
     np.testing.assert_allclose(thick[0].get_ydata(), mean)
-
-
-def test_labels_of_heads() -> None:
-    kinds = [kind_of(each) for each in ("positional:-1", "syntactic:obj<;syntactic:nsubj>", "rare;sink", "", "own:3")]
-    assert kinds == ["positional", "syntactic", SEVERAL, "no function found", "own"]
-
-
-def test_the_command_writes_and_refuses(tmp_path: Path) -> None:
-    folder = sweep(tmp_path / "s", labels=False)
-    found = CliRunner().invoke(app, ["plot", "pruning", str(folder), "--out", str(tmp_path / "x.svg"), "--json"])
-    assert found.exit_code == 0 and json.loads(found.output)["written"][0]["runs"] == ["s"]
-    assert "heads kept" in (tmp_path / "x.svg").read_text()
-    with pytest.raises(ConfigError, match=r"--figure 'lines'.*quality, sites"):
-        draw("pruning", *open_pruned([folder]), figure="lines")
-    with pytest.raises(RunError, match="--functions RUN"):
-        draw("pruning", *open_pruned([folder]), figure="functions")
-    with pytest.raises(RunError, match=r"sweep.json.*pruning.json"):
-        open_pruned([tmp_path])
-    (folder / "sweep.csv").write_text("method,kept\nl0,3\n")
-    with pytest.raises(RunError, match=r"sweep\.csv.*control"):
-        open_pruned([folder])
-    broken = choice(tmp_path / "c", 5, 0.1)
-    (broken / "pruning.json").write_text('{"kind": "removal"}')
-    with pytest.raises(RunError):
-        open_pruned([broken])

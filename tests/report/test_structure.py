@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from headscope.errors import ConfigError
 from headscope.report.styles import FigureStyle
 from tests.makers.figures import LAYOUTS, STRUCTURES, boxes, every_figure, overlapping, structure, texts
 
@@ -46,14 +44,3 @@ def test_a_width_is_kept_and_nothing_overlaps(tmp_path: Path) -> None:
         readable(name, figure, smallest=6)
         bare = draw(FigureStyle("paper", 3.3, title=False))
         assert len(bare.texts) < len(figure.texts), name
-
-
-def test_what_a_style_refuses() -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"name": "poster"}, "--style 'poster' is not known; choose from paper, screen"),
-        ({"width": 0.5}, "--width 0.5: give inches from 2 to 60"),
-        ({"width": float("nan")}, "--width nan"),
-    ]
-    for options, message in cases:
-        with pytest.raises(ConfigError, match=message):
-            FigureStyle(**options)

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.results.study_tables import RunError
 from headscope.results.training import Training
-from headscope.training.files.outputs import History
 from tests.makers.figures import draw, words
 
 HEAD = (
@@ -44,13 +40,6 @@ def runs(folder: Path) -> list[Path]:
         course(folder / "swap", "swap", "swaps.cross,swapped.cross", (",0,0", ",2,2", ",4,0")),
         course(folder / "mae", "mae", "gate_entropy,gate_steps,own_number", (",,0,5", ",1.9,0,6", ",1.8,3,7")),
     ]
-
-
-def test_the_norm_of_a_gradient_that_overflowed_is_left_empty(tmp_path: Path) -> None:
-    history = History(course(tmp_path / "half", "baseline"), update=150, tensorboard=False)
-    history.add({"update": 200, "tokens": 9, "seconds": 1.0, "nll": 0.5, "gradient_norm": np.inf})
-    metrics = Training.open(tmp_path / "half").metrics
-    assert metrics["gradient_norm"].isna().tolist() == [False] * 3 + [True] and metrics["nll"].iloc[-1] == 0.5
 
 
 def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:
@@ -101,27 +90,3 @@ def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
     a, b, c, d = (line.get_color() for line in figure.axes[1].lines)
     assert a == b == d != c
     assert {"a and 2 more seeds", "c"} <= {text.get_text() for text in words(figure)}
-
-
-def test_what_is_no_training_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"run\.json"):
-        Training.open(tmp_path)
-    path = course(tmp_path / "x", "baseline")
-    (path / "run.json").write_text('{"signature": "m:confidence"}')
-    with pytest.raises(RunError, match=r"metrics\.csv"):
-        Training.open(path)
-    (path / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"\bx\b"):
-        Training.open(path)
-    with pytest.raises(RunError, match="line"):
-        Training.open(course(tmp_path / "z", "baseline", rows=()))
-
-
-def test_the_command(tmp_path: Path) -> None:
-    out = tmp_path / "training.svg"
-    found = CliRunner().invoke(app, ["plot", "training", *map(str, runs(tmp_path)), "--out", str(out), "--json"])
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["written"] == [
-        {"figure": "training", "runs": ["plain", "mixing", "swap", "mae"], "path": str(out)}
-    ]
-    assert "How training went" in out.read_text()

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from headscope.evaluation.non_inferiority import FEWEST, OPEN, groups_needed, judge
+from headscope.evaluation.non_inferiority import OPEN, groups_needed, judge
 from headscope.results.removal import Removal
-from headscope.results.study_tables import RunError
 
 
 def small(verdict: dict[str, Any] | None = None, **more: Any) -> Removal:
@@ -108,17 +107,3 @@ def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
         return sum(judge(each, margin=margin, largest=-math.inf).verdict == "non-inferior" for each in texts) / 60
 
     assert share(needed) >= 0.65 > share(needed // 2) + 0.05
-
-
-def test_nothing_is_needed_where_it_is_enough_and_60_are_the_fewest() -> None:
-    wide = judge([0.0] * 31, margin=0.5, largest=1.0, most=1.0)  # type: ignore[arg-type]
-    assert wide.verdict == OPEN and groups_needed(wide, 30) == FEWEST
-    assert groups_needed(judge([0.0] * 101, margin=0.5, largest=1.0, most=1.0), 100) is None  # type: ignore[arg-type]
-
-
-def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no pruning\.json"):
-        Removal.open(tmp_path)
-    (tmp_path / "pruning.json").write_text('{"kind": "choice by rank"}')
-    with pytest.raises(RunError, match="no record of a removal"):
-        Removal.open(tmp_path)

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.cli.answers import answer_lines, table_lines
+from headscope.cli.answers import answer_lines
 from headscope.config.declarations import measure_of
 from headscope.report.page.report import gather
-from headscope.results.answer import Answer, AnswerTable, interval_text, number_text
-from headscope.results.roles import role_of, roles_of
+from headscope.results.answer import interval_text, number_text
+from headscope.results.roles import role_of
 from headscope.results.study import Study
 from headscope.results.study_answers import MEASURED, main_importance
 from headscope.results.study_tables import MissingTable, RunError
@@ -95,21 +95,8 @@ def test_roles_in_words(label: str, role: str) -> None:
     assert role_of(label) == role
 
 
-def test_labels_of_one_meaning_are_one_role() -> None:
-    roles = roles_of({"a": ["positional:-1", "previous"], "b": ["sink"], "c": ["previous"]})
-    assert roles == {"previous token": ["a", "c"], "first or special tokens (sink)": ["b"]}
-
-
 def test_numbers_are_rounded_once() -> None:
     assert [number_text(value) for value in (0.180502, -0.00012, 1234.4, 0.0, float("nan"))] == [
         *("0.181", "−0.00012", "1,234", "0", "not measured"),
     ]
     assert interval_text(0.1, 0.25) == "0.1 to 0.25" and interval_text(1, 1) == "" == interval_text(float("nan"), 1)
-
-
-def test_lines_of_a_table_stand_in_columns_and_end_within_the_width() -> None:
-    table = AnswerTable(("head", "value", "role"), (("3.1", "0.5", "x" * 90), ("10.11", "10.25", "y")))
-    first, second = table_lines(table, 60)
-    assert first == "   3.1       0.5   " + "x" * 40 + "…" and second == "   10.11   10.25   y"
-    (line,) = answer_lines([Answer("Question", "a sentence")], verbose=False, width=60)
-    assert line.plain == "Question: a sentence"

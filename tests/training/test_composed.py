@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.training.position import TrainingPosition
 from headscope.training.swaps import Swap, swap_heads
-from headscope.training.variant import VARIANTS, Variant, find_variant, intersected, why_not_together
-from headscope.training.variants.disagreement import Disagreement
+from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr
 from tests.oracles.swaps import differing, state
@@ -66,36 +62,6 @@ def test_the_order_of_names_does_not_matter() -> None:
     assert find_variant("swap+mixing") is find_variant("mixing+swap")
     assert find_variant(" swap + disagreement+mixing").name == "disagreement+mixing+swap"
     assert find_variant("swap") is VARIANTS.get("swap")
-
-
-def test_an_option_that_several_have_is_one(tmp_path: Path) -> None:
-    options = find_variant(ALL).Options
-    assert [each.name for each in fields(options)].count("compat") == 1
-    run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "swaps.json", (0, 0, 1, 0)), **FORK)
-    assert [part.options.compat for part in lessons.variant(run).parts] == ["fork"] * 3
-    with pytest.raises(ConfigError, match=r"--compat fork.*--gamma"):
-        options(compat="fork")
-    with pytest.raises(ConfigError, match=r"--dynamic-rest.*1"):
-        options(dynamic_rest=(0,))
-
-
-def test_an_option_that_means_something_else_is_refused() -> None:
-    @dataclass(frozen=True)
-    class OtherOptions(NoOptions):
-        weight: int = option(3, "Another weight.")
-
-    class Other(Variant):
-        name, summary, Options = "other", "Another.", OtherOptions
-
-    assert re.search(r"disagreement and other.*--weight", why_not_together([Disagreement, Other]) or "")
-
-
-def test_groups_are_what_all_leave_to_the_main_optimizer() -> None:
-    a, b, c, d = (torch.nn.Parameter(torch.zeros(1)) for _ in range(4))
-    found = intersected([{"params": [a, b, c]}], [{"params": [d, c]}, {"params": [b], "weight_decay": 0.0}])
-    assert [[*map(id, group.pop("params"))] for group in found] == [[id(c)], [id(b)]]
-    assert found == [{}, {"weight_decay": 0.0}]
-    assert intersected([{"params": [a]}], [{"params": []}]) == [{"params": []}]  # gates alone are tuned
 
 
 def test_losses_are_added(tmp_path: Path) -> None:
@@ -157,21 +123,6 @@ def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits_of_a_mixi
     assert not differing(weights, state(model))
     swap_heads(model, [swap])
     assert not any("alpha" in key for key in differing(weights, state(model)))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("narrow+swap", {"shared_qkv": True, "dynamic": ("hard",)}, "projection"),
-        ("swap+wide", {"compat": "fork", "dynamic": ("hard",)}, "d_model / heads.*4"),
-        ("mixing+swap", {"gamma": 1.0}, "heads"),
-    ],
-)
-def test_what_the_parts_refuse_is_refused_before_training(
-    name: str, options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lessons.begin(tmp_path, name, **options)
 
 
 def test_histories_and_states_of_all_parts(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
-from headscope.errors import ConfigError, DataError
 from headscope.heads import Site
 from headscope.model.taps import capture
 from headscope.report.figures.confidence import load_confidence
-from headscope.results.study_tables import RunError
 from headscope.training.data.batches import collate, epoch_plan
 from headscope.training.position import TrainingPosition
 from headscope.training.trainer import train
@@ -153,24 +150,6 @@ def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: P
     assert [line.split(",")[place] for line in one] == [line.split(",")[place] for line in other]
 
 
-def test_a_new_run_in_the_folder_takes_the_old_files_away(tmp_path: Path) -> None:
-    out = go(tmp_path, save_confidence="base").folder
-    cls = find_variant("baseline")
-    config = replace(lessons.config(tmp_path, max_epochs=1), out=out)
-    train(config, cls(cls.Options()), force=True)
-    assert not (out / "confs").exists()
-
-
-def test_what_cannot_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--save-confidence is 'wasserstein'.*'none', 'base'"):
-        lessons.config(tmp_path, save_confidence="wasserstein")
-    with pytest.raises(ConfigError, match="--compile"):
-        lessons.config(tmp_path, save_confidence="base", compile=True)
-    with pytest.raises(ConfigError, match=r"--save-confidence \(was none, is base\)"):
-        go(tmp_path / "a", max_epochs=1)
-        go(tmp_path / "a", max_epochs=1, save_confidence="base", resume=True)
-
-
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three epochs with confidence files."""
@@ -221,20 +200,3 @@ def test_the_command_draws_runs_and_directories_of_the_fork(watched: Path, tmp_p
     assert together.exit_code == 0 and "confidence, MHR advanced" in (tmp_path / "training.svg").read_text(
         encoding="utf-8"
     )
-
-
-def test_directories_without_such_files(watched: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"epoch-N\.pkl.*headscope train.*--save-confidence"):
-        load_confidence(tmp_path)
-    with pytest.raises(RunError, match="epoch"):
-        load_confidence(tmp_path / "nowhere")
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    (mixed / "epoch-1.pkl").write_bytes((watched / "confs" / "epoch-1.pkl").read_bytes())
-    content = {"encoder": [{"self_attn": np.ones((2, 4))}], "decoder": []}
-    (mixed / "epoch-2.pkl").write_bytes(pickle.dumps(content, protocol=3))
-    with pytest.raises(RunError, match=r"epoch-2\.pkl.*epoch-1\.pkl"):
-        load_confidence(mixed)
-    (mixed / "epoch-2.pkl").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"epoch-2\.pkl"):
-        load_confidence(mixed)

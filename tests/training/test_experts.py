@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.config.option import configured
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.model.mixing.base import Queries, build_mixing
 from headscope.model.mixing.experts import (
@@ -25,7 +24,6 @@ from headscope.model.mixing.experts import (
 from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
-from headscope.training.variants.mae import MaeOptions
 from tests.makers.experts import disturbed
 from tests.oracles import experts as oracle
 from tests.oracles import lessons, native
@@ -77,32 +75,6 @@ def test_one_expert_at_a_time(mode: Any, causal: bool, size: int) -> None:
         best = made.log_gates(queries).argmax(-1)
         assert torch.equal(factors, membership(5, k).double()[best] * 5 / k)
     assert made.mode == "soft"
-
-
-def test_experts_are_drawn_as_often_as_they_are_responsible() -> None:
-    made = disturbed(experts(heads=3), seed=1)
-    states = torch.randn(1, 2, 11).double()
-    gates = made.log_gates(Queries(states)).exp()[0, 0]
-    torch.manual_seed(0)
-    with expert_mode([made], "sampled"):
-        chosen = made.choose(Queries(states.expand(20000, 2, 11)))
-    shares = torch.bincount(chosen[:, 0], minlength=3) / 20000
-    torch.testing.assert_close(shares.double(), gates.detach(), rtol=0, atol=0.02)
-
-
-def test_the_most_responsible_of_equal_experts_is_any_of_them() -> None:
-    """Gates that were never trained are even; a causal stack has one choice for all positions of a sentence."""
-    even, tied = experts(heads=3), disturbed(experts(heads=3), seed=1)
-    with torch.no_grad():
-        tied.gate.outer.weight.zero_()
-        tied.gate.outer.bias.copy_(torch.tensor([0.3, -1.0, 0.3]))
-    torch.manual_seed(0)
-    for made, expected in ((even, [1 / 3, 1 / 3, 1 / 3]), (tied, [0.5, 0.0, 0.5])):
-        with expert_mode([made], "argmax"):
-            chosen = made.choose(Queries(torch.randn(9000, 4, 11).double(), causal=True))
-        assert (chosen == chosen[:, :1]).all()
-        shares = torch.bincount(chosen[:, 0], minlength=3) / 9000
-        torch.testing.assert_close(shares, torch.tensor(expected), rtol=0, atol=0.02)
 
 
 def test_where_the_gate_stays_the_draw_stays() -> None:
@@ -216,29 +188,6 @@ def test_mixtures_that_cannot_be(heads: int, options: dict[str, Any], message: s
         experts(heads, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"expert_heads": -1}, "--expert-heads is -1"),
-        ({"gate_dropout": 1.0}, "--gate-dropout.*1.0"),
-        ({"gate_every": 0}, "--gate-every is 0"),
-        ({"bcd": False, "uniform": True}, "--no-bcd.*--uniform.*--tune"),
-    ],
-)
-def test_options_that_mean_nothing(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configured(MaeOptions, options)
-
-
-def test_models_without_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\b2\b"):
-        lessons.begin(tmp_path, "mae", shared={"heads": 1})
-    with pytest.raises(ConfigError, match=r"--expert-heads 3.*2"):
-        lessons.begin(tmp_path, "mae", expert_heads=3)
-    with pytest.raises(ConfigError, match=r"--tune gates.*--init"):
-        lessons.begin(tmp_path, "mae", tune="gates")
-
-
 GATE = ".mixing.gate."
 
 
@@ -283,20 +232,6 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
     assert history["gate_entropy"] > 0
 
 
-def test_how_far_gates_moved_is_noted(tmp_path: Path) -> None:
-    run = lessons.begin(tmp_path, "mae", shared={"max_tokens": 200, "log_every": 1}, gate_every=1, gate_lr=2.0)
-    variant, start = lessons.variant(run), [gate.detach().clone() for gate in lessons.variant(run).gates]
-    assert variant.history(run)["gate_change"] == 0
-    variant.step(run, lessons.lesson(run), run.gradients)
-    moved = torch.cat([(gate.detach() - was).flatten() for gate, was in zip(variant.gates, start, strict=True)])
-    change = float(moved.norm() / torch.cat([was.flatten() for was in start]).norm())
-    assert variant.history(run)["gate_change"] == pytest.approx(change) and change > 0
-    (tmp_path / "again").mkdir()
-    again = lessons.begin(tmp_path / "again", "mae", shared={"max_tokens": 200, "log_every": 1}, gate_every=1)
-    for found, was in zip(lessons.variant(again).start, start, strict=True):
-        assert torch.equal(found, was), "so a run that goes on measures from the same weights"
-
-
 @pytest.mark.parametrize("scale", [0.0, 0.5, 1.0])
 def test_gates_start_as_far_apart_as_asked(tmp_path: Path, scale: float) -> None:
     run = lessons.begin(tmp_path, "mae", gate_scale=scale)
@@ -306,17 +241,6 @@ def test_gates_start_as_far_apart_as_asked(tmp_path: Path, scale: float) -> None
         bound = scale * (6 / sum(weight.shape)) ** 0.5
         assert 0.9 * bound <= float(weight.detach().abs().max()) <= bound
         assert not mixture.gate.outer.bias.any()
-
-
-def test_a_gate_is_not_rounded_under_autocast() -> None:
-    gate = Gate(11, 5, hidden=7, norm="layer", dropout=0.0)
-    gate.spread(1.0)
-    means, real = torch.randn(3, 1, 11), torch.ones(3, 1, dtype=torch.bool)
-    exact = gate(means, real, learning=False)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gate(means, real, learning=False)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, exact, rtol=0, atol=1e-6)
 
 
 class Stop(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from headscope.training.losses import (
 )
 from headscope.training.trainer import make_run
 from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
-from headscope.training.variants.mixing import MixingOptions, matrices_of
+from headscope.training.variants.mixing import matrices_of
 from tests.oracles import growth as oracle
 from tests.oracles import lessons, native
 
@@ -160,14 +159,6 @@ def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(
     assert not table.grad[run.data.source.pad].any()
 
 
-def test_padding_of_a_new_model_begins_at_zero_as_the_forks(tmp_path: Path) -> None:
-    run = lessons.begin(tmp_path, "disagreement", compat="fork", shared={"vocabulary": "separate"})
-    lessons.updates(run)
-    encoder, decoder = (run.model.get_parameter(f"{side}.embeddings.tokens.weight") for side in ("encoder", "decoder"))
-    assert run.data.source is not None
-    assert not encoder[run.data.source.pad].any() and decoder[run.data.target.pad].any()  # tied to the output
-
-
 def test_cosines_are_means_over_pairs_and_real_positions() -> None:
     generator = torch.Generator().manual_seed(0)
     context = torch.randn(2, 3, 5, 7, generator=generator, dtype=torch.float64)
@@ -185,37 +176,6 @@ def test_cosines_are_means_over_pairs_and_real_positions() -> None:
     assert float(mean_cosine(context, real)) == pytest.approx(total / count, rel=1e-12)
     assert float(mean_cosine(context[1:], None)) == pytest.approx(float(mean_cosine(context[1:], real[1:])), rel=1e-12)
     assert float(mean_cosine(context[:, :1].expand(2, 3, 5, 7), None)) == pytest.approx(1)
-
-
-def test_the_forks_divisor_is_zero_for_two_heads() -> None:
-    with pytest.raises(ConfigError, match=r"XOR 2.*2"):
-        fork_total(torch.randn(1, 2, 3, 4))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": -1.0}, "--gamma.*-1.0"),
-        ({"start_after": 31.0}, "--start-after.*31.0"),
-        ({"ratios": (1.0, 2.0)}, "--ratios has 2 values.*encoder-self, decoder-self, cross"),
-        ({"ratios": (1.0, -1.0, 1.0)}, "negative"),
-        ({"norm_cap": 0.0}, "--norm-cap.*0.0"),
-        ({"compat": "fork"}, "--compat.*--gamma"),
-        ({"compat": "fork", "gamma": 40.0, "norm_cap": 3.0}, "--norm-cap.*fork"),
-    ],
-)
-def test_options_of_mixing_that_mean_nothing(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configured(MixingOptions, options)
-
-
-def test_options_of_disagreement_that_mean_nothing() -> None:
-    for options, message in (
-        ({"weight": -1.0}, "--weight is -1.0"),
-        ({"sites": ("encoder",)}, "--sites 'encoder' is not"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            configured(DisagreementOptions, options)
 
 
 def test_before_the_window_mixing_is_the_baseline_bit_for_bit(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.training.position import length
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 from tests.oracles import lessons
@@ -60,18 +58,6 @@ def test_a_cosine_rate_stays_where_it_ended(tmp_path: Path) -> None:
         assert [float(row["lr"]) for row in rows[8:]] == [0.001] * (end - 8)
 
 
-@pytest.mark.parametrize("ends", [{"updates": 9, "max_epochs": None}, {"max_epochs": 3}])
-def test_a_cosine_rate_of_zero_is_not_prolonged(ends: dict[str, Any], tmp_path: Path) -> None:
-    run(tmp_path, max_epochs=1, schedule="cosine")
-    kept = weights(tmp_path)
-    updates = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["result"]["update"]
-    wanted = ends.get("updates") or 3 * updates
-    message = rf"planned to fall to --min-lr 0 by update {updates}, so that up to update {wanted} nothing .* --init"
-    with pytest.raises(ConfigError, match=message):
-        run(tmp_path, schedule="cosine", resume=True, **ends)
-    assert not differing(kept, weights(tmp_path))
-
-
 def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_path: Path) -> None:
     """Interrupted in a run of three epochs, resumed to end after two."""
 
@@ -84,8 +70,3 @@ def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_pat
     assert train(replace(config, max_epochs=2), cls(cls.Options()), resume=True).epoch == 2
     rows = run(tmp_path / "cut", max_epochs=2, resume=True, **options)
     assert len(rows) > 4 and [row["loss"] for row in rows] == [row["loss"] for row in whole[: len(rows)]]
-
-
-def test_the_nearer_limit_counts() -> None:
-    assert length(7, None, None) == length(7, 5, None) == length(7, 5, 3) == length(None, 7, 1) == 7
-    assert length(None, 5, None) is None and length(None, None, 4) is None and length(20, 5, 3) == 15

@@ -180,33 +180,6 @@ def test_broken_schedules_are_refused_by_file_and_entry(content: Any, message: s
         read_schedule(path, LAYOUT)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("swap = 3", "swap: .*list"),
-        ('[[swap]]\nepoch = 1\nfirst = "cross.0.1"', "swap.1.second: Field required"),
-        ('[[swap]]\nepoch = 0\nfirst = "cross.0.1"\nsecond = "cross.1.1"', "epoch.*1.*0"),
-        ('[[swap]]\nepoch = 1\nfirst = "cross.0.*"\nsecond = "cross.1.1"', "8.*cross.1.1 1"),
-        ('[[swap]]\nepoch = 1\nfirst = "cross.9.*"\nsecond = "cross.1.*"', r"cross\.9"),
-        ("[[swap", "TOML"),
-    ],
-)
-def test_broken_toml_schedules_too(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "swaps.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=rf"swaps.toml.*{message}"):
-        read_schedule(path, LAYOUT)
-
-
-def test_repeated_epochs_and_files_that_are_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "swaps.json"
-    path.write_text('{"3": [], "3": []}')
-    with pytest.raises(ConfigError, match=r"JSON.*twice"):
-        read_schedule(path, LAYOUT)
-    with pytest.raises(ConfigError):
-        read_schedule(tmp_path / "nowhere.json", LAYOUT)
-
-
 def course(timing: SwapTiming, epochs: int) -> dict[int, str]:
     """What happens after each epoch."""
     found: dict[int, str] = {}
@@ -329,13 +302,3 @@ def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
     swap_heads(model, [Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 2, 1)), swap("cross.0.2 cross.2.5")])
     swap_heads(model, [swap("encoder-self.1.6 encoder-self.1.3")])
     assert not differing(before, state(model))  # away from head 0 both ways are the same
-
-
-def test_where_the_fork_stops_it_is_refused() -> None:
-    model = mhr.small(d_model=15, d_head=5, d_value=5).model
-    before = state(model)
-    with pytest.raises(ConfigError, match=r"2 rows.*0"):
-        swap_heads_like_fork(model, [swap("cross.0.0 cross.1.1")])
-    with pytest.raises(ConfigError, match="weights"):
-        swap_heads_like_fork(model, [swap("cross.0.0 cross.9.0")])
-    assert not differing(before, state(model))

@@ -22,7 +22,7 @@ from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, TrainingError
+from headscope.errors import ConfigError, TrainingError
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -37,10 +37,9 @@ from headscope.training.data.batches import (
     TrainingPairs,
     collate,
     epoch_plan,
-    plan_lengths,
 )
 from headscope.training.data.tokenizers import normaliser
-from headscope.training.files.checkpoints import Progress, average
+from headscope.training.files.checkpoints import Progress
 from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Silent
@@ -134,13 +133,6 @@ def test_the_criterion_and_its_gradients_are_those_of_loops(
     assert torch.autograd.gradcheck(criterion, inputs)
 
 
-def test_no_positions_have_no_loss_and_zero_gradients() -> None:
-    weight = torch.randn(5, 3, requires_grad=True)
-    loss, nll = losses.smoothed_cross_entropy(torch.zeros(0, 3), weight, None, torch.zeros(0).long(), smoothing=0.1)
-    loss.backward()
-    assert loss.item() == nll.item() == 0 and weight.grad is not None and not weight.grad.any()
-
-
 def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(texts: Path, tmp_path: Path) -> None:
     run = make_run(small(texts, out=tmp_path, precision="float64", dropout=0.0), baseline())
     groups = epoch_plan(run.data.train, tokens=150, seed=1, epoch=1)
@@ -196,16 +188,6 @@ def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: i
     assert [group.tolist() for group in plans[0]] != [group.tolist() for group in plans[1]]
 
 
-def test_batches_are_cut_where_the_next_sentence_would_be_too_much() -> None:
-    def cut(lengths: list[int], tokens: int) -> list[list[int]]:
-        sides = np.array(lengths, dtype=int)
-        return [group.tolist() for group in plan_lengths(sides, sides, tokens=tokens, chance=None)]
-
-    assert cut([3, 3, 4, 5, 9], 9) == [[0, 1], [2], [3], [4]]
-    assert cut([3, 3, 4, 5, 9], 12) == [[0, 1, 2], [3], [4]]
-    assert cut([], 10) == []
-
-
 def test_a_batch_holds_inputs_labels_and_masks() -> None:
     corpus = TrainingPairs(
         TokenizedTexts.of([[7, 8], [9]]),
@@ -243,12 +225,6 @@ def test_learning_rates(texts: Path, schedule: Any, update: int, expected: float
     assert rate(config, TrainingPosition(update=update, updates_planned=1000)) == pytest.approx(expected)
 
 
-def test_a_position_knows_how_much_of_the_run_is_done() -> None:
-    assert TrainingPosition(update=30, updates_planned=120).fraction == 0.25
-    position = TrainingPosition(epoch=3, update_in_epoch=5, updates_per_epoch=10, epochs_planned=5)
-    assert position.fraction == 0.5 and replace(position, update=80, updates_planned=100).fraction == 0.8
-
-
 def test_weights_of_the_last_or_the_best_are_kept() -> None:
     values = [5.0, 2.0, 3.0, 1.0, 4.0]
     last, best = Progress(), Progress()
@@ -257,12 +233,6 @@ def test_weights_of_the_last_or_the_best_are_kept() -> None:
         best.keep(value, update, count=2, best=True)
     assert last.kept == [3, 4] and best.kept == [1, 3]
     assert Progress.from_plain(best.plain()) == best
-
-
-def test_averages_are_means() -> None:
-    states = [{"w": torch.full((2, 3), float(n)), "n": torch.tensor(n)} for n in (1, 2, 6)]
-    found = average(states)
-    assert torch.equal(found["w"], torch.full((2, 3), 3.0)) and int(found["n"]) == 6
 
 
 # Runs.
@@ -386,16 +356,6 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
         make_run(small(texts, initial="glorot", **more), baseline())
 
 
-def test_text_is_lower_cased_for_a_tokenizer_that_is_given(texts: Path, tmp_path: Path) -> None:
-    first = make_run(small(texts, out=tmp_path / "first"), baseline()).data
-    loud = tmp_path / "loud"
-    loud.write_text((texts / "source").read_text(encoding="utf-8").upper(), encoding="utf-8")
-    options = {"source": loud, "tokenizer": tmp_path / "first" / "data" / "source.model", "vocab_size": 8000}
-    data = make_run(small(texts, out=tmp_path / "run", normalise="lowercase", **options), baseline()).data
-    assert data.unknown.unknown["source"] == 0 and data.train.source is not None and first.train.source is not None
-    assert data.train.source.ids.tolist() == first.train.source.ids.tolist()
-
-
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
     class Told(Silent):
         def remarked(self, text: str) -> None:
@@ -487,67 +447,6 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"d_model": 10, "heads": 4}, r"--d-model 10.*--heads 4.*\[1, 2, 5, 10\]"),
-        ({"source": None}, "give --source FILE"),
-        ({"target": None}, "needs --target FILE"),
-        ({"kind": "lm"}, "--target.*--valid-target"),
-        ({"dropout": 1.0}, "--dropout is 1.0.*1"),
-        ({"max_tokens": 0}, "--max-tokens is 0.*1"),
-        ({"lr": 0.0}, "--lr.*0.0.*0"),
-        ({"schedule": "linear"}, "--schedule is 'linear'.*inverse-sqrt.*cosine.*constant"),
-        ({"schedule": "cosine", "updates": None}, "--updates.*--max-epochs"),
-        ({"valid_target": None}, "--valid-source.*--valid-target"),
-        ({"best_by": "bleu"}, "--bleu-every.*0"),
-    ],
-)
-def test_options_that_make_no_sense(texts: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        small(texts, **options)
-
-
-def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
-    short, empty, long = tmp_path / "short", tmp_path / "empty", tmp_path / "long"
-    short.write_text("a b\nc d\n", encoding="utf-8")
-    long.write_text(3 * f"{'abba ' * 40}\n", encoding="utf-8")
-    empty.write_text("", encoding="utf-8")
-    for options, message in (
-        ({"target": short}, "lines"),
-        ({"target": empty}, "empty"),
-        ({"source": tmp_path / "none"}, str(tmp_path / "none")),
-        ({"vocab_size": 5000}, r"--vocab-size 5000.*\d+"),
-        ({"vocab_size": 7}, r"--vocab-size 7.*\d+"),
-        ({"max_length": 2}, "150 training.*--max-length 2 subwords, the closing one included"),
-        ({"max_length": 50, "valid_source": long, "valid_target": long}, "all 3 validation.*--max-length 50"),
-        ({"tokenizer": short, "vocab_size": 8000}, "--tokenizer .*short"),
-    ):
-        with pytest.raises(DataError, match=message):
-            make_run(small(texts, out=tmp_path / "run", **options), baseline())
-
-
-def test_a_directory_that_holds_a_run_is_left_alone(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="--force"):
-        train(small(texts, out=trained.folder), baseline())
-    with pytest.raises(ConfigError, match=r"--lr \(was 0\.02, is 0\.002\)"):
-        train(small(texts, out=trained.folder, updates=None, max_epochs=3), baseline(), resume=True)
-    (tmp_path / "notes").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="notes"):
-        train(small(texts, out=tmp_path), baseline(), resume=True)
-    with pytest.raises(OutputError, match=r"notes.*headscope train"):
-        train(small(texts, out=tmp_path, updates=1), baseline(), force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
-
-
-def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Path) -> None:
-    config = small(texts, out=tmp_path / "run", updates=1, valid_source=None, valid_target=None)
-    with pytest.raises(ConfigError, match="--patience"):
-        configured(TrainConfig, {**vars(config), "patience": 3})
-    assert not config.out.exists()
-    assert train(config, baseline()).nll is None
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns_about_the_same(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -561,15 +460,6 @@ def test_half_precision_learns_about_the_same(
         train(small(texts, out=tmp_path / kind, precision=kind, **more), baseline()) for kind in (precision, "float32")
     )
     assert found.nll == pytest.approx(whole.nll, abs=0.02) and found.nll != whole.nll
-
-
-def test_a_broken_state_is_told(texts: Path, tmp_path: Path) -> None:
-    config = small(texts, out=tmp_path / "run", updates=2)
-    train(config, baseline())
-    state = config.out / "state.pt"
-    state.write_bytes(state.read_bytes()[:999])
-    with pytest.raises(CheckpointError, match=r"state\.pt.*--force"):
-        train(config, baseline(), resume=True)
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import torch
 
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import Site
 from headscope.training.position import TrainingPosition
 from headscope.training.swap_scores import SCORES, head_scores
-from headscope.training.swaps import Swap, swap_heads
-from headscope.training.trainer import make_run, train
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.swap import SwapHeads, SwapOptions
 from tests.oracles import lessons
@@ -97,19 +96,6 @@ def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metric
     assert lines[0]["gate_entropy"] and lines[0] == lines[1]
 
 
-def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:
-    (tmp_path / "swaps.toml").write_text(SWAPS)
-    its = lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "swaps.toml")
-    before = lessons.weights(its)
-    lessons.variant(its).before_epoch(its, TrainingPosition(epoch=1))
-    assert not differing(before, lessons.weights(its))
-    lessons.variant(its).before_epoch(its, TrainingPosition(epoch=2))
-    swaps = [Swap(HeadId(Site.CROSS, 0, head), HeadId(Site.CROSS, 1, head)) for head in range(3)]
-    assert differing(before, lessons.weights(its)) and lessons.variant(its).history(its) == {"swaps.schedule": 3.0}
-    swap_heads(its.model, swaps)
-    assert not differing(before, lessons.weights(its))
-
-
 def test_dynamic_swaps_are_undone(tmp_path: Path) -> None:
     its = lessons.begin(tmp_path, "swap", dynamic=("hard", "soft", "none"), score="uniqueness", dynamic_end=(3,))
     before = lessons.weights(its)
@@ -178,34 +164,3 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     for (site, layer), total in sums.items():
         torch.testing.assert_close(found[site][layer], total / count, rtol=1e-9, atol=1e-9)
     assert set(SCORES) == {"confidence", "uniqueness", "base", "advanced", "pairwise"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dynamic": ("tough",)}, "--dynamic 'tough'.*none, hard"),
-        ({"dynamic": ("hard", "soft")}, "--dynamic.*2"),
-        ({"dynamic_start": (1,)}, r"--dynamic-start.*\b2\b"),
-        ({"dynamic_rest": (0,)}, "--dynamic-rest.*1"),
-        ({"dynamic_end": (-1,)}, "--dynamic-end.*0"),
-        ({"compat": "fork", "swap_output": True}, "--swap-output"),
-        ({"dynamic_max_switches": ()}, "--dynamic-max-switches.*0"),
-    ],
-)
-def test_options_of_swaps_that_mean_nothing(options: dict[str, Any], message: str) -> None:
-    cls = VARIANTS.get("swap")
-    with pytest.raises(ConfigError, match=message):
-        cls.Options(**options)
-
-
-def test_runs_that_cannot_swap(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        lessons.begin(tmp_path, "swap")
-    (tmp_path / "late.toml").write_text(SWAPS.replace("2", "7", 1))
-    with pytest.raises(ConfigError, match=r"late\.toml.*7.*6"):
-        lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "late.toml")
-    cls = VARIANTS.get("swap")
-    config = lessons.config(tmp_path)
-    alone = type(config)(**{**vars(config), "valid_source": None, "valid_target": None})
-    with pytest.raises(ConfigError, match="--dynamic"):
-        make_run(alone, cls(cls.Options(dynamic=("hard",))))

@@ -22,14 +22,12 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import convert_for_engine
-from headscope.pruning.engines.ctranslate2 import CTranslate2
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from headscope.training.data import tokenizers
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
-from tests.oracles import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -148,12 +146,6 @@ def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> 
         assert [result.scores[0] for result in exact] == pytest.approx([entry.score for entry in ours], abs=1e-5)
 
 
-def test_the_card_says_how_it_is_run(uniform: Path) -> None:
-    card = (uniform / "README.md").read_text(encoding="utf-8")
-    assert "`ctranslate2`: CTranslate2" in card and "6 heads in the encoder, 7 in the decoder" in card
-    assert json.loads((uniform / "ctranslate2" / "config.json").read_text())["add_source_eos"] is True
-
-
 def marian(folder: Path, **sizes: Any) -> Path:
     """A small Marian with a tokenizer of its own kind."""
     vocabulary = tokenizers.learn(
@@ -213,21 +205,6 @@ def test_a_marian_without_some_heads(tmp_path: Path) -> None:
     assert found[0].hypotheses[0][:8] == tokenizer.convert_ids_to_tokens(wanted[0, 1:9])
 
 
-def test_a_marian_has_one_width_of_heads_for_each_stack(tmp_path: Path) -> None:
-    """Heads of 12 and 4: one width for both would be another model."""
-    path = marian(tmp_path / "whole", encoder_attention_heads=2, decoder_attention_heads=6)
-    assert converted(open_checkpoint(str(path), device="cpu"), tmp_path / "out") < 1e-4
-
-
-def test_a_marian_without_an_unknown_token_is_one_line(tmp_path: Path) -> None:
-    its: Any = open_checkpoint(str(marian(tmp_path / "whole")), device="cpu")
-    its.tokenizer = tiny.tokenizer([], [tiny.END])
-    its.tokenizer.unk_token = None
-    with pytest.raises(ConfigError, match="CTranslate2 needs an unk_token"):
-        converted(its, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -254,12 +231,6 @@ def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: p
 def _doubled(spec: Any) -> None:
     spec.decoder.projection.weight = 2 * spec.decoder.projection.weight
     super(ctranslate2.specs.TransformerSpec, spec).validate()
-
-
-def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CTranslate2, "packages", ("no_such_package",))
-    with pytest.raises(ConfigError, match=r'no_such_package.*"headscope\[engines\]"'):
-        converted(trained_here(), tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 import headscope as hs
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.taps import masked
@@ -113,31 +113,6 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     assert counts == wanted
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"merge_kv": (4, 2, 1), "source": "text"}, "--merge-kv"),
-        ({"merge_kv": (2,)}, "and --source FILE"),
-        ({"heads": EMPTY, "source": "text"}, "--merge-kv"),
-        (
-            {"merge_kv": (2,), "source": "text", "export": ("native", "gguf")},
-            "--export native.*key/value",
-        ),
-        ({"merge_kv": (5,), "source": "text"}, "4, 4, 4.*15"),
-    ],
-)
-def test_numbers_that_cannot_be_measured_are_refused(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
-    path, text = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level()), tmp_path / "text"
-    text.write_text("a b c d e f\n" * 12)
-    given = {**options, **({"source": text} if "source" in options else {})}
-    with pytest.raises(ConfigError, match=reason):
-        removed(path, tmp_path / "small", allocate="measured", **given)
-    assert not (tmp_path / "small").exists()
-    wrong: Any = "meassured"
-    with pytest.raises(ConfigError, match=r"'meassured'.*'measured'"):
-        hs.load(path, device="cpu").remove(merge_kv=2, allocate=wrong)
-
-
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=None, tie_word_embeddings=False)
     (file,) = removed(path, tmp_path / "small", heads=EMPTY).engines
@@ -151,26 +126,3 @@ def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
         wanted = model(input_ids=ids).logits.log_softmax(-1)
     with torch.no_grad():
         assert (again(input_ids=ids).logits.log_softmax(-1) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "reason"),
-    [
-        ("qwen3", {}, "'qwen3'"),
-        ("llama", {"attention_bias": True}, r"q_proj\.bias"),
-        ("mistral", {"sliding_window": 8}, "sliding_window.*8"),
-    ],
-)
-def test_what_decilm_cannot_hold_is_refused_by_name(
-    tmp_path: Path, kind: str, options: dict[str, Any], reason: str
-) -> None:
-    path = decoders.saved(tmp_path / "whole", kind, **options)
-    with pytest.raises(ConfigError, match=f"deci-hf.*{reason}"):
-        removed(path, tmp_path / "small", heads=EMPTY)
-    assert not (tmp_path / "small").exists()
-
-
-def test_numbers_that_are_not_one_for_each_layer_are_refused(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "llama")
-    with pytest.raises(ConfigError, match=r"--merge-kv 4,2: 2.*3"):
-        removed(path, tmp_path / "small", merge_kv=(4, 2))

@@ -12,10 +12,9 @@ import pytest
 import headscope as hs
 from headscope.config import engines
 from headscope.config.engines import declared_engines
-from headscope.errors import ConfigError
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.native import NATIVE
-from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.removal.export import split_export
 from headscope.registry import Registry
 from tests.oracles import checkpoints
@@ -59,15 +58,3 @@ def test_an_engine_of_another_package_writes_and_proves(model: Any, tmp_path: Pa
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
     assert record["engines"][0]["export"] == "numbers" and "model.numbers" in record["files"]
     assert "numpy.fromfile" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("numbers")
-def test_errors_list_the_engines_that_there_are(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'float8'.*none, q8_0, float16"):
-        model.convert(tmp_path / "out", to="numbers", quantize="float8")
-    with pytest.raises(ConfigError, match=r"q8_0.*numbers.*none, float16"):
-        model.convert(tmp_path / "out", to="numbers", quantize="q8_0")
-    with pytest.raises(ConfigError, match="numbers"):
-        engines_named((), EngineOptions(quantize="float16"))
-    with pytest.raises(ConfigError, match=r"export='number'|export number .*gguf, .*numbers, onnx"):
-        model.remove("cross.0.1", export="number")

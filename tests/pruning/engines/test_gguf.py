@@ -17,11 +17,9 @@ from tokenizers import pre_tokenizers
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.model.taps import masked
 from headscope.pruning.engines.gguf import llama_cpp
-from headscope.pruning.engines.gguf.export import Gguf
-from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved, rotary_of
-from headscope.pruning.engines.gguf.writer import SPLITS, vocabulary_of, write_gguf
+from headscope.pruning.engines.gguf.layers import LlamaDecoder, rotary_of
+from headscope.pruning.engines.gguf.writer import SPLITS, write_gguf
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
@@ -147,13 +145,6 @@ def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Pa
     assert llama_cpp.ask(request).ids == [tokenizer(text)["input_ids"] for text in ODD]
 
 
-def test_a_tokenizer_that_llama_cpp_lacks_is_listed_and_said_so(tmp_path: Path) -> None:
-    tokenizer = decoders.byte_level(r"\p{L}+|\d")
-    assert not vocabulary_of(tokenizer, 323).splits_text
-    found = removed(decoders.saved(tmp_path / "whole", tokenizer=tokenizer), tmp_path / "small", "decoder-self.1.*")
-    assert "cannot split text" in found.engines[0].limits[0]
-
-
 def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", initializer_range=0.02)
     found = removed(path, tmp_path / "small", RAGGED, quantize="q8_0")
@@ -249,15 +240,6 @@ def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
-def test_the_refused_model_goes_when_it_is_padded(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "qwen3", tie_word_embeddings=False)
-    heads = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,decoder-self.2.1,decoder-self.2.5"
-    found = removed(path, tmp_path / "small", heads, pad=True)
-    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
-    assert fields(tmp_path / "small" / "model.gguf")["qwen3.attention.head_count"] == 6
-    assert any("heads of zeros" in note for note in found.record["notes"])
-
-
 def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,53 +251,6 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
-def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.pruning.engines.gguf import layers
-
-    monkeypatch.setattr(layers.LlamaDecoder, "misfit", lambda self, container: "")  # layers of `llama` are all alike
-    with pytest.raises(CheckpointError, match=r"llama\.cpp.*GGUF"):
-        removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
-    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
-
-
-def test_a_model_that_overflows_is_refused_in_one_line(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    model = decoders.decoder("llama")
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight.fill_(3e38)
-    model.save_pretrained(tmp_path / "whole")
-    status, out, said = command("convert", tmp_path / "whole", tmp_path / "engine", "--to", "gguf")
-    assert status == 2 and not out and said.count("\n") == 1
-    assert "NaN or infinite numbers" in said and "layers.1.mlp" in said and not (tmp_path / "engine").exists()
-
-
-def test_a_model_that_overflows_in_llama_cpp_alone_is_refused(tmp_path: Path) -> None:
-    """Matrices in float16 are multiplied in float16 there, in float32 here."""
-    model = decoders.decoder("llama").half()
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight.fill_(6e4)
-        model.model.layers[1].mlp.down_proj.weight.fill_(6e4)
-    model.save_pretrained(tmp_path / "whole")
-    with pytest.raises(CheckpointError, match=r"llama\.cpp.*NaN.*float32"):
-        hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="gguf")
-    assert not (tmp_path / "engine").exists()
-
-
-def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gguf, "packages", ("no_such_package",))
-    with pytest.raises(ConfigError, match=r'no_such_package.*"headscope\[engines\]"'):
-        removed(tmp_path / "whole", tmp_path / "small", RAGGED)
-    assert not (tmp_path / "small").exists()
-
-
-def test_rows_are_interleaved_per_head() -> None:
-    assert interleaved(torch.arange(4), 1).tolist() == [0, 2, 1, 3]
-    rows = torch.arange(3 * 6 * 5).view(18, 5)
-    expected = torch.cat([rows[6 * head : 6 * head + 6][[0, 3, 1, 4, 2, 5]] for head in range(3)])
-    assert torch.equal(interleaved(rows, 3), expected)
-
-
 def test_frequency_divisors_are_those_of_llama3() -> None:
     """From the wavelengths, as Llama 3.1's paper has it, and not from transformers' frequencies."""
     wavelengths = 2 * torch.pi * 5e5 ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16)
@@ -324,31 +259,6 @@ def test_frequency_divisors_are_those_of_llama3() -> None:
     found = rotary_of(decoders.decoder("llama", rope_parameters=LLAMA3), 16, divides=True)
     torch.testing.assert_close(found.divisors, expected.float())
     assert found.factor is None and found.gain == 1 and not found.plain
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.7, 40.0])
-@pytest.mark.parametrize("theta", [1e4, 5e6])
-@pytest.mark.parametrize("trained", [13, 4096])
-def test_yarn_as_it_stands_needs_no_divisors(factor: float, theta: float, trained: int) -> None:
-    """The bounds that llama.cpp takes are those of transformers, and so is what it multiplies by."""
-    rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained, "rope_theta": theta}
-    found = rotary_of(decoders.decoder("llama", rope_parameters=rope), 16, divides=False)
-    assert (found.kind, found.factor, found.trained, found.unfit) == ("yarn", factor, trained, "")
-    assert found.gain == pytest.approx(1)
-
-
-def test_masked_heads_are_the_reference() -> None:
-    """The models here are sharp enough: without the heads of `RAGGED` they say something else."""
-    model = decoders.decoder("llama")
-    from headscope.heads import select_heads
-    from headscope.model.discovery import find_attention
-
-    ids = torch.arange(5, 25)[None]
-    heads = select_heads(RAGGED, find_attention(model).layout)
-    with torch.no_grad(), masked(model, heads):
-        without = model(ids).logits.log_softmax(-1)
-    with torch.no_grad():
-        assert float((model(ids).logits.log_softmax(-1) - without).abs().max()) > 0.5
 
 
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:

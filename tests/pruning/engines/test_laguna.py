@@ -16,13 +16,11 @@ from transformers import AutoModelForCausalLM
 import headscope as hs
 from headscope.data.corpus import open_corpus
 from headscope.engine.base import ANALYSES
-from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.engines.decoders import PARTS
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -172,49 +170,3 @@ def test_the_gate_of_half_precision_is_divided_out_as_it_is_rounded(tmp_path: Pa
     )
     ratio = (kept * gated).sum() / (gated * gated).sum()
     assert abs(ratio / 0.69140625 - 1) < 5e-4 < abs(ratio / math.log(2) - 1), "softplus(0) in float32"
-
-
-def test_layers_that_are_as_qwen3s_go_whatever_the_class_is_called(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = dict(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, head_dim=8
-    )
-    sizes |= dict(intermediate_size=48, vocab_size=97, max_position_embeddings=64, first_k_dense_replace=2)
-    torch.manual_seed(0)
-    model = transformers.Dots1ForCausalLM(transformers.Dots1Config(**sizes, initializer_range=0.3))
-    model.save_pretrained(tmp_path / "whole")
-    done = hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="laguna")
-    assert done.difference is not None and done.difference < 1e-4
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "engine" / "laguna")).__name__ == "LagunaForCausalLM"
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "reason"),
-    [
-        ("llama", {}, "LlamaForCausalLM.*q_norm"),
-        ("qwen2", {}, r"Qwen2ForCausalLM.*model\.layers\.0\.self_attn\.q_proj\.bias"),
-        ("qwen3", {"attention_bias": True}, r"q_proj\.bias"),
-    ],
-)
-def test_what_laguna_cannot_hold_is_refused_by_name(
-    tmp_path: Path, kind: str, options: dict[str, Any], reason: str
-) -> None:
-    path = decoders.saved(tmp_path / "whole", kind, **options)
-    with pytest.raises(ConfigError, match=f"laguna.*{reason}"):
-        removed(path, tmp_path / "small", PER_GROUP)
-    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
-
-
-def test_heads_that_are_no_quota_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "qwen3")
-    with pytest.raises(ConfigError, match=r"groups.*decoder-self\.1"):
-        removed(path, tmp_path / "small", "decoder-self.1.3")
-    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
-
-
-def test_a_folder_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = decoders.saved(tmp_path / "whole", "qwen3")
-    swapped = {**PARTS, "attn_k": "v_proj", "attn_v": "k_proj"}
-    monkeypatch.setattr("headscope.pruning.engines.laguna.PARTS", swapped)
-    with pytest.raises(CheckpointError, match=r"transformers.*log-probabilities"):
-        removed(path, tmp_path / "small", PER_GROUP)
-    assert [each.name for each in tmp_path.iterdir()] == ["whole"]

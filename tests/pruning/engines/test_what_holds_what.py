@@ -14,8 +14,8 @@ from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
+from scripts.documented import DOCS
 from tests.makers import decoders
-from tests.makers.documented import DOCS
 
 SHAPES = ("uniform", "per-group", "ragged", "per-layer kv", "empty layer")
 REMOVED = {

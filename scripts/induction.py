@@ -1,4 +1,4 @@
-"""Train the model of tests/data/induction: `nice python -m tests.makers.induction` (one core, some minutes).
+"""Train the model of tests/data/induction: `nice python -m scripts.induction` (one core, some minutes).
 
 Two layers of attention without feed-forward layers (a Llama whose down projections are zeros and stay so), trained on
 random words that are repeated once, `<s> x x`. What it takes for one induction head that reads one previous-token head:
@@ -23,7 +23,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
-FOLDER = Path(__file__).parents[1] / "data" / "induction"
+FOLDER = Path(__file__).parents[1] / "tests" / "data" / "induction"
 WORDS, WIDTH, HEADS, HEAD_WIDTH = 60, 64, 2, 32
 SPECIAL = ("<s>", "<unk>")
 SHORTEST, LONGEST, POSITIONS = 8, 40, 2048

@@ -22,11 +22,10 @@ from typing import Any
 
 from headscope.version import VERSION
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCH = "torch>=2.9,<2.14"
 FOLDERS = {"headscope": "headscope", "cli": "headscope/cli", "analyses": "headscope/analyses"}
-NO_PACKAGES = ("tests/", "benchmarks/", "docs/", "examples/")
 
 
 def committed(folder: Path) -> Path:

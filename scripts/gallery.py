@@ -1,4 +1,4 @@
-"""The pictures of docs/figures.md: `python -m tests.makers.gallery` types docs/figures/draw.sh.
+"""The pictures of docs/figures.md: `python -m scripts.gallery` types docs/figures/draw.sh.
 
 Of the runs that are measured there it keeps the columns that are drawn. It writes beside the pictures what each shows,
 figures.json, which a test compares with what the commands draw now.
@@ -26,10 +26,10 @@ from headscope.cli.main import app
 from headscope.report import styles
 from headscope.report.figures.needs import importances
 from headscope.results.study import Study
-from tests.makers import documented
+from scripts import documented
 from tests.makers.figures import structure
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
 PAGE, SCRIPT, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/draw.sh", ROOT / "docs/figures/figures.json"
 KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]  # and importances

@@ -1,6 +1,6 @@
 """The files of `examples/config`, one for each command that takes `--config`.
 
-`python -m tests.makers.config_files` writes them.
+`python -m scripts.config_files` writes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from headscope.cli import main
 from headscope.cli.options import Entry, kind_of
 from headscope.config.option import declared_options
-from tests.makers.modules import ROOT
+from scripts.documented import ROOT
 
 FOLDER = ROOT / "examples" / "config"
 

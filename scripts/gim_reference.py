@@ -1,7 +1,7 @@
 """What the authors' package gim-explain makes of a small GPT-2, with what it changes for either kind of attention.
 
 With `eager` attention it changes softmax and norms, with `sdpa` queries, keys, values and norms: never all of them.
-`pip install --no-deps gim-explain==0.1.4`, then `python -m tests.makers.gim_reference`.
+`pip install --no-deps gim-explain==0.1.4`, then `python -m scripts.gim_reference`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from tests.oracles import gim
 
-FILE = Path(__file__).parents[1] / "data" / "oracles" / "gim" / "heads.json"
+FILE = Path(__file__).parents[1] / "tests" / "data" / "oracles" / "gim" / "heads.json"
 IDS = [3, 17, 5, 23, 11, 17, 2]
 
 

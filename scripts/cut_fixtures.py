@@ -1,6 +1,6 @@
 """What ships of the checkpoints and numbers of the original programs: `tests/data/oracles`.
 
-`python -m tests.makers.cut_fixtures` cuts it anew out of the shared folder: two sentences of each program, all layers,
+`python -m scripts.cut_fixtures` cuts it anew out of the shared folder: two sentences of each program, all layers,
 and of the vocabularies the pieces that these sentences have. That changes no logit, which depends on the embeddings of
 its own piece and of those that are read; sums over the vocabulary (likelihoods, losses) would change, and are left out.
 """

@@ -7,8 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.makers.modules import ROOT
-
+ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 FIRST_HOUR = ROOT / "examples" / "first_hour.sh"

@@ -1,7 +1,7 @@
 """What the program of Nam et al. 2025 makes of the model in tests/data/induction: gates after a few updates.
 
 With `src` of github.com/andrewnam/causal_head_gating (commit 97b223a) on PYTHONPATH:
-`python -m tests.makers.chg_reference`. Its data set is replaced by the same four sentences in every update.
+`python -m scripts.chg_reference`. Its data set is replaced by the same four sentences in every update.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import transformers
 
-from tests.makers.induction import FOLDER, repeated
+from scripts.induction import FOLDER, repeated
 
-FILE = Path(__file__).parents[1] / "data" / "oracles" / "chg" / "gates.json"
+FILE = Path(__file__).parents[1] / "tests" / "data" / "oracles" / "chg" / "gates.json"
 UPDATES, PENALTY = 5, 0.1
 RATES = {"lr": 0.4, "lr_end": 0.1, "lr_reg": 0.5, "lr_reg_end": 0.2}
 

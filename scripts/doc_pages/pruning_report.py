@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from tests.makers.modules import ROOT
+from scripts.documented import ROOT
 
 PLAIN = "least-squares"
 REFITS = ("none", "mean", PLAIN)

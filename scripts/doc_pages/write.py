@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.makers.doc_pages import pruning_report, registries
-from tests.makers.documented import pages
-from tests.makers.modules import ROOT
+from scripts.doc_pages import pruning_report, registries
+from scripts.documented import ROOT, pages
 
 GENERATED: dict[str, Callable[[], str]] = {
     "analyses": registries.analyses,

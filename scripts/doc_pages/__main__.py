@@ -1,0 +1,7 @@
+"""Writes what the code says into the pages of `docs/`: `python -m scripts.doc_pages`."""
+
+from scripts.doc_pages.write import written
+
+for page, text in written().items():
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(text, encoding="utf-8")
