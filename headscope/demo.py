@@ -152,7 +152,7 @@ def _prune_translation(out: Path, text: dict[str, Path], progress: Progress) -> 
 
 
 def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
-    study = run_analysis(replace(config, examples=6), progress=progress)
+    study = run_analysis(replace(config, page_examples=6), progress=progress)
     if not study.complete:
         raise KeyboardInterrupt
     return study

@@ -71,6 +71,15 @@ class AnalyzeOptions(TextOptions):
         common=True,
     )
     target_parse: Path | None = data_option(None, "Dependency parses of the translations: a CoNLL-U file.")
+    template: str | None = data_option(
+        None,
+        "Decoder language models: one text of a line and its translation, such as "
+        r'"English: {source}\nGerman: {target}"; or a file that has it.',
+        metavar="TEXT|FILE",
+    )
+    examples: int = data_option(
+        0, "Pairs before that one, filled in alike.", minimum=0, maximum=100, of="template"
+    )
     stanza_dir: Path | None = data_option(
         None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", of="parse=stanza", flagless=True
     )
@@ -91,7 +100,7 @@ class AnalyzeOptions(TextOptions):
     )
     detail: bool = output_option(False, "Also write every sentence's values.", flagless=True)
     report: bool = output_option(False, "Also write report.html: everything in one page, for a browser.", common=True)
-    examples: int | None = output_option(
+    page_examples: int | None = output_option(
         None,
         "Keep the attention on the first N short sentences, for the page; default: 12 with --report, or 0.",
         minimum=0,
@@ -140,7 +149,7 @@ class AnalyzeOptions(TextOptions):
     @property
     def examples_kept(self) -> int:
         """How many sentences' attention a run keeps."""
-        return self.examples if self.examples is not None else EXAMPLES * self.report
+        return self.page_examples if self.page_examples is not None else EXAMPLES * self.report
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values, those of analyses beside the others."""

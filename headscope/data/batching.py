@@ -31,6 +31,7 @@ from headscope.data.encoded import (
 )
 from headscope.data.labels import label_row
 from headscope.data.parses import Parse
+from headscope.data.template import target_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
 
@@ -218,6 +219,12 @@ def _labelled(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> lis
         labels = [
             [*row[: one.position], one.answer] for one, row in zip(contrasts, labels, strict=True)
         ]  # text, answer
+    if ready[0].sentence.pair is not None:
+        labels = [
+            target_labels(pair, encoder.spans(entry.sentence.source, entry.source.ids, side="source"), row)
+            for entry, row in zip(ready, labels, strict=True)
+            if (pair := entry.sentence.pair) is not None
+        ]
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
 
 

@@ -40,11 +40,24 @@ class Contrast(NamedTuple):
     longer: bool = False
 
 
+class Pair(NamedTuple):
+    """The source line and the target line in a text that a template made, and where both start in it.
+
+    `order` has the number of every source word in its own line where they are scrambled.
+    """
+
+    source: str
+    target: str
+    starts: tuple[int, int]
+    order: tuple[int, ...]
+
+
 class Sentence(NamedTuple):
     """One line of the corpus: its number from 0, the text, its translation and the parses of both where there are any.
 
     `second` is the other text of a pair that a model reads together, `labels` what a classifier should say, `contrast`
-    what belongs to a prompt. The translation of a prompt ends with its answer.
+    what belongs to a prompt. The translation of a prompt ends with its answer. `pair` is what a template was
+    filled with.
     """
 
     number: int
@@ -55,6 +68,12 @@ class Sentence(NamedTuple):
     labels: Labels | None = None
     contrast: Contrast | None = None
     target_parse: Parse | None = None
+    pair: Pair | None = None
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The source and the target line, in whatever text they stand."""
+        return (self.pair.source, self.pair.target) if self.pair else (self.source, self.target or "")
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,7 @@ class Corpus:
     has_second: bool = False
     has_labels: bool = False
     has_contrast: bool = False
+    has_template: bool = False
 
     def __iter__(self) -> Iterator[Sentence]:
         return islice(self.read(), self.count)

@@ -143,7 +143,7 @@ class Batch:
     target: Side | None = None
     aligned: tuple[Aligned | None, ...] = ()
     target_aligned: tuple[Aligned | None, ...] = ()
-    kind: Literal["text", "random"] = "text"
+    kind: Literal["text", "random", "scrambled"] = "text"
     labels: Tensor | None = None
     contrasts: Contrasts | None = None
     host: Batch | None = None

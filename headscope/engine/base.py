@@ -157,10 +157,11 @@ class Analysis:
     corrupt versions and answers: `Batch.contrasts`). `sites` is where it applies; `default` whether it runs unasked;
     `many_passes` whether it takes more passes the more heads or samples there are, which `--importance` leaves out;
     `group` a set of analyses that can be asked for at once; `passes` which data it sees: the corpus ("text"), repeated
-    random tokens ("random"); `order` where its columns and labels come (lower first). With `afterwards` it observes
-    heads when the forward pass is through (and the backward pass, where it needs gradients), which keeps the batch's
-    attention in memory until then. With `sampled` its values, and not only their intervals, follow from the seed. With
-    `fits` its report takes long and shares its work among threads itself, so it is made after those of the others.
+    random tokens ("random"), texts of a template with scrambled sources ("scrambled"); `order` where its columns
+    and labels come (lower first). With `afterwards` it observes heads when the forward pass is through (and the
+    backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With `sampled`
+    its values, and not only their intervals, follow from the seed. With `fits` its report takes long and shares its
+    work among threads itself, so it is made after those of the others.
 
     `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
     of weights: "contexts", with weights at most in blocks of rows that it walks over itself (`in_blocks`); "rows", for

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens, Encoded, pad_side
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
+from headscope.data.template import with_scrambled_sources
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.frequencies import token_frequencies
@@ -61,11 +63,9 @@ def choose_analyses(
 
 
 def _members(names: Sequence[str]) -> set[str]:
-    groups: dict[str, set[str]] = {}
-    for name, cls in ANALYSES:
-        if cls.group:
-            groups.setdefault(cls.group, set()).add(name)
-    return {member for name in names for member in groups.get(name) or {ANALYSES.get(name).name}}
+    known = [(member, cls.group) for member, cls in ANALYSES]
+    members = ([member for member, group in known if group == name] or [ANALYSES.get(name).name] for name in names)
+    return {member for of_name in members for member in of_name}
 
 
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
@@ -181,7 +181,6 @@ def analyze(
     runner, texts = AnalysisRunner(checkpoint, running, detail=detail), dict[str, Corpus]()
     losses, complete = Omissions(), True
     streams = _streams(checkpoint, corpus, running, losses)
-    count = corpus.count
     corpus, sentences_read = corpus.counting()
     try:
         for analysis in running:
@@ -192,11 +191,12 @@ def analyze(
             else:
                 runner.leave_out(analysis, text)
         with runner.hooks():
-            with progress(title, count) as step, _placed(streams, checkpoint) as stream:
+            scrambled = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
+            with progress(title, corpus.count * (1 + scrambled)) as step, _placed(streams, checkpoint) as stream:
                 for number, batch in enumerate(stream):
                     if processes.owns(number):
                         runner.run(batch)
-                    step(len(batch.indices) if batch.kind == "text" else 0)
+                    step(len(batch.indices) if batch.kind != "random" else 0)
             for analysis in filter(explains, runner.running):
                 own = _streams(checkpoint, texts[analysis.name], running, only="text")
                 with progress(analysis.name, texts[analysis.name].count) as step, _placed(own, checkpoint) as stream:
@@ -216,7 +216,7 @@ def analyze(
         runner.merge(part)
         complete = complete and part_complete
     bootstrap = Bootstrap(seed=options.seed, replicates=replicates)
-    study = runner.conclude(bootstrap, texts, sentences=count, complete=complete, progress=progress)
+    study = runner.conclude(bootstrap, texts, sentences=corpus.count, complete=complete, progress=progress)
     if not partial and not study.complete:
         raise KeyboardInterrupt
     reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves
@@ -350,17 +350,19 @@ def _streams(
     *,
     only: str = "",
 ) -> Generator[Batch, None, None]:
-    """The batches of the text, and those of random tokens, as far as any analysis sees them; `only` one kind."""
+    """The batches of the text, scrambled ones and random tokens, as far as an analysis sees them; `only` one kind."""
     seed, batching = running[0].run.seed, running[0].run.batching
     passes = {name for analysis in running for name in analysis.passes if only in ("", name)}
     needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
     labels = needed and gives_labels(checkpoint, corpus)
-    repeated = random_batches(checkpoint, seed=seed, batching=batching)
     limit, tokens, long = sentence_limit(checkpoint, batching.limit), batching.tokens, batching.long
+    read = partial(batches, encoder=checkpoint, tokens=tokens, limit=limit, long=long)
     if "text" in passes:
-        yield from batches(corpus, checkpoint, tokens=tokens, limit=limit, long=long, losses=losses, labels=labels)
+        yield from read(corpus, losses=losses, labels=labels)
+    if "scrambled" in passes and corpus.has_template:
+        yield from (replace(batch, kind="scrambled") for batch in read(with_scrambled_sources(corpus, seed=seed)))
     if "random" in passes and decoder_reads(checkpoint, corpus):
-        yield from repeated
+        yield from random_batches(checkpoint, seed=seed, batching=batching)
 
 
 def decoder_reads(checkpoint: Checkpoint, corpus: Corpus) -> bool:

@@ -15,6 +15,7 @@ from headscope.config.declarations import checked_options, imported
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
+from headscope.data.template import with_template
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
@@ -27,6 +28,7 @@ from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, 
 from headscope.engine.record import complete_record
 from headscope.errors import ConfigError
 from headscope.evaluation.prompts import with_answers
+from headscope.evaluation.sides import check_template
 from headscope.files.folders import NOWHERE, Build
 from headscope.files.output_checks import Input, inputs_of
 from headscope.formats.base import Checkpoint, open_configured
@@ -117,6 +119,9 @@ def measure_heads(
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = with_budget(replace(options, analysis_options=checked_options(options.analysis_options)))
     limit = sentence_limit(checkpoint, options.max_length)
+    if options.template is not None:
+        check_template(checkpoint)
+        corpus = with_template(corpus, options.template, examples=options.examples)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     if options.parse == "stanza" and any(reads(cls, "parse") for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)

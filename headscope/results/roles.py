@@ -20,6 +20,7 @@ ROLES: Mapping[str, str] = {
     "sink": SINK,
     "aligned:predicted": "source word of the predicted token",
     "aligned:fed": "source word of the token that was fed",
+    "aligned:successor": "source word after the one of the token that was fed",
     "massive": "tokens with massive activations",
     "copying": "copies what it attends to",
     "copy-suppression": "suppresses what it attends to",

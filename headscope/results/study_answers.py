@@ -31,7 +31,7 @@ MOST_NEEDED, MOST_ROLES, MOST_NAMES = 5, 8, 8
 
 def study_answers(study: Study) -> list[Answer]:
     """All answers of a study; those with `detail` last."""
-    questions = (subject, needed, prompts, roles, explained, sharpest, rankings, unmeasured, cautions)
+    questions = (subject, needed, prompts, roles, alignment, explained, sharpest, rankings, unmeasured, cautions)
     details = (unsupported, agreement, alike, remarks)
     return [answer for question in (*questions, *details) for answer in question(study)]
 
@@ -174,6 +174,18 @@ def joint_effects(study: Study) -> dict[str, str]:
         text = "" if row["text"] == "text" else f", {row['text']}"
         cells[row["role"]] = number_text(row["value"], 2) + among + text
     return cells
+
+
+def alignment(study: Study) -> Iterator[Answer]:
+    """How well heads of a decoder language model align words together."""
+    if not study.has_table("alignment_together"):
+        return
+    rows = tuple(
+        (row["which"], number_text(row["aer"], 2), row["heads"])
+        for row in study.tables["alignment_together"].to_dict("records")
+    )
+    columns = ("mean weights of", "error rate", "heads")
+    yield Answer("Word alignment by heads together", "", AnswerTable(columns, rows))
 
 
 def explained(study: Study) -> Iterator[Answer]:

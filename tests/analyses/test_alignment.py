@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +42,6 @@ def links_of(corpus: Corpus, seed: int = 3) -> list[tuple[alignment.Links, align
     return found
 
 
-def written(path: Path, links: list[tuple[alignment.Links, alignment.Links]], *, first: int = 0) -> Path:
-    lines = [
-        " ".join(
-            f"{i + first}{mark}{j + first}" for part, mark in zip(both, "-?", strict=True) for i, j in sorted(part)
-        )
-        for both in links
-    ]
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
-
-
 def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any) -> Study:
     made = run_options(**options)
     return analyze(checkpoint, corpus, analyses=[cls], options=made, batching=BatchingOptions(tokens=211), replicates=7)
@@ -65,7 +53,7 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
 ) -> None:
     checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
     links = links_of(corpus)
-    path = written(tmp_path / "links", links, first=first)
+    path = alignment.written(tmp_path / "links", links, first=first)
     monkeypatch.setattr(plan, "batches", other_way_round)  # padding anywhere
     found = study(checkpoint, corpus, alignments=path, alignments_first=first)
     table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
@@ -96,7 +84,7 @@ def test_error_rate_by_hand(tmp_path: Path) -> None:
 
     class First(Alignment):
         def observe(self, heads: HeadBatch) -> Any:
-            return super().observe(looking(heads, torch.zeros_like(heads.argmax_position)))
+            return super().observe(alignment.looking(heads, torch.zeros_like(heads.argmax_position)))
 
     path = tmp_path / "links"
     path.write_text("0-0 1-1 0?1\n")
@@ -104,13 +92,6 @@ def test_error_rate_by_hand(tmp_path: Path) -> None:
     row = table[table.relation == "predicted"].iloc[0]
     # A = {0-0, 0-1}, S = {0-0, 1-1}, P = S and 0-1: 1 − (1 + 2) / (2 + 2)
     assert (row.aer, row.precision, row.recall) == (0.25, 1.0, 0.5)
-
-
-def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
-    """The same heads with all weight at these keys [b h t]."""
-    weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
-    assert heads.rows is not None
-    return replace(heads, rows=heads.rows._replace(weights=weights))
 
 
 @pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])
@@ -133,10 +114,10 @@ def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, lab
                 for i, j in links[number][0]:
                     wrong = (i + 2) % len(links[number][0])
                     at[row, 1, j] = i if noise.random() < share else wrong  # position j predicts word j
-            return super().observe(looking(heads, at))
+            return super().observe(alignment.looking(heads, at))
 
     checkpoint = tiny.checkpoint("t5", 7)
-    found = study(checkpoint, corpus, Made, alignments=written(tmp_path / "links", links))
+    found = study(checkpoint, corpus, Made, alignments=alignment.written(tmp_path / "links", links))
     table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
     for layer in range(3):
         assert table.loc[(layer, 1, "predicted")].share == pytest.approx(share, abs=0.02 + 0.02 * (share != 0.9))
@@ -158,10 +139,10 @@ def test_a_diagonal_head_is_not_aligned(tmp_path: Path) -> None:
         def observe(self, heads: HeadBatch) -> Any:
             last = heads.keys.sum(-1)[:, None, None] - 1
             return super().observe(
-                looking(heads, torch.minimum(heads.positions.expand_as(heads.argmax_position), last))
+                alignment.looking(heads, torch.minimum(heads.positions.expand_as(heads.argmax_position), last))
             )
 
-    found = study(tiny.checkpoint("t5", 7), corpus, Diagonal, alignments=written(tmp_path / "links", links))
+    found = study(tiny.checkpoint("t5", 7), corpus, Diagonal, alignments=alignment.written(tmp_path / "links", links))
     table = found.tables["alignment"]
     assert (table[table.relation == "predicted"].share == 1).all() and not found.labels
 
@@ -183,7 +164,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
             ahead, near = torch.randint(2, place.shape, generator=noise), torch.randint(3, place.shape, generator=noise)
             for head, positions in enumerate((place, diagonal, diagonal + ahead, place + near - 1)):
                 at[:, head] = torch.minimum(positions.clamp(min=0), last)
-            return super().observe(looking(heads, at))
+            return super().observe(alignment.looking(heads, at))
 
     found = study(open_checkpoint(assets.trained()), corpus, Positional, alignments=assets.captions("align"))
     table = found.tables["alignment"]
@@ -197,7 +178,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
 def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
     links = links_of(corpus)
-    path = written(tmp_path / "links", links, first=1)
+    path = alignment.written(tmp_path / "links", links, first=1)
     with pytest.raises(DataError, match=r"\d+.*--alignments-first 1"):
         study(checkpoint, corpus, alignments=path)
     for text, said in (

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import torch
+
+from headscope.engine.base import HeadBatch
 from tests.oracles.seen import Place, Seen, Term
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
@@ -45,3 +50,21 @@ def sizes(found: Links, sure: Links, possible: Links) -> tuple[int, int, int, in
     pairs = {look[1:] for look in found}
     about = {look[2] for look in found}
     return len(pairs), len(pairs & sure), len(pairs & (sure | possible)), sum(j in about for _, j in sure)
+
+
+def written(path: Path, links: list[tuple[Links, Links]], *, first: int = 0) -> Path:
+    lines = [
+        " ".join(
+            f"{i + first}{mark}{j + first}" for part, mark in zip(both, "-?", strict=True) for i, j in sorted(part)
+        )
+        for both in links
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
+    """The same heads with all weight at these keys [b h t]."""
+    weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
+    assert heads.rows is not None
+    return replace(heads, rows=heads.rows._replace(weights=weights))

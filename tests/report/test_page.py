@@ -271,7 +271,7 @@ def test_analyze_writes_the_page_with_examples(
     out = tmp_path / "run"
     words = ("analyze", hs.assets.trained(), "--source", source, "--target", target, "--bootstrap", 10, "--out", out)
     status, said, _ = command(
-        *words, "--only", "confidence,positional", "--no-figures", "--report", "--set", "examples=2"
+        *words, "--only", "confidence,positional", "--no-figures", "--report", "--set", "page-examples=2"
     )
     assert status == 0 and "report.html" in said
     data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["runs"][0]

@@ -13,6 +13,7 @@ from headscope.description.pair_function import PAIR_FUNCTIONS
 IN_WORDS = {
     "aligned:predicted": "looks at the source word of the token being predicted",
     "aligned:fed": "looks at the source word of the token that was fed",
+    "aligned:successor": "looks at the word after the source word of the token that was fed",
     "averages:after": "gives what follows even weight",
     "averages:before": "gives what precedes even weight",
 }

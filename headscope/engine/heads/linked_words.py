@@ -67,7 +67,7 @@ class SentenceLinks:
 
     def __post_init__(self) -> None:
         if self.known:
-            others = sum(has_other_spaces(text) for each in self.corpus for text in (each.source, each.target or ""))
+            others = sum(has_other_spaces(text) for each in self.corpus for text in each.lines)
             if others:
                 said = f"alignment: {others:,} lines have white space other than spaces and tabs, such as U+00A0"
                 self.remarks.append(f"{said}; links count words as fast_align does, which does not split there")
@@ -104,7 +104,7 @@ class SentenceLinks:
             spans = [slice(int(ends[s.number]), int(ends[s.number + 1])) for s in sentences]
             return [Links(pairs[span], sure[span].astype(bool)) for span in spans]
         assert self.aligner is not None
-        return self.aligner.align([(sentence.source, sentence.target or "") for sentence in sentences])
+        return self.aligner.align([sentence.lines for sentence in sentences])
 
     def of_others(self, sentences: Sequence[Sentence]) -> list[Ints]:
         """For every sentence the links [n 2] of the other one nearest in length, of the first 256, made as long."""
@@ -145,7 +145,7 @@ def links_of(
         raise ConfigError("--alignments has the links, --align-corpus is to train an aligner that makes some; give one")
     if path is not None:
         return _links_of_file(corpus, path, first)
-    pairs: Iterator[Pair] = ((sentence.source, sentence.target or "") for sentence in corpus)
+    pairs: Iterator[Pair] = (sentence.lines for sentence in corpus)
     if source is not None and target is not None:
         pairs = in_step(read_lines(source), read_lines(target), (str(source), str(target)))
     pairs = trainable(pairs)
@@ -163,7 +163,8 @@ def links_of(
 
 
 def _sizes(sentence: Sentence) -> tuple[int, int]:
-    return len(words_of(sentence.source)), len(words_of(sentence.target or ""))
+    source, target = map(words_of, sentence.lines)
+    return len(source), len(target)
 
 
 def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:

@@ -39,16 +39,17 @@ def draw_relations(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def draw_alignment(run: Study, sheet: Sheet, _: object) -> None:
-    """How often every cross head looks at the word that is aligned with the predicted, the fed and the next one."""
+    """How often every head looks at the source word that belongs to a target word, by relation."""
     table = run.table("alignment", "relation", "share", "baseline_diagonal").assign(margin=np.nan)
     table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
-    title = "Share of positions at which cross heads look at the aligned word"
+    title = "Share of positions at which heads look at the aligned word"
     sheet.headline(title, f"{run.model} · {run.data}")
     sheet.key(
         letters("b", "baseline: the key on the diagonal"),
         letters("fed", "the word that the position reads; predicted and next: the one and the two after"),
     )
-    _draw_rates(run, sheet, table, ["predicted", "fed", "next"], "share")
+    relations = [name for name in ("predicted", "fed", "next", "successor") if name in set(table["label"])]
+    _draw_rates(run, sheet, table, relations, "share")
 
 
 def clearest_labels(table: pd.DataFrame, most: int) -> list[str]:

@@ -1,0 +1,119 @@
+"""A line and its translation as one text, which a decoder language model reads: made by a template."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+
+from headscope.data.corpus import Corpus, Pair, Sentence
+from headscope.data.encoded import IGNORED
+from headscope.data.lines import line_text, raw_lines
+from headscope.data.offsets import Span
+from headscope.data.word_alignment import Ints, words_of, words_of_subwords
+from headscope.errors import ConfigError, DataError
+
+SOURCE, TARGET = "{source}", "{target}"
+ADVICE = r'give one such as "English: {source}\nGerman: {target}"'
+
+
+def read_template(template: str) -> tuple[str, str, str]:
+    r"""What stands before, between and after source and target, in a text (`\n` is a new line) or the file it names."""
+    text = template.replace("\\n", "\n")
+    if SOURCE not in text and TARGET not in text:
+        path = Path(template)
+        if not path.is_file():
+            raise ConfigError(f"--template {template[:60]!r} is neither a file nor has {SOURCE} and {TARGET}; {ADVICE}")
+        text = "\n".join(line_text(raw, path, number) for number, raw in enumerate(raw_lines(path), start=1))
+    if re.findall(r"\{source\}|\{target\}", text) != [SOURCE, TARGET]:
+        raise ConfigError(f"--template {template[:60]!r} must have {SOURCE} once, and {TARGET} once after it; {ADVICE}")
+    before, between, after = re.split(r"\{source\}|\{target\}", text)
+    return before, between, after
+
+
+def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
+    """The pairs of a corpus as one text each, after `examples` others: the pairs before it, or the first ones.
+
+    ConfigError for a corpus that is no pairs of plain lines.
+    """
+    before, between, after = read_template(template)
+    if not corpus.has_target:
+        raise ConfigError("--template needs the translation of every line; give --target FILE")
+    if corpus.has_parses or corpus.has_contrast:
+        raise ConfigError("--template makes texts that have neither parses nor answers; leave out --parse and --clean")
+    if corpus.count <= examples:
+        raise DataError(f"{corpus.name} has {corpus.count} lines, too few for --examples {examples}; give more lines")
+
+    def filled(sentence: Sentence) -> str:
+        return f"{before}{sentence.source}{between}{sentence.target}{after}"
+
+    def read() -> Iterator[Sentence]:
+        sentences = iter(corpus)
+        first = list(islice(sentences, examples + 1))
+        recent: deque[Sentence] = deque(maxlen=examples)
+        for place, sentence in enumerate(chain(first, sentences)):
+            shown = recent if place > examples else [other for other in first if other is not sentence]
+            prefix = "".join(f"{filled(other)}\n\n" for other in shown)
+            start = len(prefix) + len(before)
+            pair = Pair(
+                sentence.source, sentence.target or "", (start, start + len(sentence.source) + len(between)), ()
+            )
+            yield sentence._replace(source=prefix + filled(sentence), target=None, pair=pair)
+            recent.append(sentence)
+
+    digest = hashlib.sha1(f"{corpus.digest} {before, between, after} {examples}".encode()).hexdigest()
+    return replace(corpus, read=read, has_target=False, has_template=True, digest=digest)
+
+
+def with_scrambled_sources(corpus: Corpus, *, seed: int) -> Corpus:
+    """The same texts, the words of every source in random order."""
+    return replace(corpus, read=lambda: (scrambled(sentence, seed) for sentence in corpus.read()))
+
+
+def scrambled(sentence: Sentence, seed: int) -> Sentence:
+    """A text of a template with the words of its source in random order."""
+    assert sentence.pair is not None
+    line, target, (start, target_start), _ = sentence.pair
+    words = words_of(line)
+    order = random.Random(f"{seed} {sentence.number}").sample(range(len(words)), len(words))
+    mixed = " ".join(words[place] for place in order)
+    text = sentence.source[:start] + mixed + sentence.source[start + len(line) :]
+    starts = (start, target_start + len(mixed) - len(line))
+    return sentence._replace(source=text, pair=Pair(mixed, target, starts, tuple(order)))
+
+
+def words_in_texts(pairs: Sequence[Pair], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Ints]:
+    """The source word and the target word [n] that the subwords of all texts in a row begin in, −1 for none.
+
+    A subword that reaches over the border of a line counts with its part inside.
+    """
+    source, target = (
+        words_of_subwords(
+            [(pair.source, pair.target)[side] for pair in pairs],
+            [
+                [_inside(span, pair.starts[side], len((pair.source, pair.target)[side])) for span in own]
+                for pair, own in zip(pairs, spans, strict=True)
+            ],
+        )[0]
+        for side in (0, 1)
+    )
+    return source, target
+
+
+def _inside(span: Span | None, start: int, length: int) -> Span | None:
+    if span is None or span[1] <= start or span[0] >= start + length:
+        return None
+    return max(span[0] - start, 0), min(span[1] - start, length)
+
+
+def target_labels(pair: Pair, spans: Sequence[Span | None] | None, row: Sequence[int]) -> list[int]:
+    """The ids that a decoder should predict after each of its inputs, of the target alone; DataError without spans."""
+    if spans is None:
+        raise DataError(f"the subwords of {pair.target[:60]!r} cannot be located in its text; leave out --template")
+    inside = [_inside(span, pair.starts[1], len(pair.target)) is not None for span in spans]
+    return [own if follows else IGNORED for own, follows in zip(row, [*inside[1:], False], strict=True)]

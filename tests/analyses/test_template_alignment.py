@@ -1,0 +1,185 @@
+"""Alignment in texts of a template: where words lie, and which heads are named."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headscope.analyses.alignment import Alignment
+from headscope.api.analysis import measure_heads
+from headscope.config import AnalyzeOptions
+from headscope.data.batching import batches
+from headscope.data.corpus import Corpus, Pair, Sentence
+from headscope.data.encoded import IGNORED
+from headscope.data.template import scrambled, with_template, words_in_texts
+from headscope.engine.base import HeadBatch
+from headscope.engine.heads.source_spans import error_rate
+from headscope.engine.plan import analyze
+from headscope.errors import HeadscopeError
+from headscope.evaluation.sides import check_template
+from headscope.heads import HeadId, Site
+from headscope.results.study import Study
+from tests.oracles import tiny
+from tests.oracles.alignment import looking, written
+from tests.oracles.run_options import run_options
+
+TEMPLATE = r"ah: {source}\nbi: {target}"
+
+
+def parallel(count: int = 41, *, longest: int = 9) -> Corpus:
+    """Lines of words of one piece and their translations, word for word in the same order."""
+    luck = random.Random(5)
+    lines = []
+    for number in range(count):
+        words = luck.sample(tiny.WORDS, luck.randint(5, longest))
+        lines.append(Sentence(number, " ".join(words), " ".join(luck.sample(tiny.WORDS, len(words)))))
+    return Corpus("parallel", count, "0" * 40, lambda: iter(lines), has_target=True)
+
+
+def links_of(corpus: Corpus) -> list[tuple[set[tuple[int, int]], set[tuple[int, int]]]]:
+    return [({(place, place) for place in range(len(s.lines[0].split()))}, set()) for s in corpus]
+
+
+def test_words_lie_where_the_lines_do_whatever_merges_at_their_borders() -> None:
+    text = "EN: a dog.\nDE: ein Hund."
+    pair = Pair("a dog.", "ein Hund.", (4, 15), ())
+    #        EN     :␣a     ␣dog    .\nDE:    ␣e        in        ␣Hund     .
+    spans = [(0, 2), (2, 5), (5, 9), (9, 14), (14, 16), (16, 18), (18, 23), (23, 24)]
+    assert text[spans[3][0] : spans[3][1]] == ".\nDE:"
+    source, target = words_in_texts([pair], [[None, *spans]])
+    assert source.tolist() == [-1, -1, 0, 1, 1, -1, -1, -1, -1]
+    assert target.tolist() == [-1, -1, -1, -1, -1, 0, 0, 1, 1]
+
+
+def test_pairs_before_a_text_are_others() -> None:
+    corpus = parallel(5)
+    plain = list(corpus)
+    filled = [f"ah: {sentence.source}\nbi: {sentence.target}" for sentence in plain]
+    shown = [[1, 2], [0, 2], [0, 1], [1, 2], [2, 3]]
+    for number, sentence in enumerate(with_template(corpus, TEMPLATE, examples=2)):
+        assert sentence.source == "\n\n".join(filled[other] for other in [*shown[number], number])
+        assert sentence.pair is not None and sentence.lines == (plain[number].source, plain[number].target)
+        assert sentence.target is None
+        for line, start in zip(sentence.lines, sentence.pair.starts, strict=True):
+            assert sentence.source[start : start + len(line)] == line
+
+
+def test_scrambling_moves_source_words_and_nothing_else() -> None:
+    text = next(iter(with_template(parallel(), TEMPLATE, examples=1)))
+    mixed = scrambled(text, 3)
+    assert text.pair is not None and mixed.pair is not None
+    words, (start, target_start) = text.lines[0].split(), mixed.pair.starts
+    assert mixed.pair.source.split() == [words[place] for place in mixed.pair.order] != words
+    assert mixed.source[start : start + len(mixed.pair.source)] == mixed.pair.source
+    assert mixed.source[target_start:] == text.lines[1] and mixed.source[:start] == text.source[:start]
+
+
+def test_what_is_predicted_is_the_target() -> None:
+    checkpoint = tiny.checkpoint("mistral", 7)
+    corpus = with_template(parallel(3), TEMPLATE, examples=1)
+    sentences = {sentence.number: sentence for sentence in corpus}
+    for batch in batches(corpus, checkpoint, tokens=311, limit=97, labels=True):
+        assert batch.labels is not None
+        for number, row in zip(batch.indices.tolist(), batch.labels, strict=True):
+            own = checkpoint.tokenizer(sentences[number].lines[1], add_special_tokens=False)["input_ids"]
+            assert row[row != IGNORED].tolist() == own
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "examples", "message"),
+    [
+        ("mistral", "{source} only", 0, "must have {source} once, and {target} once after it"),
+        ("mistral", "{target} {source}", 0, "must have {source} once, and {target} once after it"),
+        ("mistral", "no-such-file", 0, "neither a file nor has {source} and {target}"),
+        ("mistral", TEMPLATE, 41, "parallel has 41 lines, too few for --examples 41"),
+        ("t5", TEMPLATE, 0, "--template is for decoder language models, not type 't5'"),
+        ("bert", TEMPLATE, 0, "--template is for decoder language models, not type 'bert'"),
+    ],
+)
+def test_templates_that_do_not_fit(kind: str, template: str, examples: int, message: str) -> None:
+    with pytest.raises(HeadscopeError) as error:
+        check_template(tiny.checkpoint(kind, 7))
+        with_template(parallel(), template, examples=examples)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_template_may_be_a_file_and_needs_translations(tmp_path: Path) -> None:
+    checkpoint, corpus, path = tiny.checkpoint("mistral", 7), parallel(3), tmp_path / "template"
+    path.write_text("ah: {source}\nbi: {target}\n")
+    texts = [list(with_template(corpus, each, examples=0)) for each in (TEMPLATE, str(path))]
+    assert texts[0] == texts[1]
+    with pytest.raises(HeadscopeError, match="needs the translation of every line; give --target FILE"):
+        with_template(replace(corpus, has_target=False), TEMPLATE, examples=0)
+    with pytest.raises(HeadscopeError, match="needs --target and --template"):
+        measure(checkpoint, replace(corpus, has_target=False), tmp_path)
+    with pytest.raises(HeadscopeError, match="reads one side only; leave out --target or, in analyze, give --template"):
+        measure(checkpoint, corpus, tmp_path)
+
+
+def measure(checkpoint: Any, corpus: Corpus, folder: Path, cls: type[Alignment] = Alignment) -> Study:
+    path = written(folder / "links", links_of(corpus))
+    return analyze(checkpoint, corpus, analyses=[cls], options=run_options(alignments=path), replicates=97)
+
+
+class Made(Alignment):
+    """Heads that look at: 0 the linked word, 1 the place on the diagonal, 2 a fixed offset, 3 the word after the linked
+    one, 4 the word that is linked to the next target word, 5 the first word.
+    """
+
+    def observe(self, heads: HeadBatch) -> Any:
+        at = heads.argmax_position.clone()
+        for row, span in enumerate(self._spans(heads)):
+            columns, n = span.columns, len(span.columns)
+            for word, query in enumerate(span.fed.tolist()):
+                linked = int(span.linked[word].nonzero())
+                following = int(span.linked[word + 1].nonzero()) if word + 1 < n else 0
+                at[row, :, query] = columns[[linked, word, 0, min(linked + 1, n - 1), following, 0]]
+                at[row, 2, query] = max(query - 8, 0)
+        return super().observe(looking(heads, at))
+
+
+def test_heads_are_named_by_what_they_follow_when_order_is_gone(tmp_path: Path) -> None:
+    checkpoint = tiny.checkpoint("mistral", 7)
+    corpus = with_template(parallel(), TEMPLATE, examples=0)
+    study = measure(checkpoint, corpus, tmp_path, Made)
+    place = Site.DECODER_SELF, 1
+    labels = {head: study.labels.get(HeadId(*place, head), []) for head in range(6)}
+    assert labels == {0: ["aligned:fed"], 1: [], 2: [], 3: ["aligned:successor"], 4: ["aligned:predicted"], 5: []}
+    rows: Any = study.tables["alignment"].set_index(["layer", "relation", "head"])
+    assert rows.loc[(1, "fed", 0)].share == rows.loc[(1, "fed", 1)].share == 1.0, "in order, the diagonal is as good"
+    assert rows.loc[(1, "fed", 0)].lift_scrambled == 1.0 and abs(rows.loc[(1, "fed", 1)].lift_scrambled) < 0.1
+    together: Any = study.tables["alignment_together"].set_index("which")
+    assert together.loc["named aligned:fed", "heads"] == "0.0 1.0 2.0" and together.loc["named aligned:fed", "aer"] == 0
+    assert together.loc["diagonal", "aer"] == 0 and together.loc["named aligned:fed", "texts"] == 41
+
+
+def test_a_random_model_has_no_such_head(tmp_path: Path) -> None:
+    for seed in (3, 5, 7):
+        checkpoint = tiny.checkpoint("mistral", seed)
+        corpus = with_template(parallel(), TEMPLATE, examples=1)
+        assert not measure(checkpoint, corpus, tmp_path).labels
+
+
+def test_error_rate_by_hand() -> None:
+    linked, sure = np.array([[1, 0, 1], [0, 1, 0]], bool), np.array([[1, 0, 0], [0, 1, 0]], bool)
+    # A = {0-2, 1-1}: 2 of them linked, 1 sure, of 2 sure links: 1 − (1 + 2) / (2 + 2)
+    assert error_rate({0: np.array([2, 1])}, {0: (linked, sure)}) == 0.25
+
+
+def test_analyze_reads_template_and_options(tmp_path: Path) -> None:
+    """All default analyses see the filled texts, importance is about the target, and the answers say what was found."""
+    checkpoint, corpus = tiny.checkpoint("mistral", 7), parallel(13)
+    path = written(tmp_path / "links", links_of(corpus))
+    options = AnalyzeOptions(
+        only=("alignment", "confidence"), template=TEMPLATE, examples=1, analysis_options={"alignments": path}
+    )
+    study = measure_heads(checkpoint, corpus, replace(options, bootstrap=97))
+    assert {"aligned_fed", "lift_fed", "lift_successor_scrambled", "confidence"} <= {*study.heads}
+    assert study.sentences == 13 and study.record["options"]["template"] == TEMPLATE
+    answer = next(answer for answer in study.answers() if "alignment" in answer.question)
+    assert answer.table is not None and answer.table.rows[-1][0] == "diagonal"
