@@ -25,7 +25,7 @@ from headscope.evaluation.sides import check_template
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
 from tests.oracles import tiny
-from tests.oracles.alignment import looking, written
+from tests.oracles.alignment import Links, looking, written
 from tests.oracles.run_options import run_options
 
 TEMPLATE = r"ah: {source}\nbi: {target}"
@@ -41,7 +41,7 @@ def parallel(count: int = 41, *, longest: int = 9) -> Corpus:
     return Corpus("parallel", count, "0" * 40, lambda: iter(lines), has_target=True)
 
 
-def links_of(corpus: Corpus) -> list[tuple[set[tuple[int, int]], set[tuple[int, int]]]]:
+def links_of(corpus: Corpus) -> list[tuple[Links, Links]]:
     return [({(place, place) for place in range(len(s.lines[0].split()))}, set()) for s in corpus]
 
 

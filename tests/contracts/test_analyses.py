@@ -168,7 +168,7 @@ def test_says_what_it_is(name: str) -> None:
     assert cls.name == name and isinstance(cls.version, int) and cls.version >= 1
     assert cls.summary and "\n" not in cls.summary and len(cls.summary) < 100
     assert cls.__doc__ and cls.__doc__.strip()[-1] in ".)"
-    assert cls.passes <= {"text", "random"} and cls.needs <= NEEDS and cls.sites
+    assert cls.passes <= {"text", "random", "scrambled"} and cls.needs <= NEEDS and cls.sites
     mine = cls(RunOptions()).signature()
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in mine.items())
     assert not any(mark in text for text in (*mine, *mine.values()) for mark in "|\n")
