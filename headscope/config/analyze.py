@@ -77,9 +77,7 @@ class AnalyzeOptions(TextOptions):
         r'"English: {source}\nGerman: {target}"; or a file that has it.',
         metavar="TEXT|FILE",
     )
-    examples: int = data_option(
-        0, "Pairs before that one, filled in alike.", minimum=0, maximum=100, of="template"
-    )
+    examples: int = data_option(0, "Pairs before that one, filled in alike.", minimum=0, maximum=100, of="template")
     stanza_dir: Path | None = data_option(
         None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", of="parse=stanza", flagless=True
     )

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from headscope.analyses.alignment import Alignment
-from headscope.api.analysis import measure_heads
 from headscope.config import AnalyzeOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus, Pair, Sentence
@@ -20,6 +19,7 @@ from headscope.data.template import scrambled, with_template, words_in_texts
 from headscope.engine.base import HeadBatch
 from headscope.engine.heads.source_spans import error_rate
 from headscope.engine.plan import analyze
+from headscope.engine.study import measure_heads
 from headscope.errors import HeadscopeError
 from headscope.evaluation.sides import check_template
 from headscope.heads import HeadId, Site
