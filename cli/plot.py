@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.cli import console
+from headscope.cli.answers import show_result
 from headscope.cli.failures import Application, PlainGroup, built, unknown_command
 from headscope.cli.options import options_from, read
+from headscope.config.declarations import imported
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
 
 LOOK = "Size and looks"
-Written = list[tuple[list[str], Path]]
-"""Names of runs, and the file of their figure."""
+Written = list[tuple[list[Any], Path]]
+"""Runs, and the file of their figure."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def _command(figure: PlotFigure) -> Any:
             draw = (
                 _page(figure, paths, options, file) if figure.page else _figures(figure, paths, options, file, values)
             )
-        _say(figure.name, draw, as_json=file.as_json)
+            _say(figure, draw, options, as_json=file.as_json)
 
     return built(command, figure.name, figure.summary)
 
@@ -126,10 +128,7 @@ def _figures(
     else:
         targets, drawn = [styles.check_path(file.out, force=file.force)], [figure.read(paths)]
     return [
-        (
-            [run.name for run in runs],
-            styles.write_figure(figure.drawn(runs, options, style), target, dpi=look.dpi, force=file.force),
-        )
+        (runs, styles.write_figure(figure.drawn(runs, options, style), target, dpi=look.dpi, force=file.force))
         for runs, target in zip(drawn, targets, strict=True)
     ]
 
@@ -140,14 +139,21 @@ def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile)
     check_page(file.out, force=file.force)
     from headscope.report.page.write import save_page  # with torch, which takes seconds
 
-    page = save_page(figure.drawn(figure.read(paths), options), file.out, force=file.force)
-    return [([path.resolve().name for path in paths], page)]
+    page = save_page(figure.drawn(figure.read(paths), options), file.out)
+    return [([path.resolve() for path in paths], page)]
 
 
-def _say(figure: str, written: Written, *, as_json: bool) -> None:
-    """One line on stdout about the files written."""
+def _say(figure: PlotFigure, written: Written, options: Any, *, as_json: bool) -> None:
+    """The answers of a figure that has some, and the files written."""
+    result = imported(figure.answers)(written[0][0], options) if figure.answers else None
     if as_json:
-        files = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
-        console.print_json({"written": files})
+        files = [
+            {"figure": figure.name, "runs": [run.name for run in runs], "path": str(path)} for runs, path in written
+        ]
+        console.print_json({"written": files, **(result.to_json() if result else {})})
+        return
+    line = f"wrote {', '.join(str(path) for _, path in written)}"
+    if result:
+        show_result(result, files=[line])
     else:
-        console.show([f"wrote {', '.join(str(path) for _, path in written)}"])
+        console.show([line])

@@ -78,7 +78,7 @@ def plot(
         assert path is not None
         with reading:
             page = figure.drawn(figure.read(shown), settings)
-        return save_page(page, path, force=force)
+        return save_page(page, path)
     _show_in_notebook()
     looks = FigureStyle(style, width, title=title, signature=signature)
     with reading:

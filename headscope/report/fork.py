@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zipfile import is_zipfile
 
 import numpy as np
@@ -19,15 +19,18 @@ from numpy.typing import NDArray
 from headscope.config.option import MOST_HEADS, MOST_LAYERS
 from headscope.errors import DataError
 from headscope.formats.pickles import array_of, read_pickle, rows_of
-from headscope.heads import Site
+from headscope.heads import SITES, Site
 from headscope.results.study import Study
 from headscope.results.study_tables import HEAD_COLUMNS, RunError
 
 Array = NDArray[np.float64]
 SiteLayer = tuple[str, int]
+Read = Callable[[object], tuple[Array, int] | None]
+"""The numbers of a module's entry and of how many sentences they are means (0: not said); None for another entry."""
 MODULES = {("encoder", "self_attn"): Site.ENCODER_SELF, ("decoder", "self_attn"): Site.DECODER_SELF}
 MODULES[("decoder", "enc_attn")] = Site.CROSS
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
+COLUMNS = (*HEAD_COLUMNS, "functions")
 
 
 def confidence_run(path: Path) -> Study:
@@ -37,23 +40,19 @@ def confidence_run(path: Path) -> Study:
     """
     scores = _modules(path, "confidence scores", _scores)
     counts = [count for _, count in scores.values() if count]
-    measure = "confidence" if counts or path.stem in HEAD_COLUMNS or path.stem == "functions" else path.stem
-    columns: dict[str, list[Any]] = {"site": [], "layer": [], "head": [], measure: [], "functions": []}
-    for (site, layer), (values, _) in scores.items():
-        for head, value in enumerate(values):
-            for name, entry in zip(columns, (site, layer, head, value, ""), strict=True):
-                columns[name].append(entry)
-    return fork_run(path, note=_means_of(counts), table=pd.DataFrame(columns))
+    measure = "confidence" if counts or path.stem in COLUMNS else path.stem
+    rows = [(*at, head, "", value) for at, (values, _) in scores.items() for head, value in enumerate(values)]
+    return fork_run(path, note=_means_of(counts), table=pd.DataFrame(rows, columns=[*COLUMNS, measure]))
 
 
 def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
     """The scores of every batch [n h] by module, of a file that has some."""
 
-    def of(value: object) -> tuple[Array, int] | None:
+    def scores_of(value: object) -> tuple[Array, int] | None:
         table = _rows(value)
         return None if table is None else (table[:, :-1], len(table))
 
-    return {site_layer: rows for site_layer, (rows, _) in _modules(path, "rows of confidence scores", of).items()}
+    return {at: rows for at, (rows, _) in _modules(path, "rows of confidence scores", scores_of).items()}
 
 
 def similarity_run(path: Path) -> Study:
@@ -61,21 +60,23 @@ def similarity_run(path: Path) -> Study:
 
     Or similarity_MEASURE_matrices.pkl of headscope, a matrix a module.
     """
-    named = OWN_MATRICES.fullmatch(path.stem)
-    if named is not None:
+    if own := OWN_MATRICES.fullmatch(path.stem):
         modules = _modules(path, "matrices between heads", _square)
-        matrices = {f"{site}/{layer}/{named[1]}": matrix for (site, layer), (matrix, _) in modules.items()}
-        return fork_run(path, matrices, note=_means_of([]))
+        return fork_run(path, _named(modules, own[1]), note=_means_of([]))
     modules = _modules(path, "cosines or distances between heads", _matrices)
-    kind = "cosine" if all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values()) else "l2"
-    matrices = {f"{site}/{layer}/{kind}": m - (kind == "cosine") for (site, layer), (m, _) in modules.items()}
-    return fork_run(path, matrices, note=_means_of([count for _, count in modules.values()]))
+    cosine = all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values())
+    shifted = {at: (matrix - cosine, count) for at, (matrix, count) in modules.items()}
+    note = _means_of([count for _, count in modules.values()])
+    return fork_run(path, _named(shifted, "cosine" if cosine else "l2"), note=note)
 
 
 def alphas_run(path: Path) -> Study:
     """A file of alpha matrices."""
-    modules = _modules(path, "alpha matrices", _square)
-    return fork_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in modules.items()})
+    return fork_run(path, _named(_modules(path, "alpha matrices", _square), "alpha"))
+
+
+def _named(modules: Mapping[SiteLayer, tuple[Array, int]], measure: str) -> dict[str, Array]:
+    return {f"{site}/{layer}/{measure}": matrix for (site, layer), (matrix, _) in modules.items()}
 
 
 def fork_run(
@@ -91,27 +92,25 @@ def fork_run(
 
     `signature` says what they are of, if not of a pickle.
     """
-    keys = {key: key.split("/") for key in matrices}
-    heads = [(site, int(layer), len(matrices[key])) for key, (site, layer, _) in keys.items()]
-    if table is not None:
-        heads = [(row["site"], row["layer"], row["head"] + 1) for row in table.to_dict("records")]
+    table = pd.DataFrame(columns=list(COLUMNS)) if table is None else table
+    counts = {(site, int(layer)): len(rows) for (site, layer), rows in cast(Any, table.groupby(["site", "layer"]))}
+    counts |= {(site, int(layer)): len(matrices[key]) for key in matrices for site, layer, _ in [key.split("/")]}
     layout: dict[str, list[int]] = {}
-    for site, layer, count in heads:
-        counts = layout.setdefault(site, [])
-        counts += [0] * (layer + 1 - len(counts))
-        counts[layer] = count
+    for (site, layer), count in counts.items():
+        own = layout.setdefault(site, [])
+        own += [0] * (layer + 1 - len(own))
+        own[layer] = count
     record = {
         "signature": signature or f"file:{path.name}|format:mhr",
         "layout": layout,
         "checkpoint": {"path": path.name, "model_type": model_type},
         "data": {"note": note},
     }
-    empty = pd.DataFrame({"site": [], "layer": [], "head": [], "functions": []})
-    return Study({"heads": empty if table is None else table}, record, arrays=matrices, folder=path)
+    return Study({"heads": table}, record, arrays=matrices, folder=path)
 
 
 def _means_of(counts: list[int]) -> str:
-    """What the numbers are means of, `counts` of every module; empty where the file does not say."""
+    """What the numbers are means of, `counts` of every module."""
     if not counts:
         return "as the file has them"
     low, high = min(counts), max(counts)
@@ -119,43 +118,30 @@ def _means_of(counts: list[int]) -> str:
     return f"{means} sentences or hypotheses, as the file has them"
 
 
-def _modules(
-    path: Path, kind: str, read: Callable[[object], tuple[Array, int] | None]
-) -> dict[SiteLayer, tuple[Array, int]]:
+def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, int]]:
     """What `read` makes of every module's entry; RunError where the file has another structure."""
-    content = read_pickle(path)
-    modules = {}
-    for stack, layer, name, value in _entries(content):
-        entry = read(value)
-        if entry is None:
-            raise RunError(f"{path} holds no {kind} in {stack} layer {layer} {name}; is it another file of the fork?")
-        modules[MODULES[stack, name].value, layer] = entry
+    content, modules = read_pickle(path), {}
+    for stack, layers in content.items() if isinstance(content, dict) else ():
+        for layer, own in enumerate(layers[:MOST_LAYERS] if isinstance(layers, list) else ()):
+            for name, value in own.items() if isinstance(own, dict) else ():
+                if (stack, name) not in MODULES or value == []:  # layers left out
+                    continue
+                if (entry := read(value)) is None:
+                    raise RunError(f"{path} holds no {kind} in {stack} layer {layer} {name}; is it another file?")
+                modules[MODULES[stack, name].value, layer] = entry
     if not modules:
         raise RunError(f'{path} is no pickle of the MHR fork: it holds no {{"encoder": [{{"self_attn": …}}], …}}')
-    order = [site.value for site in Site]
-    return dict(sorted(modules.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
-
-
-def _entries(content: object) -> list[tuple[str, int, str, object]]:
-    """Stack, layer, module and entry of everything that has the fork's nesting; empty lists are layers left out."""
-    entries = []
-    for stack, layers in content.items() if isinstance(content, dict) else ():
-        for number, layer in enumerate(layers if isinstance(layers, list) else ()):
-            for name, value in layer.items() if isinstance(layer, dict) else ():
-                if (stack, name) in MODULES and value != [] and number < MOST_LAYERS:
-                    entries.append((stack, number, name, value))
-    return entries
+    return {at: modules[at] for site in SITES for at in sorted(modules) if at[0] == site.value}
 
 
 def _scores(value: object) -> tuple[Array, int] | None:
-    """Scores [h] and the number of sentences; 0 where the file has one vector and does not say."""
     table = array_of(value)
     if table is not None and table.ndim == 1 and 1 <= len(table) <= MOST_HEADS and table.dtype.kind == "f":
         return table.astype(float), 0
-    if (table := _rows(value)) is None:
+    if (rows := _rows(value)) is None:
         return None
-    scores: Array = np.average(table[:, :-1], axis=0, weights=table[:, -1])
-    return scores, int(table[:, -1].sum())
+    scores: Array = np.average(rows[:, :-1], axis=0, weights=rows[:, -1])
+    return scores, int(rows[:, -1].sum())
 
 
 def _rows(value: object) -> Array | None:
@@ -164,10 +150,8 @@ def _rows(value: object) -> Array | None:
     if table is None or table.ndim != 2 or not len(table) or not 2 <= table.shape[1] <= MOST_HEADS:
         return None
     sizes = table[:, -1]
-    if not (np.isfinite(sizes).all() and (sizes >= 1).all() and (sizes == sizes.round()).all()):
-        return None
-    rows: Array = table.astype(float)
-    return rows
+    whole = np.isfinite(sizes).all() and (sizes >= 1).all() and (sizes == sizes.round()).all()
+    return table.astype(float) if whole else None
 
 
 def _matrices(value: object) -> tuple[Array, int] | None:
@@ -220,17 +204,17 @@ def read_run(
         return Study.open(path)
     except (RunError, DataError) as error:
         format = format_of(path)
-        if format is None:
-            inside = next((path / name for name in CHECKPOINTS if format_of(path / name)), None)
-            if inside is None:
-                raise
-            raise RunError(f"{error}; it holds a checkpoint: {inside}") from None
-    if from_checkpoint is not None:
-        return from_checkpoint(path)
-    raise RunError(
-        f"{path} is a checkpoint ({format}), and this figure is drawn from a run; measure the checkpoint first: "
-        f"`headscope analyze {path} --source TEXT --out RUN`, and name RUN"
-    )
+        if format and from_checkpoint is not None:
+            return from_checkpoint(path)
+        if format:
+            raise RunError(
+                f"{path} is a checkpoint ({format}), and this figure is drawn from a run; measure the checkpoint first:"
+                f" `headscope analyze {path} --source TEXT --out RUN`, and name RUN"
+            ) from None
+        inside = next((path / name for name in CHECKPOINTS if format_of(path / name)), None)
+        if inside is None:
+            raise
+        raise RunError(f"{error}; it holds a checkpoint: {inside}") from None
 
 
 def checkpoint_alphas(path: Path) -> Study:

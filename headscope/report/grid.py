@@ -115,18 +115,14 @@ def draw_grid(
         if grid.heads[layer, slot] < 0:
             looks = {"facecolor": "white", "edgecolor": RULE, "hatch": MISSING}
         axes.add_patch(Rectangle((slot, layer), 1, 1, linewidth=0 if "hatch" in looks else 0.6, **looks))
-    frame_grid(sheet, axes, grid, lines, xlabel="rank, highest first" if ranks else "head", first=ranks)
+    layers, slots = grid.heads.shape
+    (wide, tall), (room, height) = grid.size(lines), sheet.sizes[axes]
+    axes.set(xlim=(0, max(slots, 1) * room / wide), ylim=(layers * height / tall, 0))
+    axes.set(xlabel="rank, highest first" if ranks else "head", ylabel="layer")
+    number_cells(axes, x=slots, y=layers, first=int(ranks))
     if marks:
         sheet.later.append(lambda: _write_marks(axes, grid, shades, numbers=ranks))
     return shades
-
-
-def frame_grid(sheet: Sheet, axes: Axes, grid: Grid, lines: int, *, xlabel: str = "head", first: int = 0) -> None:
-    """Numbers of layers and heads, and limits at which cells have one size in all panels."""
-    layers, slots = grid.heads.shape
-    (wide, tall), (room, height) = grid.size(lines), sheet.sizes[axes]
-    axes.set(xlim=(0, max(slots, 1) * room / wide), ylim=(layers * height / tall, 0), xlabel=xlabel, ylabel="layer")
-    number_cells(axes, x=slots, y=layers, first=int(first))
 
 
 def blank_entries(grids: Sequence[Grid]) -> list[Artist]:

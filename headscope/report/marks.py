@@ -33,17 +33,8 @@ class Function:
     hollow: bool = False
 
     @property
-    def glyph(self) -> str:
-        """That of the family."""
-        return f"({self.family.glyph})" if self.hollow else self.family.glyph
-
-    @property
-    def short(self) -> str:
+    def letters(self) -> str:
         """`−1`, `v→s`, `r`: what is written beside the glyph."""
-        return f"({self._letters})" if self.hollow else self._letters
-
-    @property
-    def _letters(self) -> str:
         if self.family.detail == "offset" and self.detail:
             return signed(self.detail)
         if self.family.detail == "relation" and self.detail:
@@ -51,10 +42,10 @@ class Function:
         return self.family.letter
 
     @property
-    def mark(self) -> str:
-        """Glyph and letters."""
-        mark = self.family.glyph + self._letters
-        return f"({mark})" if self.hollow else mark
+    def texts(self) -> tuple[str, str, str]:
+        """The mark, its letters and its glyph alone, from the fullest to the shortest."""
+        texts = self.family.glyph + self.letters, self.letters, self.family.glyph
+        return tuple(f"({text})" for text in texts) if self.hollow else texts  # type: ignore[return-value]
 
     @property
     def meaning(self) -> str:
@@ -98,10 +89,7 @@ def arrow(label: str) -> str:
 
 def fit(function: Function, width: float, size: float) -> str:
     """The fullest of mark, letters and glyph that is no wider than `width` inches."""
-    for text in (function.mark, function.short):
-        if text_width(text, size) <= width:
-            return text
-    return function.glyph
+    return next((text for text in function.texts if text_width(text, size) <= width), function.texts[-1])
 
 
 def contrast(color: str | Iterable[float]) -> str:
@@ -121,7 +109,7 @@ def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Ar
         key=lambda function: (order.get(function.family, len(order)), function.family.name, function.detail),
     ):
         whole = function.family.detail == "relation" and function.detail
-        mark = function.mark if whole else function.family.glyph + function.family.letter
+        mark = function.texts[0] if whole else function.family.glyph + function.family.letter
         entry = letters(mark, function.meaning)
         entries.setdefault(function.meaning, swatch(function.family.color, entry) if colored else entry)
     if any(function.hollow for function in marks):
@@ -154,14 +142,11 @@ class MethodStyle(NamedTuple):
 
 def method_style(name: str) -> MethodStyle:
     """The colour and the mark of a method; random choices are grey, methods that nothing declares come last."""
-    if re.fullmatch(r"random\b.*", name):
+    if re.match(r"random\b", name):
         return MethodStyle(CHANCE, "o")
-    table = _method_styles()
-    if name in table:
-        return table[name]
-    number = sum(map(ord, name))
-    relative = table.get(_family(name, table))
-    return MethodStyle(relative.color if relative else color_of(number), MARKS[number % len(MARKS)])
+    styles, number = _method_styles(), sum(map(ord, name))
+    colors = {_family(known): style.color for known, style in styles.items()}
+    return styles.get(name) or MethodStyle(colors.get(_family(name), color_of(number)), MARKS[number % len(MARKS)])
 
 
 @cache
@@ -171,18 +156,14 @@ def _method_styles() -> dict[str, MethodStyle]:
     shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
     criteria = (name for name in criterion_names() if name != "random")
     named = (*learners(), *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
-    families: list[str] = []
-    table: dict[str, MethodStyle] = {}
+    families = list(dict.fromkeys(map(_family, named)))
+    styles: dict[str, MethodStyle] = {}
     for name in dict.fromkeys(named):
-        family = _family(name, families)
-        families += [family] if family not in families else []
-        color = color_of(families.index(family))
-        alike = sum(style.color == color for style in table.values())
-        table[name] = MethodStyle(color, MARKS[alike % len(MARKS)])
-    return table
+        color = color_of(families.index(_family(name)))
+        alike = sum(style.color == color for style in styles.values())
+        styles[name] = MethodStyle(color, MARKS[alike % len(MARKS)])
+    return styles
 
 
-def _family(name: str, known: Iterable[str]) -> str:
-    """The shortest known name that this one begins with, up to the end of a word; else its own name."""
-    begins = (family for family in known if re.match(rf"{re.escape(family)}(?![a-z0-9])", name))
-    return min(begins, key=len, default=name)
+def _family(name: str) -> str:
+    return re.split(r"[^a-z0-9]", name, maxsplit=1)[0]

@@ -50,7 +50,7 @@ class PlotFigure(AnalysisFigure):
     the run, or the list of them, a `headscope.report.sheet.Sheet` to draw into, which is a matplotlib Figure, and an
     instance of `Options`. With `every_run` it is among the figures that `headscope analyze` draws, where a function of
     the run says so, or always. `order` is its place in lists. A `page` is HTML: `draw(runs)` makes the report that
-    `headscope.report.page.write` writes.
+    `headscope.report.page.write` writes. `answers`, "module:function", makes of runs and options what the command says.
     """
 
     source: Source = RUNS
@@ -58,6 +58,7 @@ class PlotFigure(AnalysisFigure):
     every_run: Callable[[Any], bool] | str | bool = False
     order: int = AFTER
     page: bool = False
+    answers: str = ""
     analysis: str = ""
 
     def read(self, runs: Sequence[Any]) -> list[Any]:

@@ -117,6 +117,14 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
     return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
 
 
+def number_same(names: Sequence[str]) -> list[str]:
+    """Names, numbered where several are the same."""
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+        for place, name in enumerate(names)
+    ]
+
+
 def _distinct(paths: Sequence[Path]) -> list[str]:
     """The last parts of each path, as many as it takes to tell them apart."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):

@@ -52,16 +52,21 @@ def number_text(value: Any, digits: int = 3) -> str:
     return text.replace("e-0", "e-").replace("-", "−")
 
 
-def interval_text(low: Any, high: Any) -> str:
+def interval_text(low: Any, high: Any, digits: int = 3) -> str:
     """`0.31 to 0.55`; empty where there is no interval, or one without width."""
     ends = float(low), float(high)
-    return "" if not all(map(math.isfinite, ends)) or ends[0] == ends[1] else " to ".join(map(number_text, ends))
+    known = all(map(math.isfinite, ends)) and ends[0] != ends[1]
+    return " to ".join(number_text(end, digits) for end in ends) if known else ""
 
 
-def list_text(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    hidden = len(names) - most
-    return " ".join(names[:most]) + (f" and {hidden:,} more" if hidden > 0 else "")
+def list_text(names: Sequence[str], room: int = 100) -> str:
+    """As many of the first names as so many letters hold, and how many more there are."""
+    for shown in range(len(names), 0, -1):
+        hidden = len(names) - shown
+        text = " ".join(names[:shown]) + (f" and {hidden:,} more" if hidden else "")
+        if len(text) <= room or shown == 1:
+            return text
+    return ""
 
 
 def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:

@@ -11,7 +11,6 @@ from headscope.signature import counted
 
 QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
 CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
-LISTED = 24  # heads that are named in a line
 
 
 def choice_answers(record: Mapping[str, Any], name: str) -> list[Answer]:
@@ -39,7 +38,7 @@ def _gone(record: Mapping[str, Any]) -> Iterator[Answer]:
     """The heads that go, by short names where the model has one site, and where they have gone."""
     sites = record["kept_per_site"]
     names = [HeadId.parse(head).name(sites) for head in record["removed"]]
-    yield Answer("Go", list_text(names, LISTED) or "none", heads=tuple(record["removed"]))
+    yield Answer("Go", list_text(names) or "none", heads=tuple(record["removed"]))
     if record["removed_to"]:
         yield Answer("Smaller checkpoint", str(record["removed_to"]))
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
 
 from headscope.results.answer import Answer, AnswerTable, list_text
 from headscope.results.result import StoredResult
+from headscope.results.study import model_name
 from headscope.signature import counted
-
-LABELS, LAYERS = 12, 12
 
 
 class Overview(StoredResult):
@@ -38,7 +36,7 @@ def subject(record: Record) -> Iterator[Answer]:
     """What it is, in one line."""
     heads = sum(sum(site["heads"]) for site in record["sites"])
     kind = f"{record['architecture']} ({record['model_type']}), {record['format']}, {record['dtype']}"
-    yield Answer("", f"{PurePath(record['path']).name}: {counted(heads, 'head')}, {kind}")
+    yield Answer("", f"{model_name(record['path'])}: {counted(heads, 'head')}, {kind}")
 
 
 def sites(record: Record) -> Iterator[Answer]:
@@ -80,17 +78,17 @@ def peculiar(record: Record) -> Iterator[Answer]:
     """What must be known of the heads of this model: layers without attention, windows, shared weights."""
     for site in record["sites"]:
         if site["numbers"] != list(range(site["layers"])):
-            layers = list_text(list(map(str, site["numbers"])), LAYERS)
+            layers = list_text(list(map(str, site["numbers"])))
             yield Answer("Layers with attention", f"{site['site']}: {layers}")
         for window in site["windows"]:
-            layers = list_text(list(map(str, window["layers"])), LAYERS)
+            layers = list_text(list(map(str, window["layers"])))
             yield Answer("Sliding window", f"{site['site']}: {window['tokens']:,} tokens in layers {layers}")
         for shared in site["shared"]:
-            layers = list_text(list(map(str, shared)), LAYERS)
+            layers = list_text(list(map(str, shared)))
             why = "a head goes from all of them or from none"
             yield Answer("Shared weights", f"{site['site']}: layers {layers}; {why}")
     if record.get("mask"):
-        yield Answer("Mask", list_text(record["mask"], LABELS))
+        yield Answer("Mask", list_text(record["mask"]))
 
 
 def text(record: Record) -> Iterator[Answer]:
@@ -102,7 +100,7 @@ def text(record: Record) -> Iterator[Answer]:
     if tokenizer and (spoken := tokenizer.get("languages")):
         yield Answer("Languages", f"reads {spoken['reads']}, writes {spoken['writes'] or '?'}; {spoken['known']} known")
     if record["labels"]:
-        yield Answer("Labels", list_text(record["labels"], LABELS))
+        yield Answer("Labels", list_text(record["labels"]))
 
 
 def fitting(record: Record) -> Iterator[Answer]:

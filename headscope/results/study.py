@@ -306,6 +306,13 @@ class Study(StoredResult):
         written: Path = write_study(self, Path(folder), figures=figures, report=report, force=force)
         return written
 
+    def compare(self, other: Study, *, measure: str = "") -> Any:
+        """What differs in another study, with answers and tables: as `headscope plot compare` prints it.
+
+        `measure` is a column of heads.csv; default: the importance of both, else the first measure of an overview.
+        """
+        return imported("headscope.report.comparison:StudyComparison")([self, other], measure=measure)
+
     def plot(self, name: str = "heads", **options: Any) -> Any:
         """Draw a matplotlib Figure: heads, functions, faithfulness, or that of an analysis (positional, similarity, …).
 

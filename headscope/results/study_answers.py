@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 MEASURED = ("ablation", "shapley", "integrated_gradients", "taylor")
 """Importances in the order in which they answer: those by taking heads out before those that are estimated."""
+EXACT = MEASURED[:3]
 LEVEL = 0.05
 FEWEST_PROMPTS = 10
-MOST_NEEDED, MOST_ROLES, MOST_NAMES = 5, 8, 8
+MOST_NEEDED, MOST_ROLES = 5, 8
+ROOM = 48  # letters of names of heads in a row
 
 
 def study_answers(study: Study) -> list[Answer]:
@@ -67,8 +69,8 @@ def needed(study: Study) -> Iterator[Answer]:
     if measure is None:
         return
     ranked = ranked_rows(study, measure.name)
-    exact = measure.name in MEASURED[:3]
-    columns = ("head", f"{damage_words(study)} if off" if exact else measure.label, "95 %", "what it does")
+    exact = measure.name in EXACT
+    columns = ("head", importance_label(study, measure), "95 %", "what it does")
     tested = ranked["p_adjusted"].dropna()
     zero = int((tested > LEVEL).sum())
     notes = [f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself"] if len(tested) else []
@@ -76,6 +78,11 @@ def needed(study: Study) -> Iterator[Answer]:
         notes.append(f"{measure.words} on {part} sentences")
     question = f"Which heads the model needs{'' if exact else ' (estimated)'}"
     yield _head_table(study, question, ranked, columns, "; ".join(notes))
+
+
+def importance_label(study: Study, measure: Measure) -> str:
+    """What the numbers of a measure are, with their unit: of one that takes heads out what that does."""
+    return f"{damage_words(study)} if off" if measure.name in EXACT and "objective" in study.record else measure.label
 
 
 def damage_words(study: Study) -> str:
@@ -132,7 +139,7 @@ def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[
         (
             study.short_name(name),
             number_text(row["value"], 2),
-            interval_text(row["value_low"], row["value_high"]),
+            interval_text(row["value_low"], row["value_high"], 2),
             ", ".join(dict.fromkeys(map(role_of, labels.get(name, [])))) or "no known role",
         )
         for name, row in zip(names, first, strict=True)
@@ -150,7 +157,7 @@ def roles(study: Study) -> Iterator[Answer]:
     columns = ("role", "heads", *([f"{damage_words(study)} if all are off"] if together else []), "which")
     rows = []
     for role, names in by_role.items():
-        shown = list_text([study.short_name(name) for name in names], MOST_NAMES)
+        shown = list_text([study.short_name(name) for name in names], ROOM - 20 * bool(together))
         rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), shown))
     hidden = len(rows) - MOST_ROLES
     if hidden > 0:
@@ -170,7 +177,7 @@ def joint_effects(study: Study) -> dict[str, str]:
     cells = {}
     for row in study.tables["roles"].dropna(subset=["value"]).to_dict("records"):
         low, high = (number_text(row[f"random_{end}"], 2) for end in ("low", "high"))
-        among = f" (random {low} to {high})" if row["sets"] else ""
+        among = f" (random {low if low == high else f'{low} to {high}'})" if row["sets"] else ""
         text = "" if row["text"] == "text" else f", {row['text']}"
         cells[row["role"]] = number_text(row["value"], 2) + among + text
     return cells
@@ -249,7 +256,8 @@ def cautions(study: Study) -> Iterator[Answer]:
     """What is missing in the numbers: an interruption, sentences that were cut or not aligned."""
     data = study.record.get("data", {})
     if not study.complete:
-        part = f"{study.sentences} of {data.get('in_corpus')} sentences"
+        lacking = ", ".join(entry.analysis for entry in study.left_out if entry.interrupted)
+        part = f"{study.sentences} of {data.get('in_corpus')} sentences" + f", without {lacking}" * bool(lacking)
         yield Answer("Interrupted", f"the numbers are of {part}", caution=True)
     if data.get("truncated"):
         cut = counted(data["truncated"], "sentence")

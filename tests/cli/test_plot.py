@@ -13,6 +13,7 @@ from headscope.errors import CheckpointError, ConfigError, HeadscopeError, Outpu
 from headscope.formats.native import NATIVE
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.fork import checkpoint_alphas
+from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED
@@ -115,6 +116,19 @@ def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
     assert (out / "gpt.svg").is_file()
     with pytest.raises(OutputError, match=r"bert-functions\.png"):
         plot("functions", run_dir, other, "--out", out)
+
+
+@pytest.mark.slow
+def test_compare(run_dir: Path) -> None:
+    other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
+    out = run_dir.parent / "x.svg"
+    lines = plot("compare", run_dir, other, "--measure", "distance", "--out", out).splitlines()
+    said = Study.open(run_dir).compare(Study.open(other), measure="distance").answers()
+    assert lines[0] == said[0].sentence and lines[1].startswith(said[1].question) and len(lines) <= 25
+    assert "distance" in said[1].question and lines[-1] == f"wrote {out}"
+    answers = json.loads(plot("compare", run_dir, other, "--out", out, "--force", "--json"))["answers"]
+    assert answers[0]["sentence"] == said[0].sentence
+    assert "B − A · cross" in out.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     written = [line for text in texts(figure) for line in text.split("\n")]
     for labels in run.heads["functions"]:
         for function in functions_of(labels):
-            assert {function.mark, function.short} & set(written), function
+            assert {*function.texts[:2]} & set(written), function
     assert "▲v→s" in written
     assert "★r" in written
 
@@ -181,7 +181,10 @@ def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[st
     plain, marked = draw("functions", run), draw("functions", run, unsupported=True)
     assert len(marked.axes[0].patches) - len(plain.axes[0].patches) == 36 * 2
     assert len(marked.axes[1].patches) == len(plain.axes[1].patches)
-    assert [function.mark for function in grids_of(run, unsupported=True)[0].functions[0][1][1:]] == ["(◆−1)", "(★r)"]
+    assert [function.texts[0] for function in grids_of(run, unsupported=True)[0].functions[0][1][1:]] == [
+        "(◆−1)",
+        "(★r)",
+    ]
     assert "▼s\n(◆−1)\n(★r)" in texts(draw("heads", run, measure=("confidence",), unsupported=True))
 
 

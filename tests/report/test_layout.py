@@ -23,7 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
 
 
 def test_labels_become_marks() -> None:
-    marks = [f.mark for f in functions_of("positional:-1;syntactic:nsubj>;rare;previous_token;odd_one")]
+    marks = [f.texts[0] for f in functions_of("positional:-1;syntactic:nsubj>;rare;previous_token;odd_one")]
     assert marks == ["◆−1", "▲v→s", "★r", "◀p", "✚o"]
     assert functions_of("") == ()
     assert [signed(text) for text in ("-12", "1", "+1", "0")] == ["−12", "+1", "+1", "0"]

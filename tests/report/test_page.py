@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -21,8 +24,7 @@ from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
 from headscope.report.page.cards import window
 from headscope.report.page.examples import examples_data
-from headscope.report.page.report import Report, gather
-from headscope.report.page.svg import figure_svg
+from headscope.report.page.report import Report, gather, image_html
 from headscope.report.page.write import data_json, page_html, write_page
 from headscope.results.answer import number_text
 from headscope.results.study import Study
@@ -77,6 +79,10 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
+def no_figure(*_: Any, **options: Any) -> list[Any]:
+    return []
+
+
 def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
     html = page_html(gather(paths))
     elements = Elements(html)
@@ -101,7 +107,7 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
     assert not re.search(
         "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.inside["script"]
     )
-    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<svg") == 2
+    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<img src") == 2
     ids = [attributes["id"] for _, attributes in elements.found if attributes.get("id")]
     assert len(ids) == len(set(ids))
 
@@ -118,11 +124,16 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     ends = " to ".join(number_text(table[f"ablation_{end}"][0]) for end in ("low", "high"))
     assert head["need"][0] == ["ablation", number_text(table["ablation"][0]), ends, f"{places[0]} of 9"]
     assert [row[0] for row in head["need"]] == ["ablation", "Taylor importance"]
-    tables = {title: rows for title, _, rows in head["tables"]}
+    tables = {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, columns, rows in head["tables"]}
     best = pd.read_csv(run / "positional.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
-    assert tables["Offsets of the most attended token"][0][1] == number_text(best["share"].max())
-    similar = dict(tables["Most similar heads of the layer"])
-    assert "encoder-self.0.0" not in str(similar) and "encoder-self.0." in next(iter(similar.values()))
+    shares = best["share"].nlargest(8)
+    assert [row["share"] for row in tables["Positional"]] == [number_text(share) for share in shares]
+    relations = pd.read_csv(run / "syntactic.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
+    best = relations.loc[relations["margin"].idxmax()]
+    ends = " to ".join(number_text(best[f"accuracy_{end}"]) for end in ("low", "high"))
+    assert tables["Syntactic"][0]["accuracy 95 %"] == ends
+    similar = [row["heads"] for row in tables["Most similar heads of the layer"]]
+    assert "encoder-self.0.0" not in str(similar) and "encoder-self.0." in similar[0]
 
 
 def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None:
@@ -156,52 +167,77 @@ def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
     head = data["runs"][0]["heads"][0]
     assert head["weak"] == lacking[:1] and data["labels"][lacking[0]][3] == "head → dependent (amod)"
     title, columns, rows = head["tables"][0]
-    assert (title, columns) == ("Evidence for its labels", ["", "syntactic:amod>"])
+    assert (title, columns) == ("Labels", ["", ""]) and rows[0] == ["label", "syntactic:amod>"]
     assert ["given", "no"] in rows and ["value low", "−0.83"] in rows and "p adjusted" not in dict(rows)
 
 
 def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     html, data, elements = page_of(hostile_run(tmp_path / "r"))
-    assert "<img" not in html and "</script><" not in elements.inside["data"] and "<b>" not in html
+    assert (
+        html.count("<img") == html.count('<img src="data:image/svg+xml,')
+        and "</script><" not in elements.inside["data"]
+        and "<b>" not in html
+    )
     assert [tag for tag, _ in elements.found].count("script") == 2
     assert data["runs"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
     compact = Study.open(tmp_path / "r")._repr_html_()
     assert "<img" not in compact and "<script" not in compact and "<b>" not in compact
 
 
-def test_figures_have_no_style_of_their_own_and_own_ids() -> None:
+def test_figures_are_images_of_well_formed_svg() -> None:
     figure = Figure()
-    figure.suptitle("a < b \x1b")
+    figure.suptitle("a < b \x1b 0.123456")
     figure.subplots().plot([0.123456, 1], [0, 1])
-    svg = figure_svg(figure, "one", 'a "title"')
-    assert svg.startswith('<svg role="img" aria-label=\'a "title"\'') and "style" not in svg and "\x1b" not in svg
-    assert "a &lt; b" in svg and set(re.findall(r' id="([^"]+)"', svg)) == set(re.findall(r"#(one-[^\")]+)", svg))
-    assert not re.search(r'[ "]\d+\.\d{3}', svg)
+    html = str(image_html(figure, 'a "title"'))
+    assert html.startswith('<img src="data:image/svg+xml,%3C') or html.startswith('<img src="data:image/svg+xml,&lt;')
+    (_, attributes), *others = Elements(html).found
+    assert not others and attributes["alt"] == 'a "title"'
+    svg = unquote(str(attributes["src"]).partition(",")[2])
+    texts = [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
+    assert "a < b \ufffd 0.123456" in texts and not re.search(r' d="[^"]*\d\.\d{3}', svg)
 
 
-def test_two_runs_are_compared_first_and_head_by_head(run: Path, tmp_path: Path) -> None:
+def test_two_runs_are_compared_first_and_head_by_head(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = make_run(tmp_path / "other", LAYOUT, seed=2)
     report = gather([run, other])
     first, second = (pd.read_csv(path / "heads.csv", keep_default_na=False) for path in (run, other))
-    changed, orders = report.blocks[0].answers
+    study = Study.open(run)
+    compared = study.compare(Study.open(other))
+    assert report.blocks[0].answers == compared.answers()[1:]
+    most, changed, orders = (answer for answer in report.blocks[0].answers if not answer.detail)
     differ = [
         set(a.split(";")) != set(b.split(";")) for a, b in zip(first["functions"], second["functions"], strict=True)
     ]
-    assert len(changed.heads) == sum(differ) > 0 and changed.sentence.startswith(f"{sum(differ)} of 9 heads")
-    assert orders.table is not None
-    known = {row[0]: row[1] for row in orders.table.rows}
+    assert changed.sentence.startswith(f"{sum(differ)} of 9 heads") and len(changed.heads) == sum(differ) > 0
+    gaps, table = (second["confidence"] - first["confidence"]).abs(), compared.tables["heads"]
+    assert most.heads[0] == ".".join(map(str, first.loc[gaps.idxmax(), ["site", "layer", "head"]]))
+    widths = [heads["confidence_high"] - heads["confidence_low"] for heads in (first, second)]
+    errors = (widths[0] ** 2 + widths[1] ** 2) ** 0.5 / (2 * 1.959964)
+    p = [math.erfc(z / math.sqrt(2)) for z in gaps / errors]
+    np.testing.assert_allclose(table["p"], p, rtol=1e-5)
+    assert f"{(table['p_adjusted'] <= 0.05).sum()} of 9 heads differ" in most.sentence
+    measures = compared.tables["measures"].set_index("measure")
     ranks = first["confidence"].rank().corr(second["confidence"].rank())
-    assert known["confidence"] == f"{ranks:.2f}".replace("-", "−")
-    assert "ablation" not in known  # the other run has none
+    np.testing.assert_allclose(measures.loc["confidence", "spearman"], ranks)
+    assert orders.table is not None and orders.table.rows[0][0] == "confidence"
+    assert orders.table.rows[0][1] == f"{ranks:.2f}".replace("-", "−")
+    assert "ablation" not in measures.index  # the other run has none
     assert report.sections["Comparison"][0].figures and list(report.sections)[:2] == ["Findings", "Comparison"]
-    (apart,) = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
+    monkeypatch.setattr("headscope.report.page.report.draw", no_figure)
+    apart, *_ = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
     assert apart.caution and apart.table is not None and apart.table.rows[0][0] == "encoder-self"
     assert [data["name"] for data in gather([run, run]).runs] == ["bert (1)", "bert (2)"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers, heads, sentences, most", [(30, 3, 12, 3_000_000), (24, 16, 50, 10_000_000)])
-def test_a_large_run_stays_small(layers: int, heads: int, sentences: int, most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers, heads, sentences, most", [(30, 3, 12, 3_000_000), (24, 16, 40, 10_000_000)])
+def test_a_large_run_stays_small(
+    layers: int, heads: int, sentences: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if layers * heads > 100:  # the figures of one are enough
+        monkeypatch.setattr("headscope.report.page.report.draw", no_figure)
     report = gather([large_run(tmp_path / "large", layers=layers, heads=heads, sentences=sentences)])
     (data,) = report.runs
     assert len(data["heads"]) == layers * heads * 3 and len(data["measures"]) > 40
@@ -313,16 +349,12 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
         ["0.5", "0.0", "50.0"], ["0.05", "50.0", "5.0"], ["0.2", "55.0", "20.0"],
     ]  # fmt: skip
     near, far = heads[0]["examples"]
-    assert near == {
-        "line": 7,
-        "weight": "0.9",
-        "words": [[f"w{place}" for place in range(9)]],
-        "ends": [[0, 3], [0, 5]],
-    }
-    assert [far["words"][line][place] for line, place in far["ends"]] == ["w30", "w2"] and None in far["words"][0]
-    crossed = heads[-1]["examples"][1]
-    assert [crossed["words"][line][place] for line, place in crossed["ends"]] == ["w30", "w2"]
-    assert crossed["words"] == [[f"w{place}" for place in range(27, 34)], [f"w{place}" for place in range(6)]]
+    words = [[f"w{place}", {3: "query", 5: "key"}.get(place, "")] for place in range(9)]
+    assert near == {"line": 7, "weight": "0.9", "words": words}
+    query, key = ([[f"w{place}", ""] for place in range(*ends)] for ends in ((27, 34), (6,)))
+    query[3][1], key[2][1] = "query", "key"
+    assert far["words"] == [*key, ["…", ""], *query]
+    assert heads[-1]["examples"][1]["words"] == [*query, ["→", ""], *key]
     assert len(heads[0]["pairs"]) == len(PAIRS)
     assert heads[0]["pairs"][0][1:] == ["None → dog", "score 2.5, weight 0.7, count 6"]
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
@@ -335,9 +367,9 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
 
 
 @pytest.mark.parametrize("text, at, found", [
-    ("a [b] c", 1, {0: "a", 1: "b", 2: "c"}),
-    ("[[CLS]] a", 0, {0: "[CLS]", 1: "a"}),
-    ("… " + " ".join(["x"] * 12) + " [y] …", 13, {**dict.fromkeys(range(1, 13), "x"), 13: "y"}),
+    ("a [b] c", 1, {0: "a", 1: "[b]", 2: "c"}),
+    ("[[CLS]] a", 0, {0: "[[CLS]]", 1: "a"}),
+    ("… " + " ".join(["x"] * 12) + " [y] …", 13, {**dict.fromkeys(range(1, 13), "x"), 13: "[y]"}),
     ("… x [y]", 13, {}),  # no window of that place
     ("a b [c]", 1, {}),
     ("", 0, {}),

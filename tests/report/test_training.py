@@ -47,20 +47,20 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [
         "Loss of training batches", "Loss of the validation text", "The same, less that of plain",
-        "BLEU of the validation text", "Gates: entropy", "Alphas: nuclear norm over heads · encoder-self",
-        "Alphas: nuclear norm over heads · cross", "Alphas: off-diagonal share · cross",
+        "BLEU of the validation text", "Gates: entropy", "Nuclear norm · encoder-self",
+        "Nuclear norm · cross", "Off-diagonal share · cross",
         "Swaps by score: pairs in effect · cross", "Swaps: exchanges so far · cross", "Gates: G steps so far",
         "own number",
     ]  # fmt: skip
     lines = [np.asarray(line.get_xydata()).tolist() for line in panels["BLEU of the validation text"].lines]
     assert lines == [[[50, 1.5], [150, 3.5]]] * 4
     assert len(panels["Loss of training batches"].lines) == 4
-    encoder, opening = panels["Alphas: nuclear norm over heads · encoder-self"].lines
-    cross, _ = panels["Alphas: nuclear norm over heads · cross"].lines
+    encoder, opening = panels["Nuclear norm · encoder-self"].lines
+    cross, _ = panels["Nuclear norm · cross"].lines
     assert np.asarray(encoder.get_ydata()).tolist() == [1, 1.1, 1.2]
     assert np.asarray(cross.get_ydata()).tolist() == [1, 1.2, 1.4]
     assert np.asarray(opening.get_xdata()).tolist() == [100, 100]
-    limits = {axes.get_ylim() for name, axes in panels.items() if name.startswith("Alphas: nuclear")}
+    limits = {axes.get_ylim() for name, axes in panels.items() if name.startswith("Nuclear")}
     assert len(limits) == 1  # the sites of one quantity share an axis
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     (entropy,) = panels["Gates: entropy"].lines

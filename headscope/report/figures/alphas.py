@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from headscope.report.charts import Array, centred_limits, draw_bars, draw_cells, number_cells
 from headscope.report.sheet import Sheet
 from headscope.results.study import Study
-from headscope.results.study_tables import MissingTable, RunError
+from headscope.results.study_tables import MissingTable
 
 COLOR = "#0072b2"
 SPECTRUM = 7.0
@@ -54,8 +54,6 @@ def alpha_matrices(run: Study) -> Matrices:
     layer: Any
     for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):
         count = run.layout[str(site)][int(layer)]
-        if len(table) != count * count:
-            raise RunError(f"run {run.name}: alphas.csv has not {count} × {count} entries for {site}.{layer}")
         matrix = np.full((count, count), np.nan)
         matrix[table["head"].to_numpy(int), table["source"].to_numpy(int)] = table["alpha"]
         matrices[str(site), int(layer)] = matrix

@@ -13,11 +13,13 @@ from headscope.config import option
 from headscope.config.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.charts import centred_limits, measure_limits
+from headscope.report.comparison import StudyComparison, compared_measure
 from headscope.report.grid import Grid, blank_entries, draw_grid, grids_of
 from headscope.report.marks import function_entries
 from headscope.report.registry import RUN, PlotFigure
 from headscope.report.sheet import BAR, BESIDE, GREY, Sheet
 from headscope.results.study import Study
+from headscope.results.study_answers import importance_label
 
 SCATTER = 20.0  # ems of a side
 QUANTILES = 101
@@ -27,7 +29,9 @@ QUANTILES = 101
 class CompareOptions:
     """Options of the figure."""
 
-    measure: str = option("confidence", "Column of heads.csv.", metavar="NAME")
+    measure: str = option(
+        "", "Column of heads.csv; default: which heads matter if both runs say it, else confidence.", metavar="NAME"
+    )
     range: tuple[float, ...] = option(
         (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
     )
@@ -40,7 +44,7 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
     no head in one of them, are left out.
     """
     first, second = runs
-    column = first.require(second.require(options.measure))
+    column = first.require(second.require(options.measure or compared_measure(first, second) or "confidence"))
     measure, pairs = measure_of(column), _pairs(first, second, column)
     norm = measure_limits(measure, [grid.values for pair in pairs for grid in pair], options.range)
     differences = {
@@ -63,7 +67,7 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
         for grid in (a, b):
             axes = next(panels)
             shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm)
-            sheet.scale(shades, [axes], measure.label, [grid.values])
+            sheet.scale(shades, [axes], importance_label(first, measure), [grid.values])
         if a.site in differences:
             axes = next(panels)
             shades = draw_grid(sheet, axes, differences[a.site], cmap="RdBu_r", norm=around, marks=False)
@@ -112,6 +116,11 @@ def _scatter_title(a: Grid, b: Grid, *, paired: bool) -> str:
     return f"head against head, r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")
 
 
+def compare(runs: Sequence[Study], options: CompareOptions) -> StudyComparison:
+    """What the figure's command says."""
+    return StudyComparison(runs, measure=options.measure)
+
+
 COMPARE = PlotFigure(
     "compare",
     "Two runs side by side: both maps, their difference, and head against head.",
@@ -119,5 +128,6 @@ COMPARE = PlotFigure(
     Options=CompareOptions,
     source=RUN,
     runs=2,
+    answers="headscope.report.figures.compare:compare",
     order=300,
 )

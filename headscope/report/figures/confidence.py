@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headscope.config import option
-from headscope.errors import DataError
-from headscope.files.reading import read_object
+from headscope.files.reading import read_record
 from headscope.report.charts import Array, frame_chart, parse_range, share_limits
 from headscope.report.fork import confidence_rows, confidence_run
 from headscope.report.grid import layer_panels
@@ -84,12 +83,12 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     for run, (_, file) in zip(runs, files, strict=True):
         if run.layout != runs[0].layout:
             raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
-    epochs = tuple(epoch for epoch, _ in files)
-    about = {"signature": f"file:{path.name}|format:mhr", **_about(path)}
+    epochs, record = tuple(epoch for epoch, _ in files), read_record(path / "run.json")
+    method = record.get("config", {}).get("save_confidence")
     shown = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
-    method = [f"method {about['method']}"] if "method" in about else []
-    note = ", ".join([*method, "means over training sentences", shown])
-    last = Study({"heads": runs[-1].heads}, {**about, "layout": runs[0].layout, "data": {"note": note}}, folder=path)
+    note = f"method {method}, " * bool(method) + f"means over training sentences, {shown}"
+    about = {"signature": record.get("signature") or f"file:{path.name}|format:mhr", "layout": runs[0].layout}
+    last = Study({"heads": runs[-1].heads}, {**about, "data": {"note": note}}, folder=path)
     scores = {
         # a file of means, a vector a module, has them under its own name
         (site, layer): np.array([run.heads_of(site, layer)[run.measures[0]].to_numpy(float) for run in runs])
@@ -98,15 +97,6 @@ def load_confidence(path: Path) -> ConfidenceHistory:
         if count
     }
     return ConfidenceHistory(last, epochs, scores, tuple(file for _, file in files))
-
-
-def _about(path: Path) -> dict[str, Any]:
-    """What run.json says of a training that is there: its signature and which confidence it kept."""
-    try:
-        about = read_object(path / "run.json")
-        return {"signature": str(about["signature"]), "method": str(about["config"]["save_confidence"])}
-    except (DataError, KeyError, TypeError):
-        return {}
 
 
 def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOptions) -> None:

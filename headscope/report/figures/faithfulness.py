@@ -53,7 +53,7 @@ def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptio
     names = [name for name in table["ranking"] if name in set(shown["ranking"])]
     titles = [
         "area between its curves",
-        *(f"{place + 1}  {measure_of(name).words}" for place, name in enumerate(names)),
+        *(f"{place + 1}  {measure_of(name).words.partition(',')[0]}" for place, name in enumerate(names)),
     ]
     sizes = [(22.0, max(8.0, 1.7 * len(table)))] + [(22.0, 14.0)] * len(names)
     areas, *panels = sheet.panels(titles, sizes, starts={1}, share="y")
@@ -89,7 +89,7 @@ def _draw_areas(axes: Axes, table: pd.DataFrame, unit: str) -> None:
     frame_chart(axes, unit, "")
     axes.axvline(0, color=INK, linewidth=0.6, zorder=3)
     size = float(rcParams["ytick.labelsize"])
-    names = [shorten(measure_of(name).words, 14 * em(), size) for name in table["ranking"]]
+    names = [shorten(measure_of(name).words, 20 * em(), size) for name in table["ranking"]]
     axes.set_yticks(rows, [f"{place + 1}  {name}" for place, name in enumerate(names)])
     axes.set_ylim(len(table) - 0.5, -0.5)
 

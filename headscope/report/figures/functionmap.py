@@ -15,12 +15,12 @@ from matplotlib.ticker import MaxNLocator
 from headscope.config import option
 from headscope.config.declarations import head_functions
 from headscope.description.sentences import leading_group
-from headscope.report.charts import draw_bars, hide_frame
+from headscope.report.charts import draw_bars
 from headscope.report.figures.explained import PARTS
-from headscope.report.grid import MISSING, Grid, blank_entries, cell_inches, frame_grid, grids_of
+from headscope.report.grid import Grid, blank_entries, cell_inches, draw_grid, grids_of
 from headscope.report.marks import Function, contrast, fit, function_entries
 from headscope.report.registry import PlotFigure
-from headscope.report.sheet import PALE, RULE, Sheet, swatch
+from headscope.report.sheet import PALE, Sheet, swatch
 from headscope.results.study import Study
 
 COUNTS = 14.0
@@ -58,8 +58,7 @@ def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
     )
     found = [_grounds(run, grid) for grid in grids]
     for axes, bars, grid, grounds in zip(panels[::2], panels[1::2], grids, found, strict=True):
-        hide_frame(axes)
-        frame_grid(sheet, axes, grid, lines)
+        draw_grid(sheet, axes, grid, lines=lines, marks=False)
         sheet.later.append(lambda axes=axes, grid=grid, grounds=grounds: _draw_heads(axes, grid, grounds))  # type: ignore[misc]
         _draw_counts(bars, grid)
         bars.set_ylim(axes.get_ylim())
@@ -93,15 +92,10 @@ def _grounds(run: Study, grid: Grid) -> Grounds:
 
 
 def _draw_heads(axes: Axes, grid: Grid, grounds: Grounds) -> None:
+    for (layer, slot), (_, color) in grounds.items():
+        axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=color, edgecolor="white"))
     for layer, row in enumerate(grid.functions):
         for slot, functions in enumerate(row):
-            if grid.heads[layer, slot] < 0:
-                axes.add_patch(
-                    Rectangle((slot, layer), 1, 1, facecolor="white", edgecolor=RULE, hatch=MISSING, linewidth=0)
-                )
-                continue
-            _, ground = grounds.get((layer, slot), ("", PALE))
-            axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=ground, edgecolor="white"))
             _draw_bands(axes, slot, layer, functions)
 
 

@@ -15,7 +15,7 @@ from headscope.report.marks import function_entries
 from headscope.report.registry import RUNS, PlotFigure
 from headscope.report.sheet import BAR, BESIDE, Sheet
 from headscope.results.study import Study
-from headscope.results.study_answers import main_importance
+from headscope.results.study_answers import importance_label, main_importance
 
 LINES = 3
 """Functions that a cell writes out at most."""
@@ -60,7 +60,7 @@ def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
         norm = measure_limits(measure, values, options.range)
         for axes, grid in zip(places, own, strict=True):
             shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm, lines=lines, ranks=options.sort)
-        sheet.scale(shades, places, measure.label, values)
+        sheet.scale(shades, places, importance_label(run, measure), values)
     marks = [mark for grid in grids for mark in grid.marks]
     sheet.key(*function_entries(marks, colored=False), *blank_entries(grids))
     sheet.headline(

@@ -26,10 +26,9 @@ def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
     """
     table = need_over_models([(run.heads, importances(run)) for run in runs])
     if table.empty:
+        lacking = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
         names = ", ".join(run.name for run in runs)
-        if any(importances(run) for run in runs):
-            raise ConfigError(f"{names}: there is no function that some heads have and others lack; analyse more text")
-        raise ConfigError(f"{names}: no importance beside functions; analyse with --importance, or --also lrp,gradient")
+        raise ConfigError(f"{names}: there is no {lacking}; analyse more text, with --importance")
     functions, measures = (list(dict.fromkeys(table[column])) for column in ("name", "measure"))
     size = (20.0, len(functions) * ROW)
     panels = sheet.panels([measure_of(name).words for name in measures], [size] * len(measures))

@@ -78,4 +78,4 @@ def _frame_positional(axes: Axes, run: Study, site: str, layer: int, reach: int)
                 column = int(np.clip(int(function.detail), -reach - 1, reach + 1)) + reach + 1
                 axes.add_patch(Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", zorder=3))
                 place = 2 * reach + 3.4, head + 0.5
-                axes.text(*place, function.mark, size=rcParams["ytick.labelsize"], ha="left", va="center_baseline")
+                axes.text(*place, function.texts[0], size=rcParams["ytick.labelsize"], ha="left", va="center_baseline")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,19 @@ def by_method(runs: Sequence[PruningCells]) -> list[tuple[PruningCells, str, pd.
     return groups
 
 
+def has_seeds(runs: Sequence[PruningCells]) -> bool:
+    """Whether some size was tried more than once."""
+    return any(run.cells.duplicated(["method", "control", "size"]).any() for run in runs)
+
+
+def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str, **look: Any) -> None:
+    """A column of cells against `x`: means of sizes, with a band from the lowest to the highest of their seeds."""
+    named = {"x": (x, "mean"), "mean": (column, "mean"), "low": (column, "min"), "high": (column, "max")}
+    sizes = cells.groupby("size", sort=False).agg(**named).sort_values("x")
+    low, high = (sizes["low"], sizes["high"]) if len(cells) > len(sizes) else (None, None)
+    draw_course(axes, sizes["x"], sizes["mean"], color, low=low, high=high, **look)
+
+
 def draw_gates(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
     """How open every gate is while gates learn; of a sweep the first seed of each size."""
     panels = []
@@ -83,7 +97,7 @@ def draw_sites(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]
         table = table.assign(pruned=table["of"] - table["kept"]).rename(columns=lambda name: name.removeprefix("kept_"))
         draw = partial(_plot_courses, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
         panels.append(PruningPanel(title, draw, "heads pruned in all", "heads kept", (True, True)))
-    _note_seeds(runs, sheet)
+    sheet.key(*([SEEDS] if has_seeds(runs) else []))
     return panels
 
 
@@ -101,9 +115,9 @@ def draw_layers(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel
             table, names = _by_layers(run, pd.concat([run.unpruned, cells]), site)
             limit = int(run.unpruned[f"kept_{site}"].max())
             draw = partial(_plot_courses, table, dict(zip(names, SHADES, strict=False)), limit)
-            own = ", ".join([*([title] if len(groups) > 1 else []), site])
+            own = f"{title}, {site}" if len(groups) > 1 else site
             panels.append(PruningPanel(own, draw, "heads of the site pruned", "heads kept", (True, True)))
-    _note_seeds(runs, sheet)
+    sheet.key(*([SEEDS] if has_seeds(runs) else []))
     return panels
 
 
@@ -121,19 +135,10 @@ def _by_layers(run: PruningCells, cells: pd.DataFrame, site: str) -> tuple[pd.Da
     return cells.assign(pruned=len(whole) - cells[f"kept_{site}"], **counts), names
 
 
-def _note_seeds(runs: Sequence[PruningCells], sheet: Sheet) -> None:
-    if any(run.cells.duplicated(["method", "control", "size"]).any() for run in runs):
-        sheet.key(SEEDS)
-
-
 def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:
-    """Columns of the cells, each in its colour, against those `pruned`, up to `limit`: means of sizes, bands."""
+    """Columns of the cells, each in its colour, against those `pruned`, up to `limit`."""
     for column, color in columns.items():
-        grouped = cells.groupby("size", sort=False)
-        places, own = grouped["pruned"].mean().sort_values(), grouped[column]
-        mean, low, high = (part.reindex(places.index) for part in (own.mean(), own.min(), own.max()))
-        band = {"low": low, "high": high} if len(cells) > len(places) else {}
-        draw_course(axes, places, mean, color, label=column, marker="o", **band)
+        draw_sizes(axes, cells, "pruned", column, color, label=column, marker="o")
     axes.set_xlim(-0.02 * limit, 1.02 * limit)
     axes.update_datalim([(0, 0)])
 
@@ -146,8 +151,8 @@ def draw_kept_functions(runs: Sequence[PruningCells], sheet: Sheet) -> list[Prun
     labelled = [run for run in runs if "functions" in run.survivors]
     if not labelled:
         raise RunError("functions of these heads are not known; give --functions RUN, a run of `headscope analyze`")
-    groups = by_method(labelled)
-    panels = []
+    anew = any(RELABELLED in run.survivors for run in labelled)
+    panels, groups = [], by_method(labelled)
     for run, title, cells in groups:
         if run.labelled and not cells["cell"].isin(run.survivors["cell"]).any():
             continue
@@ -159,10 +164,8 @@ def draw_kept_functions(runs: Sequence[PruningCells], sheet: Sheet) -> list[Prun
     if groups and not panels:
         raise RunError("--functions RUN has labels of other heads than any of these models; name a run on one of them")
     whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in labelled))
-    if any(RELABELLED in run.survivors for run in labelled):
-        sheet.key(f"before: functions in {whose}; after: in the pruned model itself; mean over seeds")
-    else:
-        sheet.key(f"functions are those of {whose}; mean over seeds")
+    after = "; after: in the pruned model itself" * anew
+    sheet.key(f"{'before: functions in' if anew else 'functions are those of'} {whose}{after}; mean over seeds")
     return panels
 
 
@@ -178,9 +181,8 @@ def function_counts(run: PruningCells, pruned: pd.DataFrame, column: str = "func
     sizes = cells.groupby("size", sort=False).agg(heads=("kept", "mean"), cells=("cell", "size"))
     own = kinds.drop(columns="size").merge(cells[["cell", "size"]], on="cell")
     table = own.groupby(["size", "kind"]).size().unstack(fill_value=0).reindex(sizes.index)
-    table = (
-        table.div(sizes["cells"], axis=0).set_index(pd.Index(sizes["heads"])).sort_index(ascending=False, kind="stable")
-    )
+    table = table.div(sizes["cells"], axis=0).set_index(pd.Index(sizes["heads"]))
+    table = table.sort_index(ascending=False, kind="stable")
     known = [*head_functions(), *sorted(set(table.columns) - {*head_functions(), *COLORS}), *COLORS]
     return table[[name for name in known if name in table]]
 

@@ -14,8 +14,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from headscope.config import option
 from headscope.errors import ConfigError
-from headscope.report.charts import draw_course, frame_chart, share_limits, short_number
-from headscope.report.figures.pruned_heads import PruningPanel, draw_gates, draw_kept_functions, draw_layers, draw_sites
+from headscope.report.charts import frame_chart, share_limits, short_number
+from headscope.report.figures.pruned_heads import (
+    PruningPanel,
+    draw_gates,
+    draw_kept_functions,
+    draw_layers,
+    draw_sites,
+    draw_sizes,
+    has_seeds,
+)
 from headscope.report.marks import method_style
 from headscope.report.registry import PlotFigure, Source
 from headscope.report.sheet import INK, Sheet
@@ -95,7 +103,7 @@ def draw_quality(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPane
             panels.append(PruningPanel(title, draw, "heads kept", label))
         verdicts = [line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]]
         sheet.key(*(verdict if len(measured) == 1 else f"{run.name}: {verdict}" for verdict in verdicts))
-    if any(run.cells.duplicated(["method", "control", "size"]).any() for run in measured):
+    if has_seeds(measured):
         sheet.key("line: mean over seeds; small dots: seeds; band: lowest to highest")
     return panels
 
@@ -135,15 +143,11 @@ def _draw_method(
     """A method from the unpruned model on; a control, or a method that was tried with all heads too, from there."""
     look = method_style(method)
     whole = control or (cells["kept"] >= cells["of"]).any()
-    grouped = pd.concat([cells, *([] if whole else [unpruned])]).groupby("size", sort=False)
-    sizes = grouped.agg(kept=("kept", "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max"))
-    sizes = sizes.sort_values("kept")
-    seeds = cells.duplicated("size").any()
-    band = {"low": sizes["low"], "high": sizes["high"]} if seeds else {}
     looks = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"} if control else {"marker": look.mark}
     label = "the same heads per layer, trained from scratch" if control else method
-    draw_course(axes, sizes["kept"], sizes["mean"], look.color, label=label, zorder=4, **looks, **band)
-    if seeds:
+    course = cells if whole else pd.concat([cells, unpruned])
+    draw_sizes(axes, course, "kept", column, look.color, label=label, zorder=4, **looks)
+    if cells.duplicated("size").any():
         axes.scatter(cells["kept"], cells[column], s=3, color=look.color, alpha=0.6, linewidth=0, zorder=3)
 
 

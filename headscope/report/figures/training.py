@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from headscope.report.charts import frame_chart, share_limits
 from headscope.report.marks import color_of
 from headscope.report.registry import TRAINED, PlotFigure
 from headscope.report.sheet import INK, Sheet, stroke
+from headscope.report.styles import number_same
 from headscope.results.training import AXES, SHARES, Training
 
 ENGINE = {
@@ -31,53 +32,38 @@ class TrainingOptions:
     axis: str = option("update", "What runs from left to right: update, tokens or seconds.", metavar="NAME")
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A quantity with a title of its own: `column` of metrics.csv, or columns by site where they end in `.site`."""
-
-    title: str
-    unit: str
-    column: str
-
-
-QUANTITIES = (
-    Quantity("Loss of training batches", "nats per token", "nll"),
-    Quantity("Loss of the validation text", "nats per token", "valid_nll"),
-    Quantity("BLEU of the validation text", "BLEU", "bleu"),
-    Quantity("Gates: entropy", "nats", "gate_entropy"),
-    Quantity("Alphas: nuclear norm over heads", "mean over layers", "nuclear_norm"),
-    Quantity("Alphas: off-diagonal share", "mean over layers", "off_diagonal"),
-    Quantity("Swaps by score: pairs in effect", "pairs of heads", "swapped"),
-    Quantity("Swaps: exchanges so far", "pairs of heads", "swaps"),
-    Quantity("Heads' mean cosine", "latest batch", "disagreement"),
-    Quantity("Gates: G steps so far", "steps", "gate_steps"),
-    Quantity("Gates: distance from their start", "share of its norm", "gate_change"),
-)
+QUANTITIES = {
+    "nll": ("Loss of training batches", "nats per token"),
+    "valid_nll": ("Loss of the validation text", "nats per token"),
+    "bleu": ("BLEU of the validation text", "BLEU"),
+    "gate_entropy": ("Gates: entropy", "nats"),
+    "nuclear_norm": ("Nuclear norm", "of alphas, over heads"),
+    "off_diagonal": ("Off-diagonal share", "of alphas"),
+    "swapped": ("Swaps by score: pairs in effect", "pairs of heads"),
+    "swaps": ("Swaps: exchanges so far", "pairs of heads"),
+    "disagreement": ("Heads' mean cosine", "latest batch"),
+    "gate_steps": ("Gates: G steps so far", "steps"),
+    "gate_change": ("Gates: distance from their start", "share of its norm"),
+}
+"""Title and unit of columns of metrics.csv, with `.SITE` behind where they have sites."""
 BEHIND = "valid_nll"  # of which a panel shows by how much runs differ from the first
 STEPS = {"swapped", "swaps", "gate_steps"}
 
 
 @dataclass(frozen=True)
 class TrainingPanel:
-    """One panel: a quantity of all runs that have it, at one site where it has sites.
+    """A column of metrics.csv of all runs that have it; `less` where the first run's value is taken off."""
 
-    `less` where the first run's value is taken off.
-    """
-
-    quantity: Quantity
-    site: str = ""
+    title: str
+    unit: str
+    quantity: str
+    column: str
     less: bool = False
 
     @property
-    def column(self) -> str:
-        """Of metrics.csv."""
-        return f"{self.quantity.column}.{self.site}" if self.site else self.quantity.column
-
-    def title(self, first: str) -> str:
-        """What it shows, `first` is the name of the first run."""
-        if self.less:
-            return f"The same, less that of {first}"
-        return f"{self.quantity.title} · {self.site}" if self.site else self.quantity.title
+    def windowed(self) -> bool:
+        """Whether it is about matrices that the growth loss may hold back."""
+        return self.quantity in ("nuclear_norm", "off_diagonal")
 
 
 def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptions) -> None:
@@ -88,15 +74,15 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
     """
     if options.axis not in AXES:
         raise ConfigError(f"--axis {options.axis!r} is not known; choose from {', '.join(AXES)}")
-    names, groups = _numbered([run.name for run in runs]), _groups(runs)
-    shown = training_panels(runs, several=len(set(groups)) > 1)
-    panels = sheet.panels([panel.title(names[0]) for panel in shown], [(33.0, 18.0)] * len(shown), share="")
+    names, groups = number_same([run.name for run in runs]), _groups(runs)
+    shown = training_panels(runs, names[0] if len(set(groups)) > 1 else "")
+    panels = sheet.panels([panel.title for panel in shown], [(33.0, 18.0)] * len(shown), share="")
     alike: dict[tuple[str, bool], list[Axes]] = {}
     for panel, axes in zip(shown, panels, strict=True):
-        frame_chart(axes, AXES[options.axis], panel.quantity.unit, whole=(True, panel.quantity.column in STEPS))
+        frame_chart(axes, AXES[options.axis], panel.unit, whole=(True, panel.quantity in STEPS))
         for run, group in zip(runs, groups, strict=True):
             _draw_run(axes, run, panel, options.axis, color_of(group), runs[0])
-        alike.setdefault((panel.quantity.column, panel.less), []).append(axes)
+        alike.setdefault((panel.quantity, panel.less), []).append(axes)
     share_limits(panels, axis="x", room=0.02)
     for group_of_axes in alike.values():
         share_limits(group_of_axes)
@@ -104,30 +90,29 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
         labels = [name for name, other in zip(names, groups, strict=True) if other == group]
         seeds = f" and {len(labels) - 1} more seed{'s' if len(labels) > 2 else ''}" if len(labels) > 1 else ""
         sheet.key(stroke(color_of(group), labels[0] + seeds))
-    if any(panel.quantity.title.startswith("Alphas") for panel in shown):
+    if any(panel.windowed for panel in shown):
         sheet.key(stroke(INK, "the window of the growth loss opens", ":"))
     data = {str(run.record.get("data", {}).get("sentences", "?")) for run in runs}
     variants = dict.fromkeys(str(run.record.get("variant", "?")) for run in runs)
     sheet.headline("How training went", f"{', '.join(variants)} · {' or '.join(sorted(data))} training sentences")
 
 
-def training_panels(runs: Sequence[Training], *, several: bool) -> list[TrainingPanel]:
-    """Those of quantities with titles of their own, then of whatever else the runs note."""
+def training_panels(runs: Sequence[Training], first: str) -> list[TrainingPanel]:
+    """Panels of quantities with titles of their own, then of whatever else the runs note.
+
+    `first` names the first run where others are compared with it.
+    """
+    named = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
     panels = []
-    for quantity in quantities(runs):
-        sites = dict.fromkeys(site for run in runs for site in run.sites(quantity.column))
-        shown = [site for site in sites if site] or list(sites)  # sites rather than their mean
-        panels += [TrainingPanel(quantity, site) for site in shown]
-        if quantity.column == BEHIND and several and _differences(runs):
-            panels.append(TrainingPanel(quantity, less=True))
+    for quantity in dict.fromkeys([*QUANTITIES, *named]):
+        title, unit = QUANTITIES.get(quantity) or (measure_of(quantity).words, "")
+        sites = dict.fromkeys(site for run in runs for site in run.sites(quantity) if quantity not in (*ENGINE, SHARES))
+        for site in [site for site in sites if site] or sites:  # sites rather than their mean
+            ending = ("", "") if not site else (f" · {site}", f".{site}")
+            panels.append(TrainingPanel(title + ending[0], unit, quantity, quantity + ending[1]))
+        if quantity == BEHIND and first and _differences(runs):
+            panels.append(TrainingPanel(f"The same, less that of {first}", unit, quantity, quantity, less=True))
     return panels
-
-
-def quantities(runs: Iterable[Training]) -> list[Quantity]:
-    """Those with titles of their own, then whatever else the runs note."""
-    titled = {quantity.column for quantity in QUANTITIES} | ENGINE | {SHARES}
-    names = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
-    return [*QUANTITIES, *(Quantity(measure_of(name).words, "", name) for name in names if name not in titled)]
 
 
 def _differences(runs: Sequence[Training]) -> bool:
@@ -144,12 +129,12 @@ def _draw_run(axes: Axes, run: Training, panel: TrainingPanel, axis: str, color:
         own = run.metrics.dropna(subset=[BEHIND])
         both = own.merge(first.metrics[["update", BEHIND]].dropna(), on="update", suffixes=("", "_first"))
         x, y = both[axis].to_numpy(float), (both[BEHIND] - both[f"{BEHIND}_first"]).to_numpy(float)
-    dense, steps = panel.quantity.column == "nll", panel.quantity.column in STEPS
+    dense, steps = panel.quantity == "nll", panel.quantity in STEPS
     looks: dict[str, Any] = {"alpha": 0.8, "linewidth": 0.7} if dense else {"alpha": 0.95}
     marker = "o" if len(x) <= 30 and not dense and not steps else ""
     axes.plot(x, y, color=color, marker=marker, drawstyle="steps-post" if steps else "default", **looks)
     opened = run.metrics.get("window")
-    if opened is not None and panel.quantity.title.startswith("Alphas") and (opened > 0).any():
+    if opened is not None and panel.windowed and (opened > 0).any():
         axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
 
 
@@ -164,10 +149,6 @@ def _groups(runs: Sequence[Training]) -> list[int]:
         key = json.dumps([setup, settings], sort_keys=True, default=str)
         numbers.append(groups.setdefault(key, len(groups)))
     return numbers
-
-
-def _numbered(names: list[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]
 
 
 TRAINING = PlotFigure(

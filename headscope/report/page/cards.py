@@ -18,11 +18,12 @@ from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
 
 NEAR = 3
 """Words that an example shows on either side of the query and of the key."""
-ROOM = 15
-"""Words that one line holds: between ends that lie further apart the rest is left out."""
 SENTENCE = "description"
-Line = list[str | None]
-"""Words of an example; None for those that are left out."""
+VISIBLE = 0.005  # shares below are not named
+KINDS = {
+    "lexical": "the word types scored highest",
+    "surprising": "looked at far more than position expects",
+}
 
 
 def card_parts(run: Study) -> dict[int, dict[str, Any]]:
@@ -34,11 +35,8 @@ def card_parts(run: Study) -> dict[int, dict[str, Any]]:
     if SENTENCE not in run.heads or "explained" not in run.heads:
         return {}
     examples, pairs = (
-        {
-            row: [cell(own, run.marks) for own in rows.to_dict("records")]
-            for row, rows in rows_by_head(run, name, *columns)
-        }
-        for (name, columns), cell in zip(NEEDED.items(), (_example, _pair), strict=True)
+        {row: [cell(own, run.marks) for own in rows.to_dict("records")] for row, rows in rows_by_head(run, name)}
+        for name, cell in (("examples", _example), ("token_pairs", _pair))
     )
     return {
         row: {
@@ -52,7 +50,6 @@ def card_parts(run: Study) -> dict[int, dict[str, Any]]:
 
 
 def _bar(head: Mapping[Any, Any]) -> list[list[str]]:
-    """The parts of a head's bar with a share to see; empty for a head without any."""
     if not math.isfinite(head["explained"]):
         return []
     left, parts = 0.0, []
@@ -64,28 +61,15 @@ def _bar(head: Mapping[Any, Any]) -> list[list[str]]:
     return parts
 
 
-VISIBLE = 0.005  # shares below are not named
-
-
-def rows_by_head(run: Study, name: str, *columns: str) -> Iterator[tuple[int, pd.DataFrame]]:
+def rows_by_head(run: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
     """The rows of a table, by the number of their head in `heads`; nothing where the run lacks the table."""
     try:
-        table = run.table(name, *columns)
+        table = run.table(name)
     except MissingTable:
         return
     places = run.heads[list(HEAD_COLUMNS)].assign(index=range(len(run.heads)))
     for index, rows in table.merge(places, on=list(HEAD_COLUMNS), how="inner").groupby("index"):
         yield int(str(index)), rows
-
-
-KINDS = {
-    "lexical": "the word types scored highest",
-    "surprising": "looked at far more than position expects",
-}
-NEEDED = {
-    "examples": ("sentence", "weight", "query", "key", "query_position", "key_position", "query_text", "key_text"),
-    "token_pairs": ("kind", "query", "key", "score", "weight", "count"),
-}
 
 
 def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:
@@ -95,51 +79,32 @@ def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:
 
 
 def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
-    """The words about a query and about its key: in one line for self attention, else in two; `ends` are their places.
+    """The words about a query and about its key, each with which of them it is; of cross attention an arrow between.
 
-    Positions count the tokens of a side from 0.
+    Positions count the tokens of a side from 0. Left-out words are one "…".
     """
-    at = [int(row[f"{end}_position"]) for end in ("query", "key")]
-    windows = [window(str(row[f"{end}_text"]), place) for end, place in zip(("query", "key"), at, strict=True)]
-    for found, end, place in zip(windows, ("query", "key"), at, strict=True):
-        found.setdefault(place, str(row[end]))
-    if str(row["site"]).endswith("self"):
-        lines = [_shown({**windows[0], **windows[1]}, at)]
-    else:
-        lines = [_shown(found, [place]) for found, place in zip(windows, at, strict=True)]
-    number = [0, len(lines) - 1]
-    ends = [[line, lines[line][0].index(place)] for line, place in zip(number, at, strict=True)]
-    return {
-        "line": int(row["sentence"]) + 1,
-        "weight": number_text(row["weight"], 2),
-        "words": [[word and shown(word, marks) for word in words] for _, words in lines],
-        "ends": ends,
-    }
-
-
-def _shown(words: Mapping[int, str], at: list[int]) -> tuple[list[int | None], Line]:
-    """Places and words from a little before the first of `at` to a little after the last."""
-    first, last = min(at) - NEAR, max(at) + NEAR
-    near = [place for place in sorted(words) if first <= place <= last]
-    if last - first >= ROOM:
-        near = [place for place in near if any(abs(place - end) <= NEAR for end in at)]
-    places: list[int | None] = []
-    for place in near:
-        if places and place - 1 != places[-1]:
-            places.append(None)
-        places.append(place)
-    return places, [None if place is None else words[place] for place in places]
+    ends = {end: int(row[f"{end}_position"]) for end in ("query", "key")}
+    words = {end: {**window(str(row[f"{end}_text"]), at), at: str(row[end])} for end, at in ends.items()}
+    one = str(row["site"]).endswith("self")
+    found: list[tuple[str, str]] = []
+    for sides in (tuple(ends),) if one else (("query",), ("key",)):
+        found += [("→", "")] if found else []
+        known = {place: word for end in sides for place, word in words[end].items()}
+        near = [place for place in sorted(known) if any(abs(place - ends[end]) <= NEAR for end in sides)]
+        for before, place in zip([near[0] - 1, *near], near, strict=False):
+            found += [("…", "")] if place - before > 1 else []
+            found.append((shown(known[place], marks), " ".join(end for end in sides if ends[end] == place)))
+    return {"line": int(row["sentence"]) + 1, "weight": number_text(row["weight"], 2), "words": found}
 
 
 def window(text: str, at: int) -> dict[int, str]:
     """The words of a window of examples.csv by their places; the word at place `at` is the one in brackets.
 
-    None but that one where words hold spaces, so that the others have no sure places.
+    None where words hold spaces, so that they have no sure places.
     """
     start = max(0, at - WINDOW // 2)
     words = text.removeprefix("… " if start else "").removesuffix(" …").split(" ")
     middle = words[at - start] if at - start < len(words) else ""
     if not (len(middle) > 2 and middle[0] == "[" and middle[-1] == "]" and len(words) <= WINDOW):
         return {}
-    words[at - start] = middle[1:-1]
     return {start + place: word for place, word in enumerate(words)}

@@ -5,7 +5,7 @@ Numbers are rounded here, by the functions that round those of answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -20,10 +20,14 @@ from headscope.results.answer import interval_text, number_text
 from headscope.results.roles import role_of
 from headscope.results.study import Study
 from headscope.results.study_answers import LEVEL, MEASURED, damage_words, joint_effects, main_importance
-from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
+from headscope.results.study_tables import HEAD_COLUMNS
 
-RELATIONS, OFFSETS, ALIKE = 10, 6, 4
-"""Rows of a card: relations with the largest margins, offsets with the largest shares, most similar heads."""
+MOST_ROWS, FEW_ROWS, ALIKE = 8, 2, 4
+"""Rows of a table of a card, those that are shown as columns, and most similar heads."""
+TOLD = {"heads", "examples", "token_pairs", "importance"}
+"""Tables that a card tells in other words."""
+LEADING = ("margin", "share", "score", "weight", "value")
+"""Columns by the first of which rows of a table are the leading ones."""
 DISTANCES = {"l2", "js"}
 Rows = list[list[str]]
 Tables = dict[int, list[tuple[str, list[str], Rows]]]
@@ -90,7 +94,7 @@ def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, 
         function = functions_of(bare)[0]
         name = f"f{list(colors).index(function.family.name)}" if function.family.name in colors else f"f{len(colors)}"
         colors.setdefault(function.family.name, (name, function.family.color))
-        found[label] = [function.family.glyph, function.short, name, role_of(bare)]
+        found[label] = [function.family.glyph, function.letters, name, role_of(bare)]
     return found, colors
 
 
@@ -138,114 +142,76 @@ def need_rows(study: Study, found: list[dict[str, Any]]) -> list[Rows]:
     order = [*([first.name] if first else []), *MEASURED]
     shown = [measure for measure in found if measure["importance"]]
     shown.sort(key=lambda measure: order.index(measure["name"]) if measure["name"] in order else len(order))
-    tests = {measure["name"]: _adjusted(study, measure["name"]) for measure in shown}
-    return [
-        [
-            [
-                measure["title"],
-                measure["texts"][row],
-                measure["ends"][row],
-                f"{measure['places'][row]} {measure['among']}"
-                + ("; not told from zero" if tests[measure["name"]][row] > LEVEL else ""),
-            ]
-            for measure in shown
-            if measure["texts"][row]
-        ]
-        for row in range(len(study.heads))
-    ]
+    rows: list[Rows] = [[] for _ in range(len(study.heads))]
+    for measure in shown:
+        adjusted = _adjusted(study, measure["name"])
+        for own, p, value, ends, place in zip(
+            rows, adjusted, measure["texts"], measure["ends"], measure["places"], strict=True
+        ):
+            if value:
+                zero = "; not told from zero" if p > LEVEL else ""
+                own.append([measure["title"], value, ends, f"{place} {measure['among']}{zero}"])
+    return rows
 
 
 def _adjusted(study: Study, measure: str) -> list[float]:
     """The adjusted p of every head, NaN where it was not tested."""
     if not study.has_table("importance"):
         return [np.nan] * len(study.heads)
-    table = study.table("importance", "measure", "p_adjusted")
+    table = study.table("importance")
     own = table[table["measure"] == measure].drop_duplicates(list(HEAD_COLUMNS))
-    merged = study.heads[list(HEAD_COLUMNS)].merge(own, on=list(HEAD_COLUMNS), how="left")
-    return [float(value) for value in merged["p_adjusted"]]
+    return [*study.heads[list(HEAD_COLUMNS)].merge(own, on=list(HEAD_COLUMNS), how="left")["p_adjusted"].astype(float)]
 
 
 def detail_tables(study: Study) -> Tables:
-    """Of every head its tables: title, names of columns, rows of texts."""
+    """Of every head its rows in the tables of analyses, the leading ones, and the heads that are most like it."""
     tables: Tables = {}
-    for part in (evidence, relations, offsets, similar):
-        for row, table in part(study):
-            tables.setdefault(row, []).append(table)
+    for name in (name for name in study.tables if name not in TOLD and {*HEAD_COLUMNS} <= {*study.tables[name]}):
+        for row, own in rows_by_head(study, name):
+            tables.setdefault(row, []).append(_detail(name, own.drop(columns=[*HEAD_COLUMNS, "index"])))
+    for row, lines in similar(study).items():
+        tables.setdefault(row, []).append(("Most similar heads of the layer", ["by", "heads"], lines))
     return tables
 
 
-Part = Iterator[tuple[int, tuple[str, list[str], Rows]]]
+def _detail(name: str, table: pd.DataFrame) -> tuple[str, list[str], Rows]:
+    """Title, names of columns and rows of texts; of one or two rows a line for each column."""
+    lead = next((column for column in LEADING if column in table), None)
+    table = table.nlargest(MOST_ROWS, lead) if lead else table.head(MOST_ROWS)
+    columns: dict[str, list[str]] = {}
+    for column in table:
+        base, _, end = str(column).rpartition("_")
+        whole = {base, f"{base}_low", f"{base}_high"} <= {*table}
+        if end == "low" and whole:
+            ends = zip(table[column], table[f"{base}_high"], strict=True)
+            columns[f"{base} 95 %"] = [interval_text(low, high) for low, high in ends]
+        elif end != "high" or not whole:
+            columns[str(column)] = [cell_text(value) for value in table[column]]
+    shown = {column.replace("_", " "): cells for column, cells in columns.items() if any(cells)}
+    title = name.replace("_", " ").capitalize()
+    if len(table) <= FEW_ROWS:
+        return title, [""] * (len(table) + 1), [[column, *cells] for column, cells in shown.items()]
+    return title, list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
-def evidence(study: Study) -> Part:
-    """What labels rest on, and what others lack: a row a number, a column a label."""
-    for row, table in rows_by_head(study, "labels", "label"):
-        names = [name for name in table.columns if name not in (*HEAD_COLUMNS, "index", "label")]
-        lines = [[name.replace("_", " "), *map(cell_text, table[name])] for name in names]
-        yield (
-            row,
-            ("Evidence for its labels", ["", *map(str, table["label"])], [line for line in lines if any(line[1:])]),
-        )
-
-
-def relations(study: Study) -> Part:
-    """The relations that a head follows most above their baselines."""
-    columns = ("label", "count", "accuracy", "accuracy_low", "accuracy_high", "baseline", "margin")
-    for row, table in rows_by_head(study, "syntactic", *columns):
-        best = table.sort_values("margin", ascending=False, kind="stable").head(RELATIONS)
-        lines = [
-            [
-                role_of(f"syntactic:{own['label']}"),
-                number_text(own["count"]),
-                number_text(own["accuracy"]),
-                interval_text(own["accuracy_low"], own["accuracy_high"]),
-                number_text(own["baseline"]),
-            ]
-            for own in best.to_dict("records")
-        ]
-        yield row, ("Relations", ["relation", "seen", "rate", "95 %", "by the best offset"], lines)
-
-
-def offsets(study: Study) -> Part:
-    """Where the largest weights lie, seen from the query."""
-    for row, table in rows_by_head(study, "positional", "offset", "count", "share", "share_low", "share_high"):
-        lines = [
-            [
-                f"{own['offset']:+d}".replace("-", "−"),
-                number_text(own["share"]),
-                interval_text(own["share_low"], own["share_high"]),
-                number_text(own["count"]),
-            ]
-            for own in table.nlargest(OFFSETS, "share").to_dict("records")
-        ]
-        yield row, ("Offsets of the most attended token", ["offset", "share of queries", "95 %", "queries"], lines)
-
-
-def similar(study: Study) -> Part:
-    """The most similar heads of the layer, by every kind of similarity."""
-    try:
-        matrices = study.similarity
-    except MissingTable:
-        return
+def similar(study: Study) -> dict[int, Rows]:
+    """The most similar heads of the layer of every head, by every kind of similarity."""
     places = {key: row for row, key in enumerate(study.heads[list(HEAD_COLUMNS)].itertuples(index=False, name=None))}
     titles, lines = pair_measures(), dict[int, Rows]()
-    for key, matrix in matrices.items():
+    for key, matrix in study.arrays.items():
         site, layer, kind = key.split("/")
-        if kind.endswith(("_low", "_high")) or kind in DISTANCES or len(matrix) < 2:
+        if kind.endswith(("_low", "_high")) or kind in DISTANCES:
             continue
-        for head, values in enumerate(matrix):
-            others = [
-                other for other in np.argsort(-values, kind="stable") if other != head and np.isfinite(values[other])
-            ]
+        for head, values in enumerate(np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)):
             names = [
                 f"{study.short_name(f'{site}.{layer}.{other}')} ({number_text(values[other])})"
-                for other in others[:ALIKE]
+                for other in np.argsort(-values, kind="stable")[:ALIKE]
+                if np.isfinite(values[other])
             ]
-            if (site, int(layer), head) in places and names:
+            if names and (site, int(layer), head) in places:
                 title = titles[kind].words if kind in titles else kind
                 lines.setdefault(places[site, int(layer), head], []).append([title, "  ".join(names)])
-    for row, own in lines.items():
-        yield row, ("Most similar heads of the layer", ["by", "heads"], own)
+    return lines
 
 
 def cell_text(value: Any) -> str:
@@ -261,21 +227,17 @@ def facts(study: Study) -> Mapping[str, str]:
     """What a reader of the page may want to know of the run."""
     record = study.record
     checkpoint, data = record.get("checkpoint") or {}, record.get("data") or {}
-    command = record.get("command")
     entries = {
-        **{
-            name: checkpoint.get(key)
-            for name, key in (("checkpoint", "path"), ("format", "format"), ("digest", "digest"))
-        },
+        "checkpoint": checkpoint.get("path"),
+        **{name: checkpoint.get(name) for name in ("format", "digest")},
         **{name: data.get(key) for name, key in DATA.items()},
-        "cut at the length limit": data.get("truncated") or None,
-        "command": " ".join(map(str, command)) if isinstance(command, list) else None,
+        "command": " ".join(map(str, record.get("command") or ())),
         **{name: record.get(name) for name in ("seconds", "device", "dtype", "seed", "headscope")},
     }
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in entries.items() if value}
 
 
 DATA = {
-    **{"source": "source", "prompts": "clean", "corrupt prompts": "corrupt", "answers": "answer"},
-    **{"target": "target", "parses": "parse", "sentences": "sentences"},
+    **{"source": "source", "prompts": "clean", "corrupt prompts": "corrupt", "answers": "answer", "target": "target"},
+    **{"parses": "parse", "sentences": "sentences", "cut at the length limit": "truncated"},
 }

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
+from matplotlib import rc_context
 
-from headscope.config.declarations import measure_of
 from headscope.errors import HeadscopeError
 from headscope.files.reading import read_record
+from headscope.report.comparison import StudyComparison
 from headscope.report.fork import read_run
-from headscope.report.page.compare import comparison
-from headscope.report.page.heads import facts, marks, run_data
-from headscope.report.page.svg import figure_svg
+from headscope.report.page.heads import marks, run_data
 from headscope.report.registry import find_figure, plot_figures
+from headscope.report.styles import FigureStyle, number_same
 from headscope.results.answer import Answer
 from headscope.results.removal import KINDS, RECORD, Removal
+from headscope.results.result import CONTROL
 from headscope.results.study import Study
-from headscope.results.study_answers import main_importance
 from headscope.results.study_tables import RunError
-from headscope.results.sweep import PruningCells, open_pruned
+from headscope.results.sweep import open_pruned
 from headscope.results.training import Training, training_answers
 
 LIVE = "functions"
 """The figure that the page has as a map to choose heads from."""
+LONG = re.compile(r"(\d\.\d\d)\d+")
 
 
 @dataclass
@@ -67,11 +71,6 @@ class Report:
         labels, colors = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
         return {"runs": self.runs, "labels": labels, "colors": dict(colors.values())}
 
-    @property
-    def facts(self) -> list[tuple[Study, str, Mapping[str, str]]]:
-        """Of every study its name on the page and what is known of it."""
-        return [(study, run["name"], facts(study)) for study, run in zip(self.studies, self.runs, strict=True)]
-
 
 def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
     """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
@@ -81,18 +80,22 @@ def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Repor
     """
     runs: dict[str, list[Any]] = {"analysis": [], "pruning": [], "removal": [], "training": []}
     for run in given:
-        kind = "analysis" if isinstance(run, Study) else kind_of(run)
-        runs[kind].append(read_run(run) if kind == "analysis" and isinstance(run, Path) else run)
-    studies = runs["analysis"]
-    names = names or distinct([study.name for study in studies])
-    pruning = open_pruned(runs["pruning"]) if runs["pruning"] else []
-    removals = [Removal.open(path) for path in runs["removal"]]
-    histories = [Training.open(path) for path in runs["training"]]
-    models = list(dict.fromkeys(study.model for study in studies))
-    others = [*(run.name for run in pruning), *(path.resolve().name for path in (*runs["removal"], *runs["training"]))]
-    shown = [run_data(study, name) for study, name in zip(studies, names, strict=True)]
-    blocks = [*study_blocks(studies, shown), *pruning_blocks(pruning, removals), *training_blocks(histories)]
-    return Report(", ".join(models or others) or "nothing", studies, shown, blocks)
+        runs["analysis" if isinstance(run, Study) else kind_of(run)].append(run)
+    studies = [read_run(run) if isinstance(run, Path) else run for run in runs["analysis"]]
+    results: list[Any] = [
+        *map(Removal.open, runs["removal"]),
+        *(open_pruned(runs["pruning"]) if runs["pruning"] else []),
+        *map(Training.open, runs["training"]),
+    ]
+    shown = [
+        run_data(study, name)
+        for study, name in zip(studies, names or number_same([study.name for study in studies]), strict=True)
+    ]
+    titles = [study.model for study in studies] or [
+        result.folder.resolve().name if isinstance(result, Removal) else result.name for result in results
+    ]
+    blocks = [*study_blocks(studies, shown), *other_blocks(results)]
+    return Report(", ".join(dict.fromkeys(titles)) or "nothing", studies, shown, blocks)
 
 
 def kind_of(path: Path) -> str:
@@ -115,37 +118,43 @@ def study_blocks(studies: Sequence[Study], shown: Sequence[Mapping[str, Any]]) -
     """Findings of every study, the comparisons of the first with the others before them; then figures."""
     names = [run["name"] for run in shown]
     short = [{head["short"]: head["name"] for head in run["heads"]} for run in shown]
-    several = len(studies) > 1
-    for other, name in zip(studies[1:], names[1:], strict=True):
-        answers = comparison(studies[0], other, (names[0], name))
-        yield PageBlock("Findings", f"{names[0]} and {name} compared", answers, (), short[0])
-    for number, (study, name) in enumerate(zip(studies, names, strict=True)):
-        yield PageBlock("Findings", f"Run {name}" if several else "", study.answers(), (), short[number], number)
-    for number, other in enumerate(studies[1:], start=1):
-        measure = compared_measure(studies[0], other)
-        drawn = draw("compare", [studies[0], other], f"compare{number}", measure=measure) if measure else []
-        yield PageBlock("Comparison", f"{names[0]} and {names[number]}", (), drawn)
-    if several:
-        yield PageBlock("Comparison", "Do functions predict importance", (), draw("needs", studies, "all"))
-    for number, (study, name) in enumerate(zip(studies, names, strict=True)):
-        wanted = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
-        drawn = [svg for figure in wanted for svg in draw(figure, [study], f"run{number}")]
-        yield PageBlock("Figures", f"Run {name}" if several else "", (), drawn)
+    titles = [f"Run {name}" for name in names] if len(studies) > 1 else [""] * len(studies)
+    pairs = [
+        StudyComparison([studies[0], other], names=(names[0], name))
+        for other, name in zip(studies[1:], names[1:], strict=True)
+    ]
+    for pair in pairs:
+        title = " and ".join(pair.names)
+        yield PageBlock("Findings", f"{title} compared", pair.answers()[1:], (), short[0])
+    for number, study in enumerate(studies):
+        yield PageBlock("Findings", titles[number], study.answers(), (), short[number], number)
+    for pair in pairs:
+        drawn = draw("compare", [pair.first, pair.second], measure=pair.measure) if pair.measure else []
+        yield PageBlock("Comparison", " and ".join(pair.names), (), drawn)
+    if pairs:
+        yield PageBlock("Comparison", "Do functions predict importance", (), draw("needs", studies))
+    wanted = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
+    for title, study in zip(titles, studies, strict=True):
+        yield PageBlock("Figures", title, (), [image for figure in wanted for image in draw(figure, [study])])
 
 
-def compared_measure(first: Study, second: Study) -> str:
-    """The measure of which two studies are drawn side by side: which heads matter, else the first of an overview."""
-    shared = [name for name in first.measures if name in second.measures]
-    main = main_importance(first)
-    if main and main.name in shared:
-        return main.name
-    return min(
-        (name for name in shared if measure_of(name).overview), key=lambda name: measure_of(name).overview, default=""
-    )
+def other_blocks(results: Sequence[Any]) -> Iterator[PageBlock]:
+    """Verdicts of removals first; then of every sweep its conclusions, its cells and what it costs where; trainings."""
+    histories = [result for result in results if isinstance(result, Training)]
+    for result in results:
+        if isinstance(result, Removal):
+            yield PageBlock("Pruning", result.folder.resolve().name, result.answers())
+        elif not isinstance(result, Training):
+            kinds = [*(["quality"] if result.measured else []), "sites", *(["gates"] if result.gates else [])]
+            drawn = [image for kind in kinds for image in draw("pruning", [result], figure=kind)]
+            yield PageBlock("Pruning", result.name, result.answers(), drawn)
+    if histories:
+        answers = training_answers(histories, number_same([run.name for run in histories]))
+        yield PageBlock("Training", "", answers, draw("training", histories))
 
 
-def draw(name: str, runs: Sequence[Any], prefix: str, **options: Any) -> list[Markup]:
-    """A figure as SVG, nothing where it is none of the runs or they lack what it shows."""
+def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
+    """A figure as an image, nothing where it is none of the runs or they lack what it shows."""
     figure = find_figure(name)
     try:
         if figure.runs == "each" and not figure.is_of(runs[0]):
@@ -153,29 +162,15 @@ def draw(name: str, runs: Sequence[Any], prefix: str, **options: Any) -> list[Ma
         drawn = figure.drawn(runs, figure.Options(**options))
     except HeadscopeError:
         return []
-    return [figure_svg(drawn, f"{prefix}-{name}", figure.summary)]
+    return [image_html(drawn, figure.summary)]
 
 
-def pruning_blocks(runs: Sequence[PruningCells], removals: Sequence[Removal]) -> Iterator[PageBlock]:
-    """Verdicts first; then of every sweep its conclusions, its cells and what it costs where."""
-    for removal in removals:
-        yield PageBlock("Pruning", removal.folder.resolve().name, removal.answers())
-    for number, run in enumerate(runs):
-        kinds = [*(["quality"] if run.measured else []), "sites", *(["gates"] if run.gates else [])]
-        drawn = [svg for kind in kinds for svg in draw("pruning", [run], f"sweep{number}-{kind}", figure=kind)]
-        yield PageBlock("Pruning", run.name, run.answers(), drawn)
-
-
-def training_blocks(runs: Sequence[Training]) -> Iterator[PageBlock]:
-    """The best of every training, and curves of all quantities."""
-    if runs:
-        answers = training_answers(runs, distinct([run.name for run in runs]))
-        yield PageBlock("Training", "", answers, draw("training", runs, "all"))
-
-
-def distinct(names: Sequence[str]) -> list[str]:
-    """Names, numbered where several are the same."""
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
-        for place, name in enumerate(names)
-    ]
+def image_html(figure: Any, title: str) -> Markup:
+    """A figure as an image of SVG in the page itself, with hundredths of a point; images run and ask for nothing."""
+    content = StringIO()
+    with FigureStyle().in_use(), rc_context({"svg.hashsalt": "headscope"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    svg = re.sub("<[^>]+>", lambda tag: LONG.sub(r"\1", tag[0]), CONTROL.sub("\ufffd", content.getvalue()))
+    kept = svg[svg.index("<svg") :].replace("<svg", '<svg xml:space="preserve"', 1)  # several spaces in a text
+    address = quote(kept, safe=" <>/=:;,.'()-_!*+$@?[]{}|~&\n")
+    return Markup('<img src="data:image/svg+xml,{}" alt="{}">').format(address, title)

@@ -22,7 +22,8 @@ from headscope.files.writing import write_atomically
 from headscope.heads import SITES
 from headscope.report.figures.explained import PARTS
 from headscope.report.marks import contrast
-from headscope.report.page.report import PageBlock, Report, gather, pruning_blocks
+from headscope.report.page.heads import facts
+from headscope.report.page.report import PageBlock, Report, gather, other_blocks
 from headscope.report.styles import check_page
 from headscope.results.removal import Removal
 from headscope.results.result import CONTROL
@@ -40,7 +41,7 @@ def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), f
     RunError for a directory that is no run, OutputError for a file that exists, unless `force` is given.
     """
     check_page(out, force=force)
-    return save_page(gather(paths, names=names), out, force=force)
+    return save_page(gather(paths, names=names), out)
 
 
 def write_removal_page(folder: Path, name: str) -> Path:
@@ -48,12 +49,11 @@ def write_removal_page(folder: Path, name: str) -> Path:
     tried = open_pruned([folder / "sizes"]) if (folder / "sizes").is_dir() else []
     sizes = [replace(run, name="Sizes that were tried") for run in tried]
     removal = Removal(Removal.open(folder).record, Path(name))
-    return save_page(Report(name, blocks=list(pruning_blocks(sizes, [removal]))), folder / "page.html")
+    return save_page(Report(name, blocks=list(other_blocks([removal, *sizes]))), folder / "page.html")
 
 
-def save_page(report: Report, out: Path, *, force: bool = True) -> Path:
-    """Write the page about a report that was gathered."""
-    check_page(out, force=force)
+def save_page(report: Report, out: Path) -> Path:
+    """Write the page about a report that was gathered, where `check_page` lets it be."""
     # half a pair of surrogates, which tokenizers may give, stays what JSON writes for it
     content = page_html(report).encode("utf-8", errors="backslashreplace")
     return write_atomically(out, lambda temporary: temporary.write_bytes(content))
@@ -80,6 +80,7 @@ def page_html(report: Report) -> str:
             report=report,
             marks=lambda labels: [data["labels"][label] for label in labels],
             measures=_definitions(report),
+            facts=[(study, run["name"], facts(study)) for study, run in zip(report.studies, report.runs, strict=True)],
             policy=policy,
             version=VERSION,
             style=Markup(style),

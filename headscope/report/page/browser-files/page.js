@@ -188,15 +188,12 @@ function bar(head) {
 }
 
 /** The words about a query and a key: the query underlined, the key coloured. */
-function example({ words, ends, weight, line }) {
-  const [query, key] = ends.map((end) => end.join());
-  const shownWords = words.map((own, row) => own.map((word, place) => {
-    const here = [row, place].join();
-    const text = word === null ? '…' : shown(word);
-    const marked = here === key ? make('mark', {}, text) : text;
-    return [place ? ' ' : row ? ' → ' : '', here === query ? make('b', {}, marked) : marked];
-  }));
-  return make('p', { class: 'example', dir: 'auto' }, shownWords, make('span', { class: 'quiet' }, ` weight ${weight}, line ${line}`));
+function example({ words, weight, line }) {
+  const shownWords = words.map(([word, ends]) => {
+    const marked = ends.includes('key') ? make('mark', {}, shown(word)) : shown(word);
+    return [ends.includes('query') ? make('b', {}, marked) : marked, ' '];
+  });
+  return make('p', { class: 'example', dir: 'auto' }, shownWords, make('span', { class: 'quiet' }, `weight ${weight}, line ${line}`));
 }
 
 /** A subword as the tokenizer writes it, no longer than a line. */

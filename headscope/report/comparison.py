@@ -1,0 +1,192 @@
+"""Two studies compared: which heads differ most, which changed roles, and how alike measures order them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import norm
+
+from headscope.config.declarations import measure_of
+from headscope.engine.evidence.significance import adjust
+from headscope.engine.rank_correlation import spearman
+from headscope.results.answer import Answer, AnswerTable, interval_text, number_text
+from headscope.results.result import Result
+from headscope.results.roles import NONE, role_of
+from headscope.results.study import Study
+from headscope.results.study_answers import LEVEL, main_importance
+from headscope.results.study_tables import HEAD_COLUMNS
+from headscope.signature import counted
+
+HEAD = list(HEAD_COLUMNS)
+SHOWN = 5
+"""Rows of an answer; all are details."""
+FEWEST = 4  # heads that the interval of a correlation needs
+QUANTILE = float(norm.ppf(0.975))
+
+
+class StudyComparison(Result):
+    """What differs between two studies, head by head at sites with the same layout, else by means over heads.
+
+    `tables` has "heads", a row a head with the columns of both studies (`…:A`, `…:B`) and, of `measure`, the
+    difference B − A with p and its adjusted value, and "measures", a row a measure with its rank correlation.
+    """
+
+    def __init__(self, studies: Sequence[Study], *, names: Sequence[str] = (), measure: str = "") -> None:
+        self.first, self.second = studies
+        self.names = tuple(names) or tuple(study.name for study in studies)
+        self.names = self.names if len(set(self.names)) == 2 else ("A", "B")
+        layouts = self.first.layout, self.second.layout
+        self.sites = [site for site, counts in layouts[0].items() if layouts[1].get(site) == counts]
+        self.shared = [name for name in self.first.measures if name in self.second.measures]
+        self.measure = measure or compared_measure(self.first, self.second)
+        merged = self.first.heads.merge(self.second.heads, on=HEAD, suffixes=(":A", ":B"))
+        heads = merged[merged["site"].isin(self.sites)].reset_index(drop=True).copy()
+        self.tables = {"heads": self._with_differences(heads), "measures": self._correlations(heads)}
+        self.record = {"runs": dict(zip("AB", self.names, strict=True)), "measure": self.measure}
+        self.signature = "\n".join(study.signature for study in studies)
+
+    def _with_differences(self, heads: pd.DataFrame) -> pd.DataFrame:
+        """With difference and p of the measure, by the normal approximation of both intervals."""
+        if not self.measure:
+            return heads
+        difference = heads[f"{self.measure}:B"] - heads[f"{self.measure}:A"]
+        widths = [
+            heads[f"{self.measure}_high:{run}"] - heads[f"{self.measure}_low:{run}"]
+            for run in "AB"
+            if f"{self.measure}_low:{run}" in heads
+        ]
+        both = len(widths) == 2
+        error = (widths[0] ** 2 + widths[1] ** 2) ** 0.5 / (2 * QUANTILE) if both else difference * np.nan
+        p = 2 * norm.sf((difference / error.where(error > 0)).abs())
+        return heads.assign(difference=difference, p=p, p_adjusted=adjust(p))
+
+    def _correlations(self, heads: pd.DataFrame) -> pd.DataFrame:
+        """Spearman's correlation of every measure with its 95 % interval (Bonett & Wright 2000), the least first."""
+        rows = []
+        for name in self.shared:
+            values = heads[[f"{name}:A", f"{name}:B"]].dropna().to_numpy(float)
+            rho = spearman(*values.T) if len(values) >= FEWEST else np.nan
+            if np.isfinite(rho):
+                reach = QUANTILE * np.sqrt((1 + rho**2 / 2) / (len(values) - 3))
+                low, high = np.tanh(np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12)) + np.array([-reach, reach]))
+                rows.append((name, rho, low, high, (values[:, 1] - values[:, 0]).mean(), len(values)))
+        columns = ["measure", "spearman", "spearman_low", "spearman_high", "difference", "heads"]
+        table = pd.DataFrame(rows, columns=columns)
+        return table.sort_values("spearman", key=lambda rho: rho.where(table["measure"] != self.measure, -2))
+
+    def answers(self) -> list[Answer]:
+        """What changed most, which roles, and whether measures order the heads alike."""
+        one = self.first.model == self.second.model
+        runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in self._named)
+        answers = [Answer("", f"{self.first.model}: " * one + " against ".join(runs))]
+        parts = (self._differences, self._changed_roles, self._orders) if self.sites else ()
+        found = [answer for part in (*parts, self._other_layouts) for answer in part()]
+        return sorted([*answers, *found], key=lambda answer: answer.detail)
+
+    @property
+    def _named(self) -> Iterator[tuple[str, Study]]:
+        return zip(self.names, (self.first, self.second), strict=True)
+
+    def _differences(self) -> Iterator[Answer]:
+        heads = self.tables["heads"]
+        if not self.measure:
+            return
+        heads = heads.dropna(subset=["difference"]).sort_values("difference", key=abs, ascending=False, kind="stable")
+        columns = ("head", *self.names, f"{self.names[1]} − {self.names[0]}", "adjusted p")
+        numbers = [f"{self.measure}:A", f"{self.measure}:B", "difference"]
+        rows = {
+            _full(row): (*(number_text(row[name], 2) for name in numbers), _p_text(row["p_adjusted"]))
+            for row in heads.to_dict("records")
+        }
+        tested = heads["p_adjusted"].dropna()
+        tests = (
+            f"{(tested <= LEVEL).sum()} of {counted(len(tested), 'head')} differ (adjusted p of at most {LEVEL:g}, "
+            "runs taken as independent samples)"
+        )
+        question = f"Which heads differ most in {measure_of(self.measure).words}"
+        yield from self._of_heads(question, tests if len(tested) else "no intervals to test by", columns, rows)
+
+    def _changed_roles(self) -> Iterator[Answer]:
+        heads = self.tables["heads"]
+        roles = [[_roles(cell) for cell in heads[f"functions:{run}"]] for run in "AB"]
+        rows = {
+            _full(row): tuple(", ".join(own) or NONE for own in (one, other))
+            for row, one, other in zip(heads.to_dict("records"), *roles, strict=True)
+            if set(one) != set(other)
+        }
+        text = f"{len(rows):,} of {counted(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
+        yield from self._of_heads("Which heads changed role", text, ("head", *self.names), rows)
+
+    def _orders(self) -> Iterator[Answer]:
+        rows = [
+            (
+                measure_of(row["measure"]).label,
+                f"{row['spearman']:.2f}".replace("-", "−"),
+                interval_text(row["spearman_low"], row["spearman_high"], 2),
+                number_text(row["difference"]),
+            )
+            for row in self.tables["measures"].to_dict("records")
+        ]
+        if rows:
+            columns = ("measure", "Spearman", "95 %", f"{self.names[1]} − {self.names[0]}, mean")
+            hidden = len(rows) - SHOWN
+            text = f"the least alike of {len(rows)} measures" if hidden > 0 else ""
+            yield from _shown("Do they order the heads alike", text, columns, rows)
+
+    def _other_layouts(self) -> Iterator[Answer]:
+        """Means over the heads of sites whose layouts differ."""
+        others = [site for site in self.first.layout if site not in self.sites]
+        if not others:
+            return
+        rows = []
+        for site in (site for site in others if site in self.second.layout):
+            own, other = (study.heads.loc[study.heads["site"] == site, self.shared].mean() for _, study in self._named)
+            rows += [
+                (site, measure_of(name).label, number_text(own[name]), number_text(other[name]))
+                for name in self.shared
+                if np.isfinite(own[name]) and np.isfinite(other[name])
+            ]
+        text = f"{', '.join(others)} differ in layout; no head of theirs is compared"
+        for answer in _shown("Means over heads", text, ("site", "measure", *self.names), rows):
+            yield replace(answer, caution=not answer.detail)
+
+    def _of_heads(
+        self, question: str, text: str, columns: tuple[str, ...], cells: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[Answer]:
+        rows = [(self.first.short_name(head), *own) for head, own in cells.items()]
+        for answer in _shown(question, text, columns, rows):
+            yield replace(answer, heads=tuple(cells)[: len(answer.table.rows)] if answer.table else ())
+
+
+def _p_text(p: float) -> str:
+    return "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
+
+
+def _full(row: Mapping[Any, Any]) -> str:
+    return ".".join(str(row[name]) for name in HEAD)
+
+
+def _shown(question: str, text: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[Answer]:
+    """The first rows, and where there are more all of them as a detail."""
+    yield Answer(question, text, AnswerTable(columns, tuple(rows[:SHOWN])) if rows else None)
+    if len(rows) > SHOWN:
+        yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(rows)), detail=True)
+
+
+def _roles(cell: object) -> list[str]:
+    return list(dict.fromkeys(role_of(label.strip()) for label in str(cell or "").split(";") if label.strip()))
+
+
+def compared_measure(first: Study, second: Study) -> str:
+    """The measure that heads are compared by: the one that says which matter, else the first of an overview, or ""."""
+    shared = [name for name in first.measures if name in second.measures]
+    main = main_importance(first)
+    if main and main.name in shared:
+        return main.name
+    return min(
+        (name for name in shared if measure_of(name).overview), key=lambda name: measure_of(name).overview, default=""
+    )
