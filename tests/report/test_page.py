@@ -129,7 +129,7 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     shares = best["share"].nlargest(8)
     assert [row["share"] for row in tables["Positional"]] == [number_text(share) for share in shares]
     relations = pd.read_csv(run / "syntactic.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
-    best = relations.loc[relations["margin"].idxmax()]
+    best = relations.iloc[int(relations["margin"].to_numpy().argmax())]
     ends = " to ".join(number_text(best[f"accuracy_{end}"]) for end in ("low", "high"))
     assert tables["Syntactic"][0]["accuracy 95 %"] == ends
     similar = [row["heads"] for row in tables["Most similar heads of the layer"]]
@@ -212,7 +212,7 @@ def test_two_runs_are_compared_first_and_head_by_head(
     ]
     assert changed.sentence.startswith(f"{sum(differ)} of 9 heads") and len(changed.heads) == sum(differ) > 0
     gaps, table = (second["confidence"] - first["confidence"]).abs(), compared.tables["heads"]
-    assert most.heads[0] == ".".join(map(str, first.loc[gaps.idxmax(), ["site", "layer", "head"]]))
+    assert most.heads[0] == ".".join(map(str, first[["site", "layer", "head"]].iloc[int(gaps.to_numpy().argmax())]))
     widths = [heads["confidence_high"] - heads["confidence_low"] for heads in (first, second)]
     errors = (widths[0] ** 2 + widths[1] ** 2) ** 0.5 / (2 * 1.959964)
     p = [math.erfc(z / math.sqrt(2)) for z in gaps / errors]
