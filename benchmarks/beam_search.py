@@ -26,9 +26,9 @@ from headscope.config import Companions
 from headscope.data.encoded import Side, pad_side
 from headscope.data.lines import read_lines
 from headscope.formats.base import open_checkpoint
-from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import search
+from headscope.pruning.engines.convert import convert
 
 LIMIT = 1.0
 
@@ -93,7 +93,7 @@ def main() -> None:
     if not isinstance(checkpoint, TransformerCheckpoint) or checkpoint.target is None:
         raise SystemExit(f"{given.checkpoint} has no vocabularies; name their folder with --dicts")
     with tempfile.TemporaryDirectory() as folder:
-        convert(checkpoint, Path(folder) / "model", goal="huggingface")
+        convert(checkpoint, Path(folder) / "model", to="huggingface")
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(Path(folder) / "model").eval()
     work = batches(checkpoint, given.source, sentences=given.sentences, size=given.batch)
     how = {"beam": given.beam, "longest": given.longest}

@@ -48,7 +48,7 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
             }
         )
         return
-    measured = result.difference is not None and config.to not in ENGINES.names()
+    measured = config.to not in ENGINES.names()
     difference = f"; largest difference of logits {result.difference:.1e}" if measured else ""
     lines = [*(f"note: {note}" for note in result.notes), *([f"Pushed to {result.pushed}"] if result.pushed else [])]
     lines += [f"{result.folder}: {result.architecture}{difference}"]

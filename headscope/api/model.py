@@ -31,11 +31,10 @@ from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.files.folders import NOWHERE
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
-from headscope.formats.convert import Converted
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.engines.base import EngineOptions
-from headscope.pruning.engines.convert import converted
+from headscope.pruning.engines.convert import Converted, convert
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
@@ -302,7 +301,7 @@ class Model(OpenModel):
         what was written and read again gives other logits; then nothing is left behind.
         """
         config = self._options(ConvertConfig, {**options, "out": folder, "to": to}, what="convert")
-        return converted(
+        return convert(
             self.checkpoint,
             config.out,
             to=config.to,

@@ -118,11 +118,11 @@ def batches(
         encode = _encode_prompts if corpus.has_contrast else encode_window
         encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
         if labels:
-            encoded = _labelled(encoded, encoder, limit)
+            encoded = add_labels(encoded, encoder, limit)
         for fold in range(folds):
             in_fold = sorted((e for e in encoded if e.sentence.number % folds == fold), key=EncodedSentence.length)
             for group in groups(in_fold, EncodedSentence.length, tokens):
-                yield _collate(group, fold, encoder, losses)
+                yield collate(group, fold, encoder, losses)
 
 
 class EncodedSentence(NamedTuple):
@@ -208,7 +208,8 @@ def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[in
     return label_row(sentence.labels, source, sentence.source, spans)
 
 
-def _labelled(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:
+def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:
+    """Sentences with what a decoder should predict after each of its inputs, or with the labels of the corpus."""
     if ready[0].sentence.labels is not None:
         return [entry._replace(labels=own_labels(entry.sentence, entry.source, encoder)) for entry in ready]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
@@ -228,7 +229,8 @@ def _labelled(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> lis
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
 
 
-def _collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
+def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
+    """The batch of some sentences."""
     targets = [entry.target for entry in group if entry.target] or encoder.reread([entry.source for entry in group])
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from headscope.data.lines import line_text, raw_lines
 from headscope.errors import DataError
 
 COLUMNS, MOST_WORDS = 10, 100_000
+SPACES = re.compile(r"\s*")
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
 
 
@@ -57,32 +59,26 @@ def read_conllu(path: Path) -> Iterator[Parse]:
     The text is that of `# text`, else forms joined as SpaceAfter=No says. Empty nodes, enhanced dependencies and
     relations within a token are ignored.
     """
-    number, sentence, any_sentence = 0, _Sentence(), False
+    number, found, rows, text = 1, False, list[tuple[int, list[str]]](), None
+    lines = (line_text(raw, path, number) for number, raw in enumerate(raw_lines(Path(path)), start=1))
     try:
-        for number, line in _lines(path):
-            if line.strip():
-                sentence.add(number, line)
+        for number, line in enumerate(chain(lines, [""]), start=1):
+            if line.startswith("#"):
+                said = re.match(r"#\s*text\s*=\s*(.*?)\s*$", line)
+                text = said[1] if said and text is None else text
+            elif line.strip():
+                rows.append((number, line.split("\t")))
+                if len(rows) > MOST_WORDS:
+                    raise _Broken(number, f"a sentence of more than {MOST_WORDS} words; an empty line ends one")
             else:
-                if sentence.forms:
-                    yield sentence.parse()
-                    any_sentence = True
-                sentence = _Sentence()
-        if sentence.forms:
-            yield sentence.parse()
-        elif not any_sentence:
-            raise _Broken(max(number, 1), "no sentence in the file; give a CoNLL-U file with at least one")
+                if rows:
+                    yield _parse(rows, text)
+                    found = True
+                rows, text = [], None
+        if not found:
+            raise _Broken(max(number - 1, 1), "no sentence in the file; give a CoNLL-U file with at least one")
     except _Broken as error:
         raise DataError(f"{path}:{error.line}: {error}") from None
-
-
-@dataclass
-class _Word:
-    line: int
-    head: int
-    relation: str
-    token: int  # the surface token that carries it
-    tag: str = ""
-    lemma: str = ""
 
 
 class _Broken(Exception):
@@ -93,94 +89,77 @@ class _Broken(Exception):
         self.line = line
 
 
-@dataclass
-class _Sentence:
-    text: str | None = None
-    forms: list[tuple[int, str, bool]] = field(default_factory=list)  # line, form, space after
-    words: list[_Word] = field(default_factory=list)
-    range_line: int = 0
-    range_end: int = 0  # the last word of the latest multiword token
+class _Form(NamedTuple):
+    line: int
+    text: str
+    space: bool  # whether a space follows
 
-    def add(self, number: int, line: str) -> None:
-        if line.startswith("#"):
-            said = re.match(r"#\s*text\s*=\s*(.*?)\s*$", line)
-            self.text = said[1] if said and self.text is None else self.text
-            return
-        cells = line.split("\t")
+
+class _Word(NamedTuple):
+    line: int
+    head: int
+    relation: str
+    token: int  # the surface token that carries it
+    tag: str
+    lemma: str
+
+
+def _parse(rows: list[tuple[int, list[str]]], text: str | None) -> Parse:
+    forms, words = list[_Form](), list[_Word]()
+    covered, range_line = 0, 0  # the last word of the latest multiword token
+    for line, cells in rows:
         if len(cells) != COLUMNS:
-            raise _Broken(number, f"{len(cells)} columns; a row has {COLUMNS}, separated by tabs")
-        if len(self.forms) >= MOST_WORDS:
-            raise _Broken(number, f"a sentence of more than {MOST_WORDS} words; an empty line ends one")
-        kind = re.fullmatch(r"(\d{1,9})(?:([-.])(\d{1,9}))?", cells[0])
-        first, between, last = (int(kind[1]), kind[2], int(kind[3] or 0)) if kind else (-1, "", 0)
-        if kind and between is None:
-            self._word(number, cells, first)
-        elif between == "-" and first == len(self.words) + 1 and self.range_end < first <= last:
-            self.range_line, self.range_end = number, last
-            self._surface(number, cells)
-        elif between != "." or first != len(self.words):
-            raise _Broken(number, f"id {_short(cells[0])} where {len(self.words) + 1} was due; {IDS}")
-
-    def parse(self) -> Parse:
-        if self.range_end > len(self.words):
-            ends = f"the range ends at {self.range_end} but the sentence has {len(self.words)} words"
-            raise _Broken(self.range_line, f"{ends}; {IDS}")
-        text, spans = self._locate()
-        relations = [Relation(word.relation, self._head(word).token, word.token) for word in self.words if word.head]
-        between = tuple(relation for relation in relations if relation.head != relation.dependent)
-        first = {word.token: word for word in reversed(self.words)}
-        tokens = [Token(*span, first[number].tag, first[number].lemma) for number, span in enumerate(spans)]
-        return Parse(text, tuple(tokens), between)
-
-    def _word(self, number: int, cells: list[str], identifier: int) -> None:
-        if identifier != len(self.words) + 1:
-            raise _Broken(number, f"id {identifier} where {len(self.words) + 1} was due; {IDS}")
-        if identifier > self.range_end:
-            self._surface(number, cells)
-        head, relation = cells[6], main_type(cells[7])
-        if not (head.isascii() and head.isdigit() and len(head) < 10):
-            raise _Broken(number, f"head {_short(head)} of word {identifier} is no number; 0 is for the root")
-        if relation in ("", "_"):
-            raise _Broken(number, f"word {identifier} has no relation; column 8 is one, such as nsubj")
-        tag, lemma = ("" if cell == "_" else cell for cell in (cells[3], cells[2]))
-        self.words.append(_Word(number, int(head), relation, len(self.forms) - 1, tag, lemma))
-
-    def _surface(self, number: int, cells: list[str]) -> None:
-        if not cells[1].strip():
-            raise _Broken(number, f"id {cells[0]} has no form; column 2 is the word as written")
-        self.forms.append((number, cells[1], "SpaceAfter=No" not in cells[9].split("|")))
-
-    def _head(self, word: _Word) -> _Word:
-        count = len(self.words)
-        if word.head > count or self.words[word.head - 1] is word:
+            raise _Broken(line, f"{len(cells)} columns; a row has {COLUMNS}, separated by tabs")
+        due = len(words) + 1
+        numbers = re.fullmatch(r"(\d{1,9})(?:([-.])(\d{1,9}))?", cells[0])
+        first, between, last = (int(numbers[1]), numbers[2], int(numbers[3] or 0)) if numbers else (-1, None, 0)
+        if between == "." and first == due - 1:
+            continue
+        if first != due or between == "." or (between and not covered < first <= last):
+            raise _Broken(line, f"id {_short(cells[0])} where {due} was due; {IDS}")
+        if between or first > covered:
+            if not cells[1].strip():
+                raise _Broken(line, f"id {cells[0]} has no form; column 2 is the word as written")
+            forms.append(_Form(line, cells[1], "SpaceAfter=No" not in cells[9].split("|")))
+        if between:
+            covered, range_line = last, line
+        else:
+            words.append(_word(line, cells, len(forms) - 1))
+    count = len(words)
+    if covered > count:
+        raise _Broken(range_line, f"the range ends at {covered} but the sentence has {count} words; {IDS}")
+    for number, word in enumerate(words, start=1):
+        if word.head > count or word.head == number:
             raise _Broken(word.line, f"head {word.head} is no other word of the sentence; give 1 to {count}, or 0")
-        return self.words[word.head - 1]
-
-    def _locate(self) -> tuple[str, list[tuple[int, int]]]:
-        joined = "".join(form + " " * space for _, form, space in self.forms).rstrip()
-        text, position, spans = self.text or joined, 0, []
-        for number, form, _ in self.forms:
-            position = _past_spaces(text, position)
-            if not text.startswith(form, position):
-                there = _short(text[position:])
-                raise _Broken(number, f"form {_short(form)} is not there in `# text` ({there}); it has all forms")
-            spans.append((position, position + len(form)))
-            position += len(form)
-        if _past_spaces(text, position) < len(text):
-            more = _short(text[position:])
-            raise _Broken(self.forms[-1][0], f"`# text` goes on after the last form ({more}); add it")
-        return text, spans
+    text = text or "".join(form.text + " " * form.space for form in forms).rstrip()
+    beginning = {word.token: word for word in reversed(words)}
+    tokens = [Token(*span, *beginning[number][-2:]) for number, span in enumerate(_locate(text, forms))]
+    relations = [Relation(word.relation, words[word.head - 1].token, word.token) for word in words if word.head]
+    return Parse(text, tuple(tokens), tuple(each for each in relations if each.head != each.dependent))
 
 
-def _past_spaces(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+def _word(line: int, cells: list[str], token: int) -> _Word:
+    head, relation = cells[6], main_type(cells[7])
+    if not re.fullmatch("[0-9]{1,9}", head):
+        raise _Broken(line, f"head {_short(head)} of word {cells[0]} is no number; 0 is for the root")
+    if relation in ("", "_"):
+        raise _Broken(line, f"word {cells[0]} has no relation; column 8 is one, such as nsubj")
+    tag, lemma = ("" if cell == "_" else cell for cell in (cells[3], cells[2]))
+    return _Word(line, int(head), relation, token, tag, lemma)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    for number, raw in enumerate(raw_lines(Path(path)), start=1):
-        yield number, line_text(raw, path, number)
+def _locate(text: str, forms: list[_Form]) -> Iterator[tuple[int, int]]:
+    position = 0
+    for form in forms:
+        position = cast("re.Match[str]", SPACES.match(text, position)).end()
+        if not text.startswith(form.text, position):
+            there = _short(text[position:])
+            raise _Broken(form.line, f"form {_short(form.text)} is not there in `# text` ({there}); it has all forms")
+        yield position, position + len(form.text)
+        position += len(form.text)
+    if text[position:].strip():
+        more = _short(text[position:])
+        raise _Broken(forms[-1].line, f"`# text` goes on after the last form ({more}); add it")
 
 
 def _short(text: str) -> str:

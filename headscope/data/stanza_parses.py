@@ -6,24 +6,21 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from headscope.data.parses import Parse, Relation, Token, main_type
-from headscope.errors import DataError
+from headscope.errors import DataError, reason_of
 
-PROCESSORS = ("tokenize", "mwt", "pos", "lemma", "depparse")
-OPTIONAL = {"mwt"}  # languages without multiword tokens have no model for them
+PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
 LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
 LONGEST_LINE = 5000  # the parser needs memory quadratic in the words; such a line fits no model anyway
-CACHE_FORMAT = f"3 {LONGEST_TOKEN} {LONGEST_LINE}"
+CACHE_FORMAT = f"4 {LONGEST_TOKEN} {LONGEST_LINE}"
 
 
 def parse_with_stanza(
@@ -44,48 +41,22 @@ def parse_with_stanza(
     aligned. DataError, before the first parse, where a model is missing or does not load.
     """
     lines = lines if isinstance(lines, Sequence) else list(lines)
-    models = _models(lang, resources, download)
-    head = [CACHE_FORMAT, version("stanza"), models.lang, *models.digests]
-    digest = hashlib.sha256(json.dumps(head).encode())
+    directory = Path(resources or os.environ.get("STANZA_RESOURCES_DIR") or _stanza_home())
+    listing = directory / "resources.json"  # it has the digests of all models
+    if download and not listing.is_file():
+        with _loading(lang, directory):
+            import stanza
+
+            stanza.download(lang, model_dir=str(directory), processors=",".join(PROCESSORS), verbose=False)
+    models = hashlib.sha256(listing.read_bytes()).hexdigest() if listing.is_file() else ""
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, version("stanza"), lang, models]).encode())
     for line in lines:
         content = line.encode(errors="surrogatepass")
         digest.update(b"%d:%b" % (len(content), content))
     cache = (Path(cache_dir) if cache_dir else _default_cache()) / f"{digest.hexdigest()}.jsonl"
     if cache.is_file():
         return _cached(cache, lines)
-    return _caching(cache, _parses(_pipeline(models, use_gpu), lines, batch))
-
-
-# The models.
-
-
-@dataclass(frozen=True)
-class _Models:
-    lang: str
-    directory: Path
-    packages: dict[str, str]  # processor -> package
-    digests: tuple[str, ...]
-
-
-def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool) -> _Models:
-    directory = Path(resources or os.environ.get("STANZA_RESOURCES_DIR") or _stanza_home())
-    try:
-        return _installed(lang, directory)
-    except DataError:
-        if not download:
-            raise
-    with _quiet():
-        import stanza
-
-        try:
-            processors = ",".join(name for name in PROCESSORS if name not in OPTIONAL)
-            stanza.download(lang, model_dir=str(directory), processors=processors, verbose=False)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"cannot download stanza's {lang!r} models to {directory} ({_first_line(error)}); "
-                "name a directory that already holds them with --stanza-dir DIR"
-            ) from None
-    return _installed(lang, directory)
+    return _caching(cache, _parses(_pipeline(lang, directory, download, use_gpu), lines, batch))
 
 
 def _stanza_home() -> str:
@@ -95,49 +66,17 @@ def _stanza_home() -> str:
         return str(DEFAULT_MODEL_DIR)
 
 
-def _installed(lang: str, directory: Path) -> _Models:
-    path = directory / "resources.json"
+@contextmanager
+def _loading(lang: str, directory: Path) -> Iterator[None]:
+    """Within the block whatever stanza raises at models that are missing or broken becomes a DataError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        listed = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        raise _missing(f"no stanza models: cannot read {path}") from None
-    lang = lang.strip().lower()
-    lang = listed.get(lang, {}).get("alias", lang)
-    packages = listed.get(lang, {}).get("packages", {}).get("default", {})
-    if not packages:
-        languages = ", ".join(sorted(name for name in listed if "packages" in listed[name])) or "none"
-        raise _missing(f"no stanza models for language {lang!r} in {directory} (it lists {languages})")
-    absent = [name for name in PROCESSORS if name not in packages and name not in OPTIONAL]
-    if absent:
-        raise _missing(f"stanza has no {absent[0]} model for language {lang!r} in {directory}")
-    processors = {name: packages[name] for name in PROCESSORS if name in packages}
-    return _Models(lang, directory, processors, tuple(_files(lang, directory, processors, listed[lang])))
-
-
-def _files(lang: str, directory: Path, packages: dict[str, str], listed: dict[str, Any]) -> Iterator[str]:
-    """`depparse/ewt 4a1c… 13646878` for every model file and every file that it needs, all checked."""
-    needed_packages = list(packages.items())
-    for name, package in needed_packages:
-        if (name, package) == ("lemma", "identity"):
-            continue
-        entry = listed.get(name, {}).get(package, {})
-        needs = [(needed["model"], needed["package"]) for needed in entry.get("dependencies", [])]
-        needed_packages += [needed for needed in needs if needed not in needed_packages]
-        path = directory / lang / name / f"{package}.pt"
-        if not path.is_file():
-            raise _missing(f"stanza's {name} model for language {lang!r} is missing: looked for {path}")
-        yield f"{name}/{package} {entry.get('md5') or path.stat().st_mtime_ns} {path.stat().st_size}"
-
-
-def _missing(problem: str) -> DataError:
-    return DataError(
-        f"{problem}; name the directory of a stanza download with --stanza-dir DIR, or fetch it with --download"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        with _quiet():
+            yield
+    except Exception as error:
+        raise DataError(
+            f"stanza cannot load its {lang!r} models from {directory} ({reason_of(error)}); name the directory of a "
+            "stanza download with --stanza-dir DIR, or fetch it with --download"
+        ) from None
 
 
 # Parsing.
@@ -161,26 +100,22 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _pipeline(models: _Models, use_gpu: bool) -> Any:
-    with _quiet():
+def _pipeline(lang: str, directory: Path, download: bool, use_gpu: bool) -> Any:
+    with _loading(lang, directory):
         import stanza
 
-        try:
-            return stanza.Pipeline(
-                models.lang,
-                dir=str(models.directory),
-                processors=dict(models.packages),
-                package=None,
-                download_method=None,
-                use_gpu=use_gpu,
-                logging_level="CRITICAL",
-                tokenize_max_seqlen=LONGEST_TOKEN,
-            )
-        except (OSError, ValueError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            raise DataError(
-                f"stanza cannot load its {models.lang!r} models from {models.directory} "
-                f"({_first_line(error)}); fetch them again, or name another directory with --stanza-dir DIR"
-            ) from None
+        pipeline = stanza.Pipeline(
+            lang,
+            dir=str(directory),
+            processors=",".join(PROCESSORS),
+            download_method=stanza.DownloadMethod.REUSE_RESOURCES if download else None,
+            use_gpu=use_gpu,
+            logging_level="CRITICAL",
+            tokenize_max_seqlen=LONGEST_TOKEN,
+        )
+        if lacking := [name for name in PROCESSORS if name not in pipeline.processors]:
+            raise DataError(f"it has no {lacking[0]} model")
+        return pipeline
 
 
 def _parses(pipeline: Any, lines: Sequence[str], batch: int) -> Iterator[Parse]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
-from headscope.files.digests import digests_of
 from headscope.files.output_checks import (
     Contents,
     Input,
@@ -23,7 +22,6 @@ from headscope.files.output_checks import (
     check_folder,
     check_inputs,
     contents,
-    matches,
 )
 from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
 from headscope.files.writing import deferred, write_atomically, write_errors
@@ -90,7 +88,7 @@ class Build:
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as temporary, deferred():
             self._check(out)
-            seal(temporary, self.kind, dict(record) | digests_of(temporary), out)
+            seal(temporary, self.kind, dict(record), out)
             swap_in(temporary, out, self.kind, force=self.force)
         return out
 
@@ -113,10 +111,10 @@ class Workplace:
                 relocate(self.path, self.out)
                 swap_in(self.path, self.out, self.kind)
 
-    def discard(self, *, keep: tuple[str, ...] = ()) -> None:
-        """Remove the files of this run, except those that match the patterns `keep`."""
+    def discard(self) -> None:
+        """Remove the files of this run."""
         with deferred():
-            discard(self.path, self.kind, keep=keep)
+            discard(self.path, self.kind)
 
 
 @contextmanager
@@ -127,12 +125,10 @@ def workplace(
     inputs: Sequence[Input] = (),
     force: bool,
     resume: Path | None,
-    leftover: tuple[str, ...] = (),
 ) -> Iterator[Workplace]:
     """The directory for a new run, or of one to `resume` (see `to_resume`); it exists and is locked by this process.
 
     OutputError as of `check_folder`, and where OUT.new would be resumed and replace what `out` holds without `force`.
-    Files that match `leftover`, of a run that could not begin, may be in `out`.
     """
     new = replacing_folder(out)
     for folder in (out, new):
@@ -146,10 +142,9 @@ def workplace(
     if resume is not None and _holds_run_of(contents(path, kind), kind):
         check_inputs(path, inputs)
     else:
-        files = contents(out, kind).files
-        only_leftovers = all(matches(name, leftover) for name in files)
-        check_folder(out, kind, inputs=inputs, force=(force and resume is None) or only_leftovers, resumable=True)
-        if not only_leftovers:
+        holds = bool(contents(out, kind).files)
+        check_folder(out, kind, inputs=inputs, force=(force and resume is None) or not holds, resumable=True)
+        if holds:
             check_folder(new, kind, force=True)
             path = new
     with ExitStack() as stack:
@@ -261,14 +256,10 @@ class OutputFile:
             partial = write_atomically(_free_name(self.path.with_name(f"{self.path.name}.partial")), write)
             kept = "stays as it was" if self.path.exists() else "was not written"
             return Written(partial, f"{self.path} {kept}; {partial} has the sentences that were done")
-        if self.force:
+        if self.force or not self.path.exists():
             return Written(write_atomically(self.path, write))
         beside = write_atomically(_free_name(replacing_folder(self.path)), write)
-        try:
-            _rename_to_new(beside, self.path)
-        except FileExistsError:
-            return Written(beside, f"{self.path} came meanwhile and stays; this result is in {beside}", late=True)
-        return Written(self.path)
+        return Written(beside, f"{self.path} came meanwhile and stays; this result is in {beside}", late=True)
 
     def _check(self) -> None:
         check_file(self.path, inputs=self.inputs, force=self.force)
@@ -278,17 +269,3 @@ def _free_name(path: Path) -> Path:
     """A path, with a number behind it where there is such a file already."""
     numbers = (path.with_name(f"{path.name}{number}") for number in range(2, 1000))
     return next((name for name in (path, *numbers) if not name.exists()), path)
-
-
-def _rename_to_new(old: Path, new: Path) -> None:
-    """Rename a file; FileExistsError where there is one of the new name, also if it came this moment."""
-    try:
-        os.link(old, new)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if new.exists():
-            raise FileExistsError(str(new)) from None
-        old.rename(new)
-    else:
-        old.unlink()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import OutputError
-from headscope.files.output_checks import RECORDS, OutputKind, contents, matches
+from headscope.files.output_checks import RECORDS, OutputKind, contents
 from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY, deferred, lock, write_errors, write_json
 
@@ -164,12 +164,9 @@ def remove_temporary(folder: Path) -> None:
                 (Path(directory) / name).unlink(missing_ok=True)
 
 
-def discard(folder: Path, kind: OutputKind, *, keep: tuple[str, ...] = ()) -> None:
-    """Remove the known files below a directory, the record last, and directories that are then empty.
-
-    Files that match the patterns `keep` stay.
-    """
-    known = [name for name in contents(folder, kind).known if not matches(name, keep)]
+def discard(folder: Path, kind: OutputKind) -> None:
+    """Remove the known files below a directory, the record last, and directories that are then empty."""
+    known = contents(folder, kind).known
     remove_temporary(folder)
     for name in sorted(known, key=lambda name: name == kind.record):
         (folder / name).unlink(missing_ok=True)

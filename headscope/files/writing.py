@@ -23,7 +23,6 @@ if sys.platform != "win32":
     import fcntl
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-AGAIN = 0.02  # seconds
 _received: list[int] = []
 
 
@@ -61,35 +60,10 @@ def listening() -> Iterator[None]:
 
     before = {number: signal.signal(number, interrupt) for number in ending_signals()}
     try:
-        with _raised_again():
-            yield
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-@contextmanager
-def _raised_again() -> Iterator[None]:
-    """Send the signal again where Python dropped a KeyboardInterrupt, as it does in a destructor."""
-    timers: list[threading.Timer] = []
-    hook = sys.unraisablehook
-
-    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt) and _received:
-            timers.append(threading.Timer(AGAIN, os.kill, (os.getpid(), _received[-1])))
-            timers[-1].daemon = True
-            timers[-1].start()
-        else:
-            hook(unraisable)
-
-    sys.unraisablehook = dropped
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        for timer in timers:
-            timer.cancel()
-            timer.join()
 
 
 @contextmanager

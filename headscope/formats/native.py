@@ -1,15 +1,14 @@
 """headscope's own checkpoints: a directory with config.toml, model.safetensors and the vocabularies.
 
-`config.toml` has the `TransformerConfig`, how to search, how each side splits text, and the sha256 of every file and of
-itself, so that damage is noticed; `model.safetensors` has the state dict of the model, tied weights once.
+`config.toml` has the `TransformerConfig`, how to search, and how each side splits text; `model.safetensors` has the
+state dict of the model, tied weights once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
 """Fields that a vocabulary and its table share."""
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
 
+FORMER = ("files", "checksum")  # digests, which earlier files have
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
 
@@ -57,7 +57,7 @@ class SideTable:
     suffix: tuple[int, ...] | None = None
     begin: tuple[int, ...] = ()
     codes: bool = False
-    allowed: bool = False  # once: a list of subwords beside the codes
+    allowed: bool = False  # of earlier files, which have no other value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,6 @@ class File:
     source: SideTable | None = None
     target: SideTable | None = None
     origin: str = "transformer"
-    files: Mapping[str, str] = field(default_factory=dict)
-    checksum: str | None = None
 
 
 _OTHERS = "other programs: `headscope convert` makes a Hugging Face folder of it, as far as transformers has a class"
@@ -120,16 +118,15 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         sides = {name: side for name in SIDES if (side := getattr(checkpoint, name)) is not None}
         tables = {name: plain_config(_write_side(folder, name, side)) for name, side in sides.items()}
         save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "origin": checkpoint.model_type,
             "model": checkpoint.model.config.plain(),
             "search": plain_config(checkpoint.search),
             **tables,
-            "files": {path.name: file_digest([path]) for path in sorted(folder.iterdir())},
         }
-        (folder / CONFIG).write_text(to_toml(content | {"checksum": _checksum(content)}), encoding="utf-8")
+        (folder / CONFIG).write_text(to_toml(content), encoding="utf-8")
         return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
@@ -163,36 +160,15 @@ def opened_dtype(dtype: str, stored: Mapping[str, torch.dtype], device: str) -> 
     return types.pop() if len(types) == 1 and types <= usual else torch.float32
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    values = {name: value for name, value in content.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _read_config(folder: Path) -> File:
     try:
         content = read_toml(folder / CONFIG)
-        version = content.get("version")
-        if content.get("format") != FORMAT:
-            raise ConfigError(f"{folder / CONFIG} does not say format = {FORMAT!r}")
-        if version != VERSION:
-            raise ConfigError(
-                f"{folder} is written in version {version} of the native format, this headscope reads version "
-                f"{VERSION}; convert it with the headscope that wrote it"
-            )
-        written = configured(File, content)
+        if (content.get("format"), version := content.get("version")) != (FORMAT, VERSION):
+            raise ConfigError(f"it is version {version} of {content.get('format')!r}, and version {VERSION} is read")
+        return configured(File, {name: value for name, value in content.items() if name not in FORMER})
     except ConfigError as error:
         text = str(error)
         raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None
-    if written.checksum is not None and written.checksum != _checksum(content):
-        raise CheckpointError(
-            f"{folder / CONFIG} was changed after it was written; take out its line `checksum` if that was you"
-        )
-    for name, digest in written.files.items():
-        path = folder / name
-        if name in FILES and not (path.is_file() and file_digest([path]) == digest):
-            problem = "was changed after it was written, or is incomplete" if path.is_file() else "is missing"
-            raise CheckpointError(f"{path} {problem}; copy the checkpoint again")
-    return written
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -226,8 +202,6 @@ def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary |
     if table is None:
         return None
     codes = read_bytes(folder / f"{name}.codes", name=f"{name}.codes") if table.codes else None
-    if table.allowed:
-        raise DataError(f"{name}.allowed.json, a vocabulary threshold, is not read any more; split the text beforehand")
     pieces = read_json(folder / f"{name}.pieces.json")
     if not isinstance(pieces, list) or not all(isinstance(subword, str) for subword in pieces):
         raise DataError(f"{name}.pieces.json is no JSON list of subwords")

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.errors import CheckpointError, reason_of
+from headscope.config.option import configured
+from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.reading import file_digest, read_object
 from headscope.formats.base import FORMATS
 from headscope.formats.huggingface.format import OpenedAsFolder
@@ -26,11 +27,10 @@ from headscope.formats.pickles import begins_with_name, is_torch_file, read_tens
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
-QUERIES = "blocks.{}.attn.W_Q"
+QUERIES = "blocks.0.attn.W_Q"
 LINEAR_TANH = 2.0**-12
 """Scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1."""
-ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "gelu_fast")
-"""By TransformerLens' names, which are transformers' too."""
+NORM = {"weight": "w", "bias": "b"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class LensSettings:
     their ids, with the names of the special ones. `labels`: the classes.
     """
 
-    act_fn: str = "gelu_new"
+    act_fn: Literal["gelu_new", "gelu", "relu", "silu", "gelu_fast"] = "gelu_new"
     attention_dir: Literal["causal", "bidirectional"] | None = None
     eps: float = 1e-5
     tokenizer: str | None = None
@@ -53,13 +53,13 @@ class LensSettings:
     unknown: str | None = None
     labels: tuple[str, ...] = ()
 
-    def id_of(self, token: str | None) -> int | None:
-        """The id of a special token; CheckpointError for one that is not in the vocabulary."""
-        if token is None:
-            return None
-        if token not in self.vocabulary:
-            raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
-        return self.vocabulary.index(token)
+    def special_ids(self) -> dict[str, Any]:
+        """What a config of transformers says of them; CheckpointError for one that is not in the vocabulary."""
+        ids = {"bos_token_id": self.start, "eos_token_id": self.end, "pad_token_id": self.pad}
+        for token in filter(None, ids.values()):
+            if token not in self.vocabulary:
+                raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
+        return {name: None if token is None else self.vocabulary.index(token) for name, token in ids.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class TransformerLensFormat(OpenedAsFolder):
     summary = "a *.pt state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"
 
     def recognise(self, path: Path) -> bool:
-        return path.is_file() and is_torch_file(path) and begins_with_name(path, QUERIES.format(0))
+        return path.is_file() and is_torch_file(path) and begins_with_name(path, QUERIES)
 
     def load(
         self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
@@ -91,23 +91,21 @@ class TransformerLensFormat(OpenedAsFolder):
         from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
         file, beside = Path(path), Path(path).with_suffix(".json")
-        content = read_torch(file)
-        if not isinstance(content, Mapping) or QUERIES.format(0) not in content:
-            raise CheckpointError(
-                f"{path} holds no state dict with TransformerLens' names, such as {QUERIES.format(0)}"
-            )
+        files, content = [file, *([beside] if beside.is_file() else [])], read_torch(file)
+        if not isinstance(content, Mapping) or QUERIES not in content:
+            raise CheckpointError(f"{path} holds no state dict with TransformerLens' names, such as {QUERIES}")
         state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
-        settings = _read_settings(beside) if beside.is_file() else LensSettings()
         try:
+            values = read_object(beside, error=CheckpointError) if files[1:] else {}
+            settings = configured(LensSettings, values, what=beside.name)
             model = build_model(state, settings)
             tokenizer, without = _open_tokenizer(settings, beside)
-        except CheckpointError as error:
+        except (CheckpointError, ConfigError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         except (KeyError, RuntimeError, ValueError) as error:
             why = reason_of(error, most=200)
             raise CheckpointError(f"{path}: its weights do not fit together ({why})") from None
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).to(device).eval()
-        files = [file, *([beside] if beside.is_file() else [])]
         opened = HuggingFaceCheckpoint(
             path=path, model=model, tokenizer=tokenizer, digest=file_digest(files), without=without
         )
@@ -118,17 +116,18 @@ class TransformerLensFormat(OpenedAsFolder):
 def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:
     """The model of transformers with the weights of a state dict; CheckpointError where no class computes the same."""
     sizes = read_sizes(state)
-    if settings.act_fn not in ACTIVATIONS:
-        raise CheckpointError(f"act_fn {settings.act_fn!r} is not known; choose {', '.join(ACTIVATIONS)}")
     direction = settings.attention_dir or ("causal" if sizes.inputs == sizes.outputs else "bidirectional")
-    build = build_decoder if direction == "causal" else build_encoder
-    return build({**_neutral(sizes), **state}, sizes, settings)
+    build = _decoder if direction == "causal" else _encoder
+    model, weights = build({**_neutral(sizes), **state}, sizes, settings)
+    fixed = {name: own for name, own in model.state_dict().items() if name.endswith(("position_ids", "token_type_ids"))}
+    model.load_state_dict({**fixed, **{name: tensor.contiguous() for name, tensor in weights.items()}})
+    return model
 
 
 def read_sizes(state: Mapping[str, Tensor]) -> Sizes:
     """The sizes of a model; CheckpointError for parts that neither class has."""
     layers = sum(name.endswith(".attn.W_Q") for name in state)
-    heads, model, width = state[QUERIES.format(0)].shape
+    heads, model, width = state[QUERIES].shape
     foreign = [name for name in state if name.endswith((".W_gate", "._W_K", ".attn.rotary_sin", ".attn.W_pos"))]
     if foreign or "pos_embed.W_pos" not in state:
         why = f"it has {foreign[0]}" if foreign else "it has no pos_embed.W_pos"
@@ -155,7 +154,40 @@ def _neutral(sizes: Sizes) -> dict[str, Tensor]:
     return weights | {"unembed.b_U": torch.zeros(sizes.outputs)}
 
 
-def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> Any:
+DECODER = {
+    **{"ln_1": ("ln1",), "ln_2": ("ln2",), "attn.c_attn": ("attn.Q", "attn.K", "attn.V"), "attn.c_proj": ("attn.O",)},
+    **{"mlp.c_fc": ("mlp.in",), "mlp.c_proj": ("mlp.out",)},
+}
+ENCODER = {
+    **{"attention.self_attn_layer_norm": ("ln1",), "LayerNorm": ("ln2",), "attention.output.dense": ("attn.O",)},
+    **{f"attention.self.{name}": (f"attn.{name[0].upper()}",) for name in ("query", "key", "value")},
+    **{"intermediate.dense": ("mlp.in",), "output.dense": ("mlp.out",)},
+}
+"""Modules of a layer, and the parts of TransformerLens that each joins."""
+
+
+def _layers(
+    state: Mapping[str, Tensor], table: Mapping[str, tuple[str, ...]], prefix: str, layers: int, *, transposed: bool
+) -> dict[str, Tensor]:
+    """Weights of all layers under the names of a table; `transposed`: matrices are [out in]."""
+    weights = {}
+    for n in range(layers):
+        for module, parts in table.items():
+            matrices, biases = [], []
+            for block, _, part in (name.partition(".") for name in parts):
+                if not part:
+                    matrices, biases = [state[f"blocks.{n}.{block}.w"]], [state[f"blocks.{n}.{block}.b"]]
+                    continue
+                own = state[f"blocks.{n}.{block}.W_{part}"]  # [h d k], [h k d] of W_O, [in out]
+                flat = own.permute(1, 0, 2).flatten(1) if part in "QKV" else own.flatten(0, -2)
+                matrices.append(flat.T if transposed else flat)
+                biases.append(state[f"blocks.{n}.{block}.b_{part}"].flatten())
+            weights[f"{prefix}.{n}.{module}.weight"] = torch.cat(matrices, 0 if transposed else -1)
+            weights[f"{prefix}.{n}.{module}.bias"] = torch.cat(biases)
+    return weights
+
+
+def _decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> tuple[Any, dict[str, Tensor]]:
     """A GPT-2; a bias of its outputs is added to that of the final norm, which can say it after W_U."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -171,33 +203,21 @@ def build_decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSetti
         activation_function=settings.act_fn,
         layer_norm_epsilon=settings.eps,
         tie_word_embeddings=False,
-        bos_token_id=settings.id_of(settings.start),
-        eos_token_id=settings.id_of(settings.end),
-        pad_token_id=settings.id_of(settings.pad),
+        **settings.special_ids(),
     )
     weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
-    for n in range(sizes.layers):
-        old, new = f"blocks.{n}.", f"transformer.h.{n}."
-        weights |= {f"{new}ln_{i}.{end}": state[f"{old}ln{i}.{part}"] for i in (1, 2) for end, part in NORM.items()}
-        weights[f"{new}attn.c_attn.weight"] = torch.cat([_columns(state[f"{old}attn.W_{part}"]) for part in "QKV"], 1)
-        weights[f"{new}attn.c_attn.bias"] = torch.cat([state[f"{old}attn.b_{part}"].flatten() for part in "QKV"])
-        weights[f"{new}attn.c_proj.weight"] = state[f"{old}attn.W_O"].flatten(0, 1)
-        weights[f"{new}attn.c_proj.bias"] = state[f"{old}attn.b_O"]
-        for end, part in (("c_fc", "in"), ("c_proj", "out")):
-            weights[f"{new}mlp.{end}.weight"] = state[f"{old}mlp.W_{part}"]
-            weights[f"{new}mlp.{end}.bias"] = state[f"{old}mlp.b_{part}"]
+    weights |= _layers(state, DECODER, "transformer.h", sizes.layers, transposed=False)
     weights["transformer.ln_f.weight"] = state["ln_final.w"]
     weights["transformer.ln_f.bias"] = state["ln_final.b"] + _before_unembedding(state)
-    weights["lm_head.weight"] = state["unembed.W_U"].T
-    return _with_weights(GPT2LMHeadModel(config), weights)
+    return GPT2LMHeadModel(config), weights | {"lm_head.weight": state["unembed.W_U"].T}
 
 
-def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> Any:
+def _encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> tuple[Any, dict[str, Tensor]]:
     """An XLM-RoBERTa-XL; a classifier reads position 0, through a tanh that is kept in its linear part."""
     from transformers import XLMRobertaXLConfig, XLMRobertaXLForSequenceClassification, XLMRobertaXLModel
 
-    padding = settings.id_of(settings.pad) or 0
-    first = padding + 1  # positions count from the padding's id
+    special = settings.special_ids()
+    first = (special["pad_token_id"] or 0) + 1  # positions count from the padding's id
     config = XLMRobertaXLConfig(
         vocab_size=sizes.inputs,
         hidden_size=sizes.model,
@@ -208,51 +228,30 @@ def build_encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSetti
         max_position_embeddings=sizes.positions + first,
         type_vocab_size=1,
         layer_norm_eps=settings.eps,
-        pad_token_id=padding,
-        bos_token_id=settings.id_of(settings.start),
-        eos_token_id=settings.id_of(settings.end),
+        **{**special, "pad_token_id": first - 1},
     )
     config.num_labels = sizes.outputs
     if settings.labels:
         config.id2label = dict(enumerate(settings.labels))
         config.label2id = {label: number for number, label in enumerate(settings.labels)}
-    positions = torch.cat([torch.zeros(first, sizes.model), state["pos_embed.W_pos"]])
     weights = {
         "embeddings.word_embeddings.weight": state["embed.W_E"],
-        "embeddings.position_embeddings.weight": positions,
+        "embeddings.position_embeddings.weight": torch.nn.functional.pad(state["pos_embed.W_pos"], (0, 0, first, 0)),
+        "embeddings.token_type_embeddings.weight": torch.zeros(1, sizes.model),
+        **_layers(state, ENCODER, "encoder.layer", sizes.layers, transposed=True),
+        **{f"encoder.LayerNorm.{end}": state[f"ln_final.{part}"] for end, part in NORM.items()},
     }
-    weights["embeddings.token_type_embeddings.weight"] = torch.zeros(1, sizes.model)
-    for n in range(sizes.layers):
-        old, new = f"blocks.{n}.", f"encoder.layer.{n}."
-        linear = {f"attention.self.{name}": f"attn.{{}}_{name[0].upper()}" for name in ("query", "key", "value")}
-        linear |= {
-            "attention.output.dense": "attn.{}_O",
-            "intermediate.dense": "mlp.{}_in",
-            "output.dense": "mlp.{}_out",
-        }
-        for name, part in linear.items():
-            matrix = state[old + part.format("W")]
-            matrix = _columns(matrix) if name.startswith("attention.self") else matrix.flatten(0, -2)
-            weights |= {f"{new}{name}.weight": matrix.T, f"{new}{name}.bias": state[old + part.format("b")].flatten()}
-        for name, part in (("attention.self_attn_layer_norm", "ln1"), ("LayerNorm", "ln2")):
-            weights |= {f"{new}{name}.{end}": state[f"{old}{part}.{short}"] for end, short in NORM.items()}
-    weights |= {f"encoder.LayerNorm.{end}": state[f"ln_final.{part}"] for end, part in NORM.items()}
     if sizes.inputs == sizes.outputs:
-        return _with_weights(XLMRobertaXLModel(config, add_pooling_layer=False), weights)
+        return XLMRobertaXLModel(config, add_pooling_layer=False), weights
+    classifier = {
+        "dense.weight": LINEAR_TANH * torch.eye(sizes.model),
+        "dense.bias": torch.zeros(sizes.model),
+        "out_proj.weight": state["unembed.W_U"].T / LINEAR_TANH,
+        "out_proj.bias": state["unembed.b_U"],
+    }
     weights = {f"roberta.{name}": tensor for name, tensor in weights.items()}
-    weights["classifier.dense.weight"] = LINEAR_TANH * torch.eye(sizes.model)
-    weights["classifier.dense.bias"] = torch.zeros(sizes.model)
-    weights["classifier.out_proj.weight"] = state["unembed.W_U"].T / LINEAR_TANH
-    weights["classifier.out_proj.bias"] = state["unembed.b_U"]
-    return _with_weights(XLMRobertaXLForSequenceClassification(config), weights)
-
-
-NORM = {"weight": "w", "bias": "b"}
-
-
-def _columns(matrices: Tensor) -> Tensor:
-    """Matrices of heads [h d k] side by side [d hk]."""
-    return matrices.permute(1, 0, 2).flatten(1)
+    weights |= {f"classifier.{name}": tensor for name, tensor in classifier.items()}
+    return XLMRobertaXLForSequenceClassification(config), weights
 
 
 def _before_unembedding(state: Mapping[str, Tensor]) -> Tensor:
@@ -262,30 +261,7 @@ def _before_unembedding(state: Mapping[str, Tensor]) -> Tensor:
     left = bias - found @ matrix
     if (left - left.mean()).abs().max() > 1e-4:  # a constant changes no probability
         raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
-    before: Tensor = found.float()
-    return before
-
-
-def _with_weights(model: Any, weights: Mapping[str, Tensor]) -> Any:
-    """A model with these weights; RuntimeError, of torch, where names or shapes differ."""
-    known = model.state_dict()
-    fixed = {name: tensor for name, tensor in known.items() if name.endswith(("position_ids", "token_type_ids"))}
-    model.load_state_dict({**fixed, **{name: tensor.contiguous() for name, tensor in weights.items()}})
-    return model
-
-
-def _read_settings(path: Path) -> LensSettings:
-    from pydantic import TypeAdapter, ValidationError
-
-    values = read_object(path, error=CheckpointError)
-    if strange := [name for name in values if name not in LensSettings.__dataclass_fields__]:
-        known = ", ".join(LensSettings.__dataclass_fields__)
-        raise CheckpointError(f"{path} has {strange[0]!r}, which is not known; known are {known}")
-    try:
-        return TypeAdapter(LensSettings).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CheckpointError(f"{path}: {first['loc'][0]} is {first['input']!r:.60}; {first['msg']}") from None
+    return found.float()  # type: ignore[no-any-return]
 
 
 def _open_tokenizer(settings: LensSettings, beside: Path) -> tuple[Any, str]:

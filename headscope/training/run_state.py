@@ -19,8 +19,7 @@ from headscope.distributed import Processes
 from headscope.errors import TrainingError
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
-from headscope.training.data.batches import TrainingBatch, collate, plan_batches
-from headscope.training.data.prepare import Prepared
+from headscope.training.data.prepare import Prepared, TrainingBatch, collate, plan_batches
 from headscope.training.losses import Sums, smoothed_cross_entropy
 from headscope.training.position import TrainingPosition, rate
 

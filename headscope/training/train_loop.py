@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from headscope.evaluation.metrics.perplexity import perplexity
 from headscope.evaluation.quality import text_score
@@ -14,7 +14,7 @@ from headscope.evaluation.text_mode import DEFAULT, TOKENISED, TextMode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.translate_options import TranslateOptions
 from headscope.training.config import TrainConfig
-from headscope.training.data.batches import Numbers, TrainingBatch, collate, epoch_plan
+from headscope.training.data.prepare import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.files import checkpoints
 from headscope.training.files.checkpoints import Progress, checkpoint, save_state
 from headscope.training.files.outputs import History
@@ -68,24 +68,18 @@ def bleu_mode(config: TrainConfig) -> TextMode:
 Reason = Literal["updates", "epochs", "patience", "interrupted"]
 
 
-class Listener(Protocol):
-    """Who is told how training goes, in the first process."""
+class Listener:
+    """Who is told how training goes, in the first process; by default nobody."""
 
     def updated(self, run: TrainingRun, sums: Sums) -> None:
         """After every update."""
-        return
 
     def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """After every validation."""
-        return
 
     def remarked(self, text: str) -> None:
         """Before the first update: something that the user should know of the run."""
         return
-
-
-class Silent(Listener):
-    """Tells nobody."""
 
 
 @dataclass

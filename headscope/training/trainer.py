@@ -28,12 +28,12 @@ from headscope.results.result import Result
 from headscope.signature import counted, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
-from headscope.training.data.prepare import prepare
+from headscope.training.data.prepare import prepare, write_vocabularies
 from headscope.training.files.checkpoints import Progress, check_settings, load_state, read_state
 from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun
-from headscope.training.train_loop import Listener, Loop, Reason, Silent, bleu_mode
+from headscope.training.train_loop import Listener, Loop, Reason, bleu_mode
 from headscope.training.variant import Variant
 from headscope.version import VERSION
 
@@ -98,9 +98,9 @@ def train(
     with process_group() as processes, ExitStack() as stack:
         workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)
-        with _settled(config), _stoppable() as interrupted, cleaned(workspace, processes):
+        with _stoppable() as interrupted, cleaned(workspace, processes):
             result = _train(
-                working, variant, processes, read_state(workspace.path), listener or Silent(), interrupted, command
+                working, variant, processes, read_state(workspace.path), listener or Listener(), interrupted, command
             )
         if result.reason != "interrupted":
             if processes.main:
@@ -119,6 +119,8 @@ def _train(
     command: Sequence[str],
 ) -> TrainingResult:
     begun = time.time()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     options = plain_options(variant.options)
     own = {f"{variant.name}.{name}": value for name, value in identity(variant.options).items()}
     settings = {**plain_options(config), "variant": variant.name, **own}
@@ -132,6 +134,7 @@ def _train(
     if processes.main:
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
+        write_vocabularies(config, run.data)
         for text in run.data.unknown.warnings(cast(Any, run.data)):  # which says why subwords are unknown
             listener.remarked(text)
         if config.bleu_every and run.data.valid_texts is not None:
@@ -199,9 +202,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     torch.manual_seed(config.seed)
     init = open_init(config)
     vocabularies = None if init is None or init.target is None else (init.source, init.target)
-    data = prepare(config, vocabularies) if processes.main else None
-    processes.wait()
-    data = data or prepare(config, vocabularies)
+    data = prepare(config, vocabularies, processes)
     torch.manual_seed(config.seed)
     model = build_model(config, variant, init, data.source, data.target)
     model = model.to(device, torch.float64 if config.precision == "float64" else torch.float32)
@@ -249,18 +250,6 @@ def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.
         weight_decay=config.weight_decay,
         fused=device.type in ("cpu", "cuda"),
     )
-
-
-@contextmanager
-def _settled(config: TrainConfig) -> Iterator[None]:
-    """The number of threads that the options say, within the block."""
-    before = torch.get_num_threads()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

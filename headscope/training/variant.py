@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.config import TrainConfig
-    from headscope.training.data.batches import TrainingBatch
+    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.position import TrainingPosition
     from headscope.training.run_state import TrainingRun

@@ -19,14 +19,13 @@ import torch
 from headscope.config import Companions
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, open_checkpoint, write_checkpoint
-from headscope.formats.convert import convert, goals
 from headscope.formats.exports import Probe
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
 from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.convert import check_goal
+from headscope.pruning.engines.convert import check_goal, convert, goals
 from headscope.pruning.engines.gguf.layers import LlamaDecoder
 from headscope.pruning.engines.gguf.writer import write_gguf
 from headscope.pruning.model_inputs import InputTexts, texts
@@ -216,8 +215,8 @@ def test_a_conversion_gives_the_same_logits_or_is_refused(name: str, tmp_path: P
     made: CheckpointFormat[Any] = FORMATS.get(name)
     assert made.converts is (name in goals())
     if made.converts:
-        done = convert(checkpoint, tmp_path / "out", goal=name)
-        assert done.difference is not None and done.difference < 1e-5 and opened(done.path).format == name
+        done = convert(checkpoint, tmp_path / "out", to=name)
+        assert done.difference < 1e-5 and opened(done.path).format == name
         return
     if name != "gguf":  # which an engine writes
         with pytest.raises(ConfigError, match=f"{name}.*native, fairseq, huggingface"):

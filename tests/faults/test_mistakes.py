@@ -149,7 +149,7 @@ MISTAKES = {
     f"{TRAIN} --lr fast": "--lr is 'fast'; it must be a number",
     f"{TRAIN} --betas 0.9;0.98": "--betas is '0.9;0.98'; its entry 1 must be a number",
     f"{TRAIN} --norm middle": "--norm is 'middle'; it must be 'pre' or 'post'",
-    f"{TRAIN} --vocab-size 5000": "--vocab-size 5000 is more than the training text",
+    f"{TRAIN} --vocab-size 5000": "--vocab-size 5000 does not fit the training text",
     f"{TRAIN} --precision fp16 --device cpu": "--precision fp16 needs a GPU",
     f"{TRAIN} --dropout 2": "less than 1",
     f"{TRAIN} --normalise moses --set source-lang=xx": "no rules for the language 'xx'",

@@ -16,8 +16,8 @@ from headscope.cli.main import run
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.pruning.engines.convert import convert
 from tests.makers.fairseq_layouts import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq, native
 
@@ -79,7 +79,7 @@ def hf_logits(folder: Path, *, two_sided: bool, dtype: torch.dtype) -> torch.Ten
 def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> None:
     wanted, options = EXPRESSED[name]
     weights = fairseq.state(options)
-    done = convert(opened(written(tmp_path / "in", options)), tmp_path / "out", goal="huggingface")
+    done = convert(opened(written(tmp_path / "in", options)), tmp_path / "out", to="huggingface")
     assert (done.architecture, done.goal) == (wanted, "huggingface")
     two_sided = not fairseq.lm(options)
     dtype = torch.float32 if wanted.startswith("FSMT") else torch.float64  # it fails in double precision
@@ -95,7 +95,7 @@ def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> 
 def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
     options = fairseq.BASE | TIED
     checkpoint = opened(written(tmp_path / "in", options, alphas=("all",)), dtype="auto")
-    done = convert(checkpoint, tmp_path / "out", goal="huggingface")
+    done = convert(checkpoint, tmp_path / "out", to="huggingface")
     assert "folded into the output projections" in done.notes[1]
     assert "analyse the original" in done.notes[2]
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> 
     checkpoint = opened(
         folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=Companions(dicts=folder / "data")
     )
-    done = convert(checkpoint, tmp_path / "out", goal="huggingface")
+    done = convert(checkpoint, tmp_path / "out", to="huggingface")
     model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     assert not any("alpha" in name for name in model.state_dict())
     wanted = np.load(folder / "alpha" / "oracle" / "tf_logits.npz")
@@ -134,7 +134,7 @@ def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> 
 
 def test_one_vocabulary_gets_a_tokenizer(tmp_path: Path) -> None:
     options = EXPRESSED["M2M100, all shared"][1]
-    convert(opened(written(tmp_path / "in", options)), tmp_path / "out", goal="huggingface")
+    convert(opened(written(tmp_path / "in", options)), tmp_path / "out", to="huggingface")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("a@@ c zzz")["input_ids"] == [4, 6, 3, 2]
     again = open_checkpoint(str(tmp_path / "out"), device="cpu")
@@ -144,9 +144,7 @@ def test_one_vocabulary_gets_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
-    convert(
-        opened(written(tmp_path / "in", EXPRESSED["OPT, sinusoids, tied"][1])), tmp_path / "out", goal="huggingface"
-    )
+    convert(opened(written(tmp_path / "in", EXPRESSED["OPT, sinusoids, tied"][1])), tmp_path / "out", to="huggingface")
     again = open_checkpoint(str(tmp_path / "out"), device="cpu")
     assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [2, 4, 6]
     assert not again.two_sided
@@ -157,7 +155,7 @@ def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
 def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
     alphas = () if fairseq.lm(MADE[name]) else ("all",)
     path = written(tmp_path / "in", MADE[name], alphas=alphas)
-    done = convert(opened(path, dtype="auto"), tmp_path / "out", goal="native")
+    done = convert(opened(path, dtype="auto"), tmp_path / "out", to="native")
     assert (done.architecture, done.difference) == ("Transformer", 0.0)
     again = opened(tmp_path / "out")
     assert again.format == "native"
@@ -186,7 +184,7 @@ def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
 def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     made = fairseq.BASE | options
     with pytest.raises(CheckpointError, match=f"{reason}"):
-        convert(opened(written(tmp_path / "in", made)), tmp_path / "out", goal="huggingface")
+        convert(opened(written(tmp_path / "in", made)), tmp_path / "out", to="huggingface")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
@@ -212,7 +210,7 @@ def test_native_models_that_transformers_cannot_express(tmp_path: Path, options:
         target=None,
     )
     with pytest.raises(CheckpointError, match=reason):
-        convert(checkpoint, tmp_path / "out", goal="huggingface")
+        convert(checkpoint, tmp_path / "out", to="huggingface")
 
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +226,7 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(tohf, "folded_weights", wrong)
     with pytest.raises(CheckpointError):
-        convert(checkpoint, tmp_path / "out", goal="huggingface")
+        convert(checkpoint, tmp_path / "out", to="huggingface")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerFast
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import FORMATS, open_checkpoint
-from headscope.formats.convert import convert
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.fairseq_layouts import MADE, computed
 from tests.oracles import fairseq
@@ -160,7 +159,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "TensorFlow 1": (keep_only("*", "bert_model.ckpt.index", "bert_config.json"), r"of TensorFlow alone"),
     "an adapter alone": (keep_only("*", "adapter_model.bin"), r"holds no model but an adapter"),
     "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
-    "CTranslate2": (keep_only("*", "model.bin", "shared_vocabulary.txt"), r"is for CTranslate2"),
+    "CTranslate2": (keep_only("*", "model.bin", "shared_vocabulary.txt"), r"holds a model for CTranslate2"),
     "other names": (keep_only("*.safetensors", "consolidated.00.pth"), r"not read \(consolidated\.00\.pth\)"),
     "no config": (keep_only("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
     "relative positions": (
@@ -255,40 +254,25 @@ def flipped(path: Path, *, times: int = 10) -> Iterator[None]:
     path.write_bytes(whole)
 
 
-def refused_flips(opened: Path, file: Path) -> int:
-    refused = 0
+def check_flips(opened: Path, file: Path) -> None:
+    """Each is refused in one line, or is where no weight is."""
+    whole, refused = open_it(opened).model.state_dict(), 0
     for _ in flipped(file):
-        with pytest.raises(CheckpointError) as caught:
-            open_it(opened)
-        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-        refused += 1
-    open_it(opened)
-    return refused
+        try:
+            found = open_it(opened).model.state_dict()
+            assert all(torch.equal(found[name], whole[name]) for name in whole)
+        except CheckpointError as error:
+            assert "\n" not in str(error) and len(str(error)) < 500
+            refused += 1
+    assert refused >= 5
 
 
 def test_flipped_bits_of_torch_files_are_refused(copied: Copied, tmp_path: Path) -> None:
     folder = copied()
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert refused_flips(folder, folder / "pytorch_model.bin") >= 10
+    check_flips(folder, folder / "pytorch_model.bin")
     options = MADE["post-norm, tied"]
     path = fairseq.write(tmp_path / "c.pt", options, fairseq.state(options))
     torch.save(torch.load(path, weights_only=False) | {"last_optimizer_state": torch.ones(5000)}, path)
-    assert refused_flips(path, path) >= 10
-
-
-def test_folders_that_were_written_are_held_against_their_record(tmp_path: Path) -> None:
-    options = MADE["post-norm, tied"]
-    source = open_it(fairseq.write(tmp_path / "c.pt", options, fairseq.state(options)))
-    folder = convert(source, tmp_path / "out", goal="huggingface").path
-    assert refused_flips(folder, folder / "model.safetensors") >= 10
-    record = folder / "conversion.json"
-    bad = bytearray((folder / "model.safetensors").read_bytes())
-    bad[-7] ^= 1
-    (folder / "model.safetensors").write_bytes(bad)
-    with pytest.raises(CheckpointError, match=r"take the entry `sha256` out of \S+conversion.json if you changed it"):
-        open_it(folder)
-    entries = json.loads(record.read_text())
-    del entries["sha256"]
-    record.write_text(json.dumps(entries))
-    open_it(folder)
+    check_flips(path, path)

@@ -15,13 +15,13 @@ import transformers
 from headscope.assets import captions, sample
 from headscope.data.vocabulary import Vocabulary
 from headscope.formats.base import open_checkpoint
-from headscope.formats.convert import Converted, convert
 from headscope.formats.huggingface.native_models.tokenizers import tokenizer_of
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
+from headscope.pruning.engines.convert import Converted, convert
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
@@ -74,7 +74,7 @@ def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
 
 
 def converted(folder: Path, out: Path) -> Converted:
-    return convert(open_checkpoint(str(folder), device="cpu"), out, goal="huggingface")
+    return convert(open_checkpoint(str(folder), device="cpu"), out, to="huggingface")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) ->
     """A model with default settings, and what it was converted to."""
     root = tmp_path_factory.mktemp("lm")
     done = converted(saved(root / "native", vocabulary), root / "hf")
-    assert done.architecture == "OPTForCausalLM" and done.difference is not None and done.difference < 1e-5
+    assert done.architecture == "OPTForCausalLM" and done.difference < 1e-5
     assert done.notes == (
         "the tokenizer gives the ids of the SentencePiece model, without SentencePiece",
         "OPTForCausalLM keeps positions in a table, which ends at 1024 tokens",
@@ -107,7 +107,7 @@ def folders(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) ->
 )
 def test_other_settings_too(tmp_path: Path, vocabulary: Vocabulary, options: dict[str, Any], architecture: str) -> None:
     done = converted(saved(tmp_path / "native", vocabulary, **options), tmp_path / "hf")
-    assert done.architecture == architecture and done.difference is not None and done.difference < 1e-5
+    assert done.architecture == architecture and done.difference < 1e-5
 
 
 def test_evaluate_gives_the_same_numbers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from headscope.data.encoded import Batch, pad_side
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, DataError, HeadscopeError
+from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -168,23 +167,19 @@ def test_a_decoder_alone(tmp_path: Path) -> None:
 def _edit(folder: Path, old: str, new: str) -> None:
     text = (folder / CONFIG).read_text(encoding="utf-8")
     assert old in text
-    lines = [line for line in text.replace(old, new, 1).splitlines() if not line.startswith("checksum")]
-    (folder / CONFIG).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
 def _reweigh(folder: Path, change: Any) -> None:
     state = load_file(folder / WEIGHTS)
     change(state)
     save_file(state, folder / WEIGHTS)
-    lines = (folder / CONFIG).read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if not line.startswith(("checksum", f'"{WEIGHTS}"'))]
-    (folder / CONFIG).write_text("\n".join(kept) + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("version = 1", "version = 2", "version 2.*version 1"),
+        ("version = 1", "version = 2", "version 2 .*version 1 is read"),
         ("d_ffn = 17", "d_fn = 17", "'d_fn'.*'d_ffn'"),
         ("d_ffn = 17", "d_ffn = 'wide'", "d_ffn is 'wide'"),
         ("d_ffn = 17", "d_ffn = 18", "ffn.inner.weight.*17×13.*18×13"),
@@ -222,40 +217,14 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 def test_damage_is_noticed(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c")
-    text = (folder / CONFIG).read_text(encoding="utf-8")
-    (folder / CONFIG).write_text(text.replace("norm_epsilon = 1e-05", "norm_epsilon = 1e-04"), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="checksum"):
-        open_checkpoint(str(folder), device="cpu")
-    (folder / CONFIG).write_text(text, encoding="utf-8")
-    (folder / "source.codes").unlink()
+    codes = folder / "source.codes"
+    codes.rename(folder / "codes")
     with pytest.raises(CheckpointError, match=r"source\.codes"):
         open_checkpoint(str(folder), device="cpu")
+    (folder / "codes").rename(codes)
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         open_checkpoint(str(folder), device="cpu")
-
-
-@pytest.mark.slow
-def test_many_mutations_give_the_same_model_or_one_line(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "c")
-    expected = open_checkpoint(str(folder), device="cpu").model.state_dict()
-    originals = content(folder)
-    draw = random.Random(1)
-    for _ in range(250):
-        name = draw.choice(sorted(originals))
-        data = bytearray(originals[name])
-        if draw.random() < 0.3:
-            del data[draw.randrange(len(data)) :]
-        else:
-            for _ in range(draw.choice((1, 1, 3))):
-                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        (folder / name).write_bytes(bytes(data))
-        try:
-            found = open_checkpoint(str(folder), format="native", device="cpu").model.state_dict()
-            assert all(torch.equal(found[key], expected[key]) for key in expected)
-        except HeadscopeError as error:
-            assert "\n" not in str(error)
-        (folder / name).write_bytes(originals[name])
 
 
 def test_a_vocabulary_of_another_size_is_refused() -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.engines.convert import convert
 from tests.makers.translators import WORDS, around, changed, trained_here
 from tests.oracles import fairseq
 
@@ -48,8 +48,8 @@ def test_the_forks_own_file_comes_back(oracles: Path, tmp_path: Path) -> None:
     folder = oracles / "mhr"
     path = folder / "alpha" / "checkpoint_best.pt"
     original = opened(path, companions=Companions(dicts=folder / "data"))
-    convert(original, tmp_path / "native", goal="native")
-    done = convert(opened(tmp_path / "native"), tmp_path / "back", goal="fairseq")
+    convert(original, tmp_path / "native", to="native")
+    done = convert(opened(tmp_path / "native"), tmp_path / "back", to="fairseq")
     assert done.difference == 0.0 and "alphas" in done.notes[0]
     content = contents(path)
     wanted, (options, weights) = content["model"], written(tmp_path / "back")
@@ -72,7 +72,7 @@ def test_a_file_of_fairseq_is_written_again(tmp_path: Path) -> None:
     fairseq.dictionaries(tmp_path)
     weights = fairseq.state(fairseq.BASE)
     path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, weights)
-    done = convert(opened(path), tmp_path / "out", goal="fairseq")
+    done = convert(opened(path), tmp_path / "out", to="fairseq")
     again = contents(tmp_path / "out" / "c.pt")
     assert done.difference == 0.0 and list(again["model"]) == list(weights)
     assert all(torch.equal(again["model"][key], weights[key]) for key in weights)
@@ -92,7 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_models_trained_here_give_the_same_logits_in_fairseqs_formulas(tmp_path: Path, name: str) -> None:
     """The oracle reads the file alone: its ids, its start, its positions."""
     made = trained_here(**OPTIONS[name])
-    done = convert(made, tmp_path / "out", goal="fairseq")
+    done = convert(made, tmp_path / "out", to="fairseq")
     assert done.difference is not None and done.difference < 1e-6
     options, weights = written(tmp_path / "out")
     subwords = ["<s>", "<pad>", "</s>", "<unk>", *WORDS.subwords[4:]]
@@ -123,7 +123,7 @@ def test_models_trained_here_give_the_same_logits_in_fairseqs_formulas(tmp_path:
 )
 def test_what_fairseq_has_not_is_one_line(tmp_path: Path, make: Any, reason: str) -> None:
     with pytest.raises(CheckpointError, match=f"{reason}"):
-        convert(make(), tmp_path / "out", goal="fairseq")
+        convert(make(), tmp_path / "out", to="fairseq")
     assert not (tmp_path / "out").exists()
 
 
@@ -133,6 +133,6 @@ def test_a_pruned_file_is_refused_and_a_masked_one_is_not(tmp_path: Path) -> Non
     whole = opened(path)
     plan = plan_removal(whole.attention_sites, [HeadId(Site.CROSS, 0, 1)])
     with pytest.raises(CheckpointError, match="--export masked"):
-        convert(whole.without_heads(plan), tmp_path / "out", goal="fairseq")
+        convert(whole.without_heads(plan), tmp_path / "out", to="fairseq")
     masked = whole.with_zeroed_heads(plan)
-    assert convert(masked, tmp_path / "out", goal="fairseq").difference == 0.0
+    assert convert(masked, tmp_path / "out", to="fairseq").difference == 0.0

@@ -18,9 +18,9 @@ from headscope.config import Companions
 from headscope.data.encoded import SIDE_NAMES, SideName
 from headscope.data.vocabulary import Vocabulary
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
-from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
+from headscope.pruning.engines.convert import convert
 from headscope.training.data import tokenizers
 from tests.makers.story_files import HP, written
 from tests.makers.translators import WORDS, trained_here
@@ -191,7 +191,7 @@ def natively(folder: Path) -> TransformerCheckpoint:
 
 
 def in_fairseq(folder: Path) -> Checkpoint:
-    convert(natively(folder / "native"), folder / "out", goal="fairseq")
+    convert(natively(folder / "native"), folder / "out", to="fairseq")
     return open_checkpoint(str(folder / "out" / "checkpoint_best.pt"), device="cpu")
 
 

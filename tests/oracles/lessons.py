@@ -14,9 +14,9 @@ from torch import Tensor
 
 from headscope.config.option import configured
 from headscope.training.config import TrainConfig
-from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
+from headscope.training.data.prepare import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
-from headscope.training.train_loop import Silent
+from headscope.training.train_loop import Listener
 from headscope.training.trainer import make_run
 from headscope.training.variant import find_variant
 
@@ -60,7 +60,7 @@ def lesson(run: TrainingRun) -> list[TrainingBatch]:
 
 
 @dataclass
-class StopsAfter(Silent):
+class StopsAfter(Listener):
     """A listener that presses Ctrl-C after an update."""
 
     update: int

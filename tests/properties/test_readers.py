@@ -21,9 +21,9 @@ from headscope.engine.frequencies import read_counts
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.files.tables import write_pickle
 from headscope.formats.base import open_checkpoint
-from headscope.formats.fairseq.dictionaries import read_dictionary
+from headscope.formats.fairseq.format import read_dictionary
 from headscope.formats.pickles import read_pickle
-from headscope.formats.story_of_heads.hyperparameters import read_hp
+from headscope.formats.story_of_heads.model import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores

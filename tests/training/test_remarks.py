@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headscope.training.train_loop import Silent
+from headscope.training.train_loop import Listener
 from headscope.training.trainer import TrainingResult, train
 from headscope.training.variant import find_variant
 from tests.oracles import lessons
@@ -20,7 +20,7 @@ LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
 )
 
 
-class Heard(Silent):
+class Heard(Listener):
     """Keeps what is remarked."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from headscope.training import losses
 from headscope.training import trainer as engine
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
-from headscope.training.data.batches import (
+from headscope.training.data.prepare import (
     TokenizedTexts,
     TrainingBatch,
     TrainingPairs,
@@ -42,7 +42,7 @@ from headscope.training.data.tokenizers import normaliser
 from headscope.training.files.checkpoints import Progress
 from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
-from headscope.training.train_loop import Silent
+from headscope.training.train_loop import Listener
 from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
@@ -357,7 +357,7 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
 
 
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
-    class Told(Silent):
+    class Told(Listener):
         def remarked(self, text: str) -> None:
             told.append(text)
 

@@ -150,7 +150,7 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     count = 0
     pairs = its.data.valid
     assert pairs is not None
-    from headscope.training.data.batches import collate
+    from headscope.training.data.prepare import collate
 
     for number in range(len(pairs)):
         batch = collate(pairs, torch.tensor([number]).numpy())

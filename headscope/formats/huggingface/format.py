@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.config import Companions
 from headscope.errors import DataError
-from headscope.files.digests import OPENED
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
+from headscope.formats.diagnosis import OPENED
 from headscope.formats.exports import SAME, Conversion, Probe
 from headscope.formats.huggingface.companions.folder import (
     CONFIG,

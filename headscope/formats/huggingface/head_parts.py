@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import AttentionSites, CallTracker, base_of, eval_mode, find_attention, probe_inputs
+from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.interface import through_attend
 from headscope.model.projections import (
     Slices,
@@ -33,25 +33,6 @@ from headscope.model.taps import Unclipped, frozen_parameters
 from headscope.model.transformers_models import is_linear
 
 NumbersOfHeads = dict[str, dict[str, list[int]]]
-
-
-def check_kept_heads(model: nn.Module, path: str, sites: AttentionSites) -> None:
-    """CheckpointError where `config.kept_heads` has not as many different numbers as a layer has heads, for each."""
-    kept: Any = getattr(model.config, "kept_heads", None)
-    known = {site for site, _ in sites.layout}
-    try:
-        numbers = {(Site(site), int(layer)): own for site, layers in kept.items() for layer, own in layers.items()}
-        own = {place: heads for place, heads in numbers.items() if place[0] in known}
-        fitting = own.keys() == sites.layout.keys() and all(
-            count == len(own[place]) == len({head for head in own[place] if type(head) is int and head >= 0})
-            for place, count in sites.layout.items()
-        )
-    except (AttributeError, TypeError, ValueError):
-        fitting = False
-    if not fitting:
-        raise CheckpointError(
-            f"{path}: kept_heads in config.json does not fit the weights; take the folder as `prune remove` wrote it"
-        )
 
 
 def renumbered(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOfHeads:

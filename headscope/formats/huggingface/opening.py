@@ -26,9 +26,9 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig,
 from headscope.config import Companions
 from headscope.config.option import MOST_LAYERS
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
-from headscope.files.digests import refuse_changed_weights
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
+from headscope.files.zips import first_member, zip_damage
 from headscope.formats.diagnosis import VOCABULARIES
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -47,7 +47,6 @@ from headscope.formats.huggingface.companions.folder import (
 from headscope.formats.huggingface.companions.languages import check_source_language, set_languages
 from headscope.formats.huggingface.companions.sentences import sentence_encoder
 from headscope.formats.huggingface.companions.spoken import set_spoken
-from headscope.formats.huggingface.head_parts import check_kept_heads
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, is_quantised, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
@@ -73,8 +72,9 @@ def open_model(
 ) -> HuggingFaceCheckpoint:
     """The model of a folder or hub id, placed, in the languages of `companions`; CheckpointError for a broken one."""
     path, options = located(path)
-    if (known := local_folder(path)) is not None:
-        refuse_changed_weights(known)
+    for file in sorted((local_folder(path) or Path(os.devnull)).glob("pytorch_model*.bin")):
+        if first_member(file) and (damage := zip_damage(file)):  # transformers maps it, and compares no checksums
+            raise CheckpointError(f"{file} is truncated or broken ({damage}); fetch it again")
     with loading(path), ExitStack() as stack:
         config, absent = _config(path, options)
         _check_depth(config)
@@ -114,8 +114,6 @@ def open_model(
         path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without, sentences=around
     )
     opened.prefix = prefix
-    if is_narrowed(config):
-        check_kept_heads(model, path, opened.attention_sites)
     return opened
 
 

@@ -19,7 +19,6 @@ from headscope.formats.huggingface.head_parts import (
     MASKED_TAKES,
     HeadParts,
     StateParts,
-    check_kept_heads,
     head_parts,
     renumbered,
     unknown_part,
@@ -72,8 +71,6 @@ class Narrowing:
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of a transformers model without the removed heads; `kept_heads` and `narrowed` of its config say which."""
-    if is_narrowed(model.config):
-        check_kept_heads(model, "this model", find_attention(model))
     smaller = copy.deepcopy(model)
     narrowing = narrowing_of(model, removal)
     base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))

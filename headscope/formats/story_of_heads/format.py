@@ -33,13 +33,19 @@ from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import read_pickle
 from headscope.formats.safe_pickle import StubType
-from headscope.formats.story_of_heads.arrays import (
+from headscope.formats.story_of_heads.model import (
+    SITES,
     SOURCE,
     ArrayRule,
+    Hp,
+    Shape,
     array_rules,
     is_training_state,
+    loss_scope,
+    read_hp,
+    set_aside,
+    shape_of,
 )
-from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.nonfinite import refuse_damaged_file

@@ -1,21 +1,28 @@
-"""A checkpoint as it is, in another format or in a file for an engine: what `headscope convert` does."""
+"""A checkpoint as it is, in another format or in a file for an engine, verified: what `headscope convert` does.
+
+A folder whose logits differ is never left behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
-from headscope.files.output_checks import Input
+from headscope.files.output_checks import Input, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
-from headscope.formats.convert import CONVERSION, Converted, convert, goals
-from headscope.formats.exports import Card, write_card
+from headscope.formats.exports import MODEL_FILES, Card, Probe, hub_metadata, write_card
+from headscope.formats.huggingface.native_models.from_native import special_ids
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
@@ -25,30 +32,69 @@ from headscope.registry import unknown
 from headscope.version import VERSION
 
 SENTENCES = 8
+TOLERANCE = 1e-5  # of the largest logit; transformers computes sinusoids in single precision
+CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.json", MODEL_FILES)
 
 
-def converted(
+@dataclass(frozen=True)
+class Converted:
+    """What was written: `difference` of logits, `file` to open in the folder, `pushed` address on the hub."""
+
+    folder: Path
+    goal: str
+    architecture: str
+    difference: float
+    notes: tuple[str, ...] = ()
+    pushed: str = ""
+    file: str = ""
+    opened: bool = True
+
+    @property
+    def path(self) -> Path:
+        """What to open."""
+        return self.folder / self.file
+
+
+def convert(
     checkpoint: Checkpoint,
     folder: Path,
     *,
     to: str,
-    options: EngineOptions,
+    options: EngineOptions | None = None,
     inputs: Sequence[Input] = (),
     force: bool = False,
     push_to: str | None = None,
     public: bool = False,
 ) -> Converted:
-    """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub."""
+    """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub.
+
+    CheckpointError, and nothing left, where what was written computes something else.
+    """
     target = hub_target(push_to, public=public)
     check_goal(to)
-    if to in ENGINES.names():
-        done = convert_for_engine(checkpoint, folder, engine=to, options=options, inputs=inputs, force=force)
-    else:
-        engines_named((), options)
-        done = convert(checkpoint, folder, goal=to, inputs=inputs, force=force)
-    if target is None:
-        return done
-    return replace(done, pushed=push(done.folder, target, title=f"{done.architecture}, by headscope convert"))
+    chosen = engines_named([to] if to in ENGINES.names() else [], options or EngineOptions())
+    if chosen:
+        chosen[0].check(checkpoint)
+    elif not checkpoint.is_native:
+        raise ConfigError(
+            f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "
+            "converts fairseq, MHR, story-of-heads and native Transformers"
+        )
+    source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
+    reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
+    with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
+        with build.writing() as temporary:
+            write = partial(_for_engine, engine=chosen[0], options=options) if chosen else partial(_in_format, goal=to)
+            result, card, record = write(checkpoint, temporary)
+            write_card(card, temporary)
+        build.finish({"headscope": VERSION, "source": source, "to": to, **record})
+    pushed = "" if target is None else push(folder, target, title=f"{result['architecture']}, by headscope convert")
+    return Converted(folder, to, pushed=pushed, **result)
+
+
+def goals() -> list[str]:
+    """Names of the formats that checkpoints can be converted to, headscope's own first."""
+    return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
 
 
 def check_goal(to: str) -> None:
@@ -64,6 +110,49 @@ def check_goal(to: str) -> None:
     raise ConfigError(f"--to: {why}")
 
 
+Written = tuple[Mapping[str, Any], Card, Mapping[str, Any]]
+"""Fields of `Converted`, the card, and what conversion.json says."""
+
+
+def _in_format(checkpoint: Checkpoint, folder: Path, *, goal: str) -> Written:
+    native, name = cast(TransformerCheckpoint, checkpoint), Path(checkpoint.path).name
+    probe = _probe(native)
+    written = FORMATS.get(goal).convert(native, folder, probe)
+    difference = _difference(native, written.logits, probe)
+    proof = f"{written.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
+    library = "transformers" if goal == "huggingface" else goal
+    card = Card(
+        title=f"{name} as {goal}",
+        command=f"convert --to {goal}",
+        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", proof, *written.notes),
+        opens=written.opens,
+        limits=written.limits,
+        metadata=hub_metadata(checkpoint.path, library=library, tags=("converted",)),
+    )
+    shown = {"architecture": written.architecture, "difference": difference, "notes": written.notes}
+    record = {"architecture": written.architecture, "logit_difference": difference, "notes": list(written.notes)}
+    return {**shown, "file": written.file, "opened": "headscope" in written.opens}, card, record
+
+
+def _for_engine(checkpoint: Checkpoint, folder: Path, *, engine: Any, options: EngineOptions | None) -> Written:
+    with eval_mode(checkpoint.model):
+        data = texts(checkpoint, None, None, sentences=SENTENCES)
+        for batch in data.feeds:
+            run = partial(_run, checkpoint, batch)
+            if not is_finite(run(), masked=True):
+                refuse_overflow(checkpoint, run)  # no engine can be held against it
+        file = engine.write(checkpoint, data, folder, options or EngineOptions())
+    name, facts = Path(checkpoint.path).name, (file.proof, *file.notes)
+    card = Card(
+        title=f"{name} for {file.export}",
+        command=f"convert --to {file.export}",
+        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", *facts),
+        opens=file.opens,
+        limits=file.limits,
+    )
+    return {"architecture": file.sizes, "difference": file.difference, "notes": facts}, card, {"engine": asdict(file)}
+
+
 def _run(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
     """What the model computes; CheckpointError for one that needs other inputs than texts and pictures."""
     try:
@@ -77,36 +166,33 @@ def _run(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
         ) from error
 
 
-def convert_for_engine(
-    checkpoint: Checkpoint,
-    folder: Path,
-    *,
-    engine: str,
-    options: EngineOptions,
-    inputs: Sequence[Input] = (),
-    force: bool = False,
-) -> Converted:
-    """Write `checkpoint`, with the heads that it has, for an engine, and run it there; else nothing is left behind."""
-    (chosen,) = engines_named([engine], options)
-    chosen.check(checkpoint)
-    kind, digest = checkpoint.format, checkpoint.digest
-    reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
-    with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build, eval_mode(checkpoint.model):
-        with build.writing() as temporary:
-            data = texts(checkpoint, None, None, sentences=SENTENCES)
-            for batch in data.feeds:
-                run = partial(_run, checkpoint, batch)
-                if not is_finite(run(), masked=True):
-                    refuse_overflow(checkpoint, run)  # no engine can be held against it
-            written = chosen.write(checkpoint, data, temporary, options)
-            card = Card(
-                title=f"{Path(checkpoint.path).name} for {written.export}",
-                command=f"convert --to {written.export}",
-                facts=(f"made of {Path(checkpoint.path).name} ({kind}, {digest[:12]})", written.proof, *written.notes),
-                opens=written.opens,
-                limits=written.limits,
-            )
-            write_card(card, temporary)
-        source = {"path": checkpoint.path, "format": kind, "digest": digest}
-        build.finish({"headscope": VERSION, "source": source, "to": written.export, "engine": asdict(written)})
-    return Converted(folder, engine, written.sizes, written.difference, (written.proof, *written.notes))
+def _probe(checkpoint: TransformerCheckpoint) -> Probe:
+    """Random sources [2 9] with padding, their masks, and decoder inputs [2 7], without special ids."""
+    config, ids = checkpoint.model.config, None
+    if checkpoint.target is not None or checkpoint.format == "fairseq":
+        ids = special_ids(checkpoint)
+    low = 0 if ids is None else max(ids.start, ids.end, ids.pad, ids.begin) + 1
+    generator = torch.Generator().manual_seed(0)
+    longest = min(checkpoint.limit or 9, 9)
+
+    def draw(size: int, length: int) -> Tensor:
+        first = low if low < size else 0
+        return torch.randint(first, size, (2, length), generator=generator)
+
+    source = draw((config.encoder or config.decoder).vocabulary, longest)
+    real = torch.ones_like(source, dtype=torch.bool)
+    real[1, (longest + 1) // 2 :] = False
+    source[~real] = 0 if ids is None else ids.pad
+    return Probe(source, real, draw(config.decoder.vocabulary, min(longest, 7)))
+
+
+def _difference(checkpoint: TransformerCheckpoint, logits: Tensor, probe: Probe) -> float:
+    """The largest difference of logits [2 t V], in the type of `logits`; CheckpointError where it is too large."""
+    expected = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(logits.dtype).eval(), probe)
+    difference = float((expected - logits).abs().max()) if expected.shape == logits.shape else float("inf")
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise CheckpointError(
+            f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "
+            "Please report this with the output of `headscope show`"
+        )
+    return difference

@@ -1,13 +1,10 @@
-"""A text as a checkpoint of any format learns from it, and by what: labels, or the distance to the intact model.
-
-Ids are held in flat arrays; batches are shuffled by seed and epoch.
-"""
+"""A text as a checkpoint of any format learns from it, and by what: labels, or the distance to the intact model."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
@@ -17,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
-from headscope.data.batching import own_labels
-from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, encode_targets, pad_rows, pad_side
+from headscope.data.batching import EncodedSentence, Omissions, add_labels, collate, encode_window
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import IGNORED, Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.evaluation.sides import check_sides
@@ -27,7 +24,7 @@ from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, untapped
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
-from headscope.training.data.batches import Numbers, TokenizedTexts, plan_lengths
+from headscope.training.data.prepare import Numbers, plan_lengths
 from headscope.training.losses import smoothed_cross_entropy
 
 WINDOW = 4096
@@ -44,29 +41,24 @@ class Hiding:
 
 @dataclass(frozen=True)
 class TrainingExamples:
-    """What a model reads, and what it must say.
+    """What a model reads, and what it must say; labels are made in each epoch anew where there is `hiding`.
 
-    `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks the
-    special ids of `source`, `segments` its token types. `labels` are made in each epoch anew where there is `hiding`;
-    None where nothing is to be said. `truncated` counts sentences that were cut at the length limit.
+    `truncated` counts sentences that were cut at the length limit.
     """
 
-    source: TokenizedTexts
-    special: TokenizedTexts
-    segments: TokenizedTexts
-    target: TokenizedTexts | None
-    labels: TokenizedTexts | None
+    rows: Sequence[EncodedSentence]
+    checkpoint: Checkpoint
     hiding: Hiding | None
     digest: str
     truncated: int
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.rows)
 
     def plan(self, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
         """Which sentences go together: of like length; in what order `chance` says (None: as they stand)."""
-        source = self.source.lengths
-        target = source if self.target is None else self.target.lengths
+        source = np.array([len(row.source.ids) for row in self.rows])
+        target = np.array([len((row.target or row.source).ids) for row in self.rows])
         return plan_lengths(source, target, tokens=tokens, chance=chance)
 
     def epoch(self, number: int, *, tokens: int, seed: int) -> list[Numbers]:
@@ -75,24 +67,11 @@ class TrainingExamples:
 
     def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
         """A batch with labels; what is hidden follows from seed, epoch and number of the sentence."""
-        sources = [
-            Encoded(
-                self.source[number].tolist(),
-                [bool(flag) for flag in self.special[number]],
-                segments=self.segments[number].tolist(),
-            )
-            for number in map(int, numbers)
-        ]
-        batch = Batch(indices=torch.as_tensor(numbers), fold=0, source=pad_side(sources))
-        if self.hiding is not None:
-            return _hidden(batch, sources, self.hiding, seed=seed, epoch=epoch)
-        if self.labels is not None:
-            labels = pad_rows([self.labels[int(number)].tolist() for number in numbers], IGNORED)
-            batch = replace(batch, labels=labels)
-        if self.target is None:
+        rows = [self.rows[int(number)] for number in numbers]
+        batch = replace(collate(rows, 0, self.checkpoint, Omissions()), indices=torch.as_tensor(numbers))
+        if self.hiding is None:
             return batch
-        inputs = [self.target[int(number)].tolist() for number in numbers]
-        return replace(batch, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]))
+        return _hidden(batch, [row.source for row in rows], self.hiding, seed=seed, epoch=epoch)
 
 
 def training_examples(
@@ -108,46 +87,13 @@ def training_examples(
         hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
     except CheckpointError as error:
         raise ConfigError(f"{error}; text alone teaches it nothing") from None
-    rows: list[tuple[list[int], ...]] = []
-    truncated = 0
-    for source, target, labels in _encoded(checkpoint, corpus, limit, says=supervised and not hides):
-        special = [int(flag) for flag in source.special]
-        rows.append((source.ids, special, list(source.segments), target.ids if target else [], labels))
-        truncated += bool(source.cut or (target is not None and target.cut))
+    rows, losses, sentences = list[EncodedSentence](), Omissions(), iter(corpus)
+    while window := list(islice(sentences, WINDOW)):
+        ready = encode_window(window, checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
+        rows += add_labels(ready, checkpoint, limit) if supervised and not hides else ready
     if not rows:
         raise DataError(f"{corpus.name} holds no sentence")
-    sources, specials, segments, targets, all_labels = (TokenizedTexts.of(column) for column in zip(*rows, strict=True))
-    return TrainingExamples(
-        source=sources,
-        special=specials,
-        segments=segments,
-        target=targets if corpus.has_target else None,
-        labels=all_labels if supervised and not hides else None,
-        hiding=hiding,
-        digest=corpus.digest,
-        truncated=truncated,
-    )
-
-
-def _encoded(
-    checkpoint: Checkpoint, corpus: Corpus, limit: int, *, says: bool
-) -> Iterator[tuple[Encoded, Encoded | None, list[int]]]:
-    sentences = iter(corpus)
-    while window := list(islice(sentences, WINDOW)):
-        sources = encode_sources(window, checkpoint, limit=limit)
-        targets: list[Encoded] | list[None] = [None] * len(window)
-        if corpus.has_target:
-            targets = encode_targets(window, checkpoint, limit=limit)
-        labels = _labels(checkpoint, window, sources, limit) if says else [[] for _ in window]
-        yield from zip(sources, targets, labels, strict=True)
-
-
-def _labels(checkpoint: Checkpoint, window: list[Sentence], sources: list[Encoded], limit: int) -> list[list[int]]:
-    if window[0].labels is not None:
-        return [own_labels(*pair, checkpoint) for pair in zip(window, sources, strict=True)]
-    return checkpoint.labels(
-        [sentence.source if sentence.target is None else sentence.target for sentence in window], limit=limit
-    )
+    return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.truncated)
 
 
 def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, epoch: int) -> Batch:

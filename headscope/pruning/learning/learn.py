@@ -44,7 +44,7 @@ from headscope.pruning.selection import (
     write_selection,
 )
 from headscope.results.ranking import Ranking
-from headscope.training.files.checkpoints import load_record, restoring
+from headscope.training.files.checkpoints import load_record
 
 POINTS = 50  # of the trajectory
 
@@ -166,14 +166,11 @@ class GateRun:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was saved; ConfigError for other options, texts or checkpoints."""
         out, tuner = self.config.out, self.tuner
-        with restoring(out / STATE, advice=ANEW):
-            saved = dict(state["settings"])
-        _check_same(self.config, _fixed(self.config), saved)
+        _check_same(self.config, _fixed(self.config), state["settings"])
         if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
             raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
-        with restoring(out / STATE, advice=ANEW):
-            tuner.restore(state["tuner"])
-            self.quality, self.trace = dict(state["nll"]), [dict(row) for row in state["trace"]]
+        tuner.restore(state["tuner"])
+        self.quality, self.trace = dict(state["nll"]), [dict(row) for row in state["trace"]]
 
     def ranking(self) -> pd.DataFrame:
         """A row a gated head, the best first."""

@@ -1,29 +1,170 @@
-"""From text files to ids and vocabularies: checked, normalised, tokenised, kept with the run."""
+"""From text files to ids and vocabularies, and batches of them: sorted by length, cut by tokens, shuffled by seed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from headscope.data.batching import groups
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import SideName, UnknownSubwords
+from headscope.data.encoded import IGNORED, SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
+from headscope.distributed import Processes
 from headscope.errors import DataError
 from headscope.files.reading import read_bytes
 from headscope.files.writing import write_atomically
+from headscope.formats.diagnosis import STATE
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
-from headscope.training.data.batches import Numbers, TokenizedTexts, TrainingPairs
 from headscope.training.data.tokenizers import normaliser
 
-FOLDER, RECIPE = "data", "vocabulary.json"
+Ids = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """Id sequences one after another: text i is `ids[bounds[i]:bounds[i + 1]]`."""
+
+    ids: Ids
+    bounds: Numbers
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]]) -> TokenizedTexts:
+        """From lists of ids."""
+        bounds = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        flat = np.fromiter((number for text in texts for number in text), dtype=np.int32, count=int(bounds[-1]))
+        return cls(flat, bounds)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, number: int) -> Ids:
+        return self.ids[self.bounds[number] : self.bounds[number + 1]]
+
+    @property
+    def lengths(self) -> Numbers:
+        """Number of ids of every text."""
+        return np.diff(self.bounds)
+
+
+@dataclass(frozen=True)
+class TrainingPairs:
+    """What is trained on: encoder inputs (None for language models) and texts that the decoder must say.
+
+    Neither holds special ids of its sides yet, but `around` does: encoder inputs get `prefix` and `suffix`,
+    decoder inputs begin with `start`, labels close with `end`. `lines` [i] are line numbers of the files, from 1.
+    `pads` are the ids of padding of encoder and decoder.
+    """
+
+    source: TokenizedTexts | None
+    target: TokenizedTexts
+    lines: Numbers
+    start: int
+    end: int
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    closed: bool = True
+    pads: tuple[int, int] = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def lengths(self) -> tuple[Numbers, Numbers]:
+        """Positions that every pair takes on either side."""
+        target = self.target.lengths + int(self.closed)
+        if self.source is None:
+            return target, target
+        return self.source.lengths + len(self.prefix) + len(self.suffix), target
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Sentences that go through the model together.
+
+    source [b s] (None for language models), target [b t] the decoder's inputs, labels [b t] what it must say
+    (`IGNORED` at padding); all are padded on the right. Masks are True for real tokens, None where nothing is
+    padding. `lines` are the sentences' line numbers, `tokens` is how many labels there are.
+    """
+
+    source: Tensor | None
+    source_mask: Tensor | None
+    target: Tensor
+    target_mask: Tensor | None
+    labels: Tensor
+    lines: tuple[int, ...]
+    tokens: int
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        """The same on another device."""
+        if device.type == "cpu":
+            return self
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    def empty(self) -> TrainingBatch:
+        """The same sentences with nothing to learn from them, for a process that has no batch left."""
+        return replace(self, labels=torch.full_like(self.labels, IGNORED), lines=(), tokens=0)
+
+
+def plan_lengths(source: Numbers, target: Numbers, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+    """Which sentences of these lengths go together; `chance` orders ties and batches (None: as they stand)."""
+    order = np.arange(len(target)) if chance is None else chance.permutation(len(target))
+    order = order[np.argsort(source[order], kind="stable")]
+    order = order[np.argsort(target[order], kind="stable")]
+    cut = [np.array(group) for group in groups(order.tolist(), np.maximum(source, target).__getitem__, tokens)]
+    return cut if chance is None else [cut[number] for number in chance.permutation(len(cut))]
+
+
+def plan_batches(pairs: TrainingPairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+    """Which sentences go together, see `plan_lengths`."""
+    return plan_lengths(*pairs.lengths(), tokens=tokens, chance=chance)
+
+
+def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
+    """The batches of an epoch: the same for the same seed and epoch, whatever came before."""
+    return plan_batches(pairs, tokens=tokens, chance=np.random.default_rng([seed, epoch]))
+
+
+def collate(pairs: TrainingPairs, numbers: Numbers) -> TrainingBatch:
+    """The batch of some sentences."""
+    target_ids = [pairs.target[int(number)] for number in numbers]
+    labels = [np.append(ids, pairs.end) for ids in target_ids] if pairs.closed else target_ids
+    target, target_mask = _padded([np.insert(ids[:-1], 0, pairs.start) for ids in labels], fill=pairs.pads[1])
+    source, source_mask = None, None
+    if pairs.source is not None:
+        read = [np.concatenate([pairs.prefix, pairs.source[int(n)], pairs.suffix]) for n in numbers]
+        source, source_mask = _padded(read, fill=pairs.pads[0])
+    padded_labels, _ = _padded(labels, fill=IGNORED)
+    lines = tuple(int(pairs.lines[number]) for number in numbers)
+    return TrainingBatch(source, source_mask, target, target_mask, padded_labels, lines, sum(map(len, labels)))
+
+
+def _padded(rows: Sequence[npt.NDArray[Any]], *, fill: int) -> tuple[Tensor, Tensor | None]:
+    """Rows as one tensor, padded on the right, and which of its cells are real (None: all)."""
+    lengths = np.array([len(row) for row in rows])
+    table = np.full((len(rows), int(lengths.max())), fill, dtype=np.int64)
+    real = np.arange(table.shape[1]) < lengths[:, None]
+    table[real] = np.concatenate(rows)
+    return torch.from_numpy(table), None if real.all() else torch.from_numpy(real)
+
+
+FOLDER = "data"
 
 
 @dataclass(frozen=True)
@@ -78,26 +219,37 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
     return vocabulary, vocabulary
 
 
-def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabulary] | None = None) -> Prepared:
-    """Everything that a run learns from.
+def vocabulary_codes(config: TrainConfig, corpus: Corpus) -> tuple[bytes, bytes]:
+    """SentencePiece models of source (empty for a language model) and target: the run's in DIR, else `learn`'s."""
+    files = [config.out / FOLDER / f"{name}.model" for name in ("source", "target")]
+    if (config.out / STATE).exists():
+        source, target = (read_bytes(file, name=str(file)) if file.exists() else b"" for file in files)
+        return source, target
+    source, target = ((own and own.splitter.codes) or b"" for own in learn_vocabularies(config, corpus))
+    return source, target
 
-    `vocabularies` None: those of the run in DIR, else given ones or learnt ones.
-    """
+
+def write_vocabularies(config: TrainConfig, data: Prepared) -> None:
+    """Keep the SentencePiece models, for other programs and for resuming."""
+    for name, vocabulary in (("source", data.source), ("target", data.target)):
+        if vocabulary is not None and (codes := vocabulary.splitter.codes) and config.init is None:
+            write_atomically(config.out / FOLDER / f"{name}.model", lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
+
+
+def prepare(
+    config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabulary] | None, processes: Processes
+) -> Prepared:
+    """Everything that a run learns from; `vocabularies` None: the same in all processes, see `vocabulary_codes`."""
     corpus, valid = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences), None
     if config.fraction < 1:
         corpus = corpus.share(config.fraction, seed=config.seed)
     if config.valid_source is not None:
         valid = open_corpus(config.valid_source, target=config.valid_target)
-    folder = config.out / FOLDER
     if vocabularies is None:
-        settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
-        given = (
-            b"" if config.tokenizer is None else read_bytes(config.tokenizer, name=f"--tokenizer {config.tokenizer}")
-        )
-        settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(given).hexdigest()]
-        recipe = json.dumps(settings) + "\n"
-        vocabularies = read_vocabularies(config, folder, recipe) or learn_vocabularies(config, corpus)
-        write_vocabularies(folder, vocabularies, recipe)
+        source_codes, target_codes = processes.on_main(lambda: vocabulary_codes(config, corpus))
+        target = tokenizers.vocabulary(target_codes)
+        shared = source_codes == target_codes
+        vocabularies = (target if shared else tokenizers.vocabulary(source_codes) if source_codes else None), target
     source, target = vocabularies
     train, dropped = _pairs(config, corpus, vocabularies)
     checked, texts = None, None
@@ -176,31 +328,6 @@ def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, 
     return pairs_of(
         None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, closed=False
     )
-
-
-def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Vocabulary], recipe: str) -> None:
-    """The SentencePiece models, for other programs and for resuming, and last what they were made from.
-
-    While they are written nothing says what they were made from, so none is taken for another's after a kill.
-    """
-    if (folder / RECIPE).exists() and (folder / RECIPE).read_bytes() == recipe.encode():
-        return
-    (folder / RECIPE).unlink(missing_ok=True)
-    for name, vocabulary in zip(("source", "target"), vocabularies, strict=True):
-        if codes := b"" if vocabulary is None else vocabulary.splitter.codes or b"":
-            write_atomically(folder / f"{name}.model", lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
-    write_atomically(folder / RECIPE, lambda file: file.write_text(recipe, encoding="utf-8"))
-
-
-def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
-    """What an interrupted run has learnt from the same text in the same way. Returns None if there is nothing."""
-    try:
-        if (folder / RECIPE).read_bytes() != recipe.encode():
-            return None
-        target = tokenizers.read(folder / "target.model")
-        return (None if config.kind == "lm" else tokenizers.read(folder / "source.model")), target
-    except (OSError, DataError):
-        return None
 
 
 def _digest(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +43,8 @@ def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        raise DataError(_learning_problem(str(error), size)) from None
+        reason = " ".join(str(error).rpartition("] ")[2].split())[:160]
+        raise DataError(f"--vocab-size {size} does not fit the training text; {reason or 'take another'}") from None
     return vocabulary(model_file.getvalue())
 
 
@@ -82,19 +82,6 @@ def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
         if pieces == vocabulary.subwords and model.unk_id() == vocabulary.unknown:
             return list(model.encode(list(texts), num_threads=1))
     return [vocabulary.encode(text) for text in texts]
-
-
-def _learning_problem(message: str, size: int) -> str:
-    """What SentencePiece means, in one line."""
-    high = re.search(r"size (?:is )?too high.*?<= *(\d+)", message, re.DOTALL)
-    if high:
-        return f"--vocab-size {size} is more than the training text supports; take at most {high[1]}"
-    low = re.search(r"smaller than required_chars\.? *(\d+) vs (\d+)", message)
-    if low:
-        return f"--vocab-size {size} is too few: characters and special tokens alone are {low[2]}; take more than that"
-    return (
-        f"no tokenizer of --vocab-size {size} can be learnt from the training text ({' '.join(message.split())[:160]})"
-    )
 
 
 def normaliser(method: Normalise, language: str, *, learnt: bool = True) -> Callable[[str], str]:

@@ -5,8 +5,7 @@ Everything that decides how training goes on is in one file that is replaced at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,20 +200,9 @@ def load_record(path: Path, *, advice: str) -> dict[str, Any]:
     return record
 
 
-@contextmanager
-def restoring(path: Path, *, advice: str) -> Iterator[None]:
-    """CheckpointError in one line where what a file holds does not fit the run that it is to go on with."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        detail = f"{type(error).__name__}: {reason_of(error, most=120)}"
-        raise CheckpointError(f"{path} is damaged or of another run ({detail}); {advice}") from None
-
-
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """ConfigError where a run is to go on with options that would have made it another run."""
-    with restoring(folder / FILE, advice="train anew with --force"):
-        before = state["settings"]
+    before = state["settings"]
     changed = [
         f"{flag(name.rpartition('.')[2])} (was {before.get(name)}, is {value})"
         for name, value in settings.items()
@@ -233,23 +221,22 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
     With other limits than it was begun with it ends there, and schedules go by the length planned at first.
     ConfigError for another text, another number of processes, and a length that its learning rate does not reach.
     """
-    with restoring(run.config.out / FILE, advice="train anew with --force"):
-        if state["data"] != run.data.digest:
-            raise ConfigError(
-                f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
-                "give the same files, or another --out"
-            )
-        if (begun := len(state["random"])) != run.processes.world:
-            raise ConfigError(f"--resume: the run has {begun} processes, not {run.processes.world}; start as many")
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        run.scaler.load_state_dict(state["scaler"])
-        run.position = TrainingPosition(**state["moment"])  # with the length that was planned at first
-        _check_length(run)
-        run.generator.set_state(state["generator"])
-        run.variant.load_state_dict(state["variant"])
-        set_random_state(state["random"][run.processes.rank], run.device)
-        return Progress.from_plain(state["progress"])
+    if state["data"] != run.data.digest:
+        raise ConfigError(
+            f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
+            "give the same files, or another --out"
+        )
+    if (begun := len(state["random"])) != run.processes.world:
+        raise ConfigError(f"--resume: the run has {begun} processes, not {run.processes.world}; start as many")
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.scaler.load_state_dict(state["scaler"])
+    run.position = TrainingPosition(**state["moment"])  # with the length that was planned at first
+    _check_length(run)
+    run.generator.set_state(state["generator"])
+    run.variant.load_state_dict(state["variant"])
+    set_random_state(state["random"][run.processes.rank], run.device)
+    return Progress.from_plain(state["progress"])
 
 
 def _check_length(run: TrainingRun) -> None:

@@ -29,7 +29,7 @@ from headscope.training.swap_scores import SCORES, observed_heads, sides_of
 from headscope.training.variant import Gradients, Variant, VariantChain
 
 if TYPE_CHECKING:
-    from headscope.training.data.batches import TrainingBatch
+    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 

@@ -84,17 +84,15 @@ def _board(folder: Path, update: int) -> Any:
     return SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
 
-_KEPT = tuple(f"{DATA}/{name}" for name in ("source.model", "target.model", "vocabulary.json"))
 TRAINING = OutputKind(
     "training",
     "run of `headscope train`",
     "run.json",
     (
-        *("run.json", METRICS, STATE, *_KEPT, f"{checkpoints.WEIGHTS}/*.safetensors"),
+        *("run.json", METRICS, STATE, f"{DATA}/*.model", f"{checkpoints.WEIGHTS}/*.safetensors"),
         *("tensorboard/events.out.tfevents.*", f"{checkpoints.CONFIDENCE}/epoch-*.pkl"),
         *(f"{name}/{file}" for name in checkpoints.NAMES for file in FILES),
     ),
-    unfinished=_KEPT,
     extensible=True,
 )
 
@@ -106,9 +104,7 @@ def training_workspace(
 
     def claim() -> Workplace:
         inputs, resumed = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
-        workspace = stack.enter_context(
-            workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed, leftover=_KEPT)
-        )
+        workspace = stack.enter_context(workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed))
         checkpoints.recover_all(workspace.path)
         return workspace
 
@@ -120,9 +116,9 @@ def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
     """A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind."""
     try:
         yield
-    except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt) as error:
+    except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt):
         if processes.main and not (workspace.path / STATE).exists():
-            workspace.discard(keep=_KEPT if isinstance(error, KeyboardInterrupt) else ())
+            workspace.discard()
         raise
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headscope.model.attention import AttentionCall
-    from headscope.training.data.batches import TrainingBatch
+    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 

@@ -20,8 +20,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.engines.base import EngineOptions
-from headscope.pruning.engines.convert import convert_for_engine
+from headscope.pruning.engines.convert import convert
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
@@ -38,7 +37,7 @@ TEXTS = ["a@@ h b@@ i", "j k l m", "c@@ i unheard", "h"]
 
 def converted(checkpoint: Checkpoint, out: Path) -> float:
     """The proven difference, after a limit of 1e-4 of the largest log-probability was kept."""
-    done = convert_for_engine(checkpoint, out, engine="ctranslate2", options=EngineOptions())
+    done = convert(checkpoint, out, to="ctranslate2")
     assert done.difference is not None
     return done.difference
 
