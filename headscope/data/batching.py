@@ -201,17 +201,15 @@ def groups(
         yield group
 
 
-def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[int]:
-    """The labels that a sentence has in the corpus, in the places of a model's outputs."""
-    assert sentence.labels is not None
-    spans = encoder.spans(sentence.source, source.ids, side="source") if sentence.labels.words else None
-    return label_row(sentence.labels, source, sentence.source, spans)
-
-
 def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:
     """Sentences with what a decoder should predict after each of its inputs, or with the labels of the corpus."""
     if ready[0].sentence.labels is not None:
-        return [entry._replace(labels=own_labels(entry.sentence, entry.source, encoder)) for entry in ready]
+        rows = []
+        for sentence, source, *_ in ready:
+            assert sentence.labels is not None
+            spans = encoder.spans(sentence.source, source.ids, side="source") if sentence.labels.words else None
+            rows.append(label_row(sentence.labels, source, sentence.source, spans))
+        return [entry._replace(labels=row) for entry, row in zip(ready, rows, strict=True)]
     texts = [entry.sentence.source if entry.target is None else entry.sentence.target or "" for entry in ready]
     prompts = ready[0].corrupt is not None
     labels = encoder.labels(texts, limit=UNCUT if prompts else limit)

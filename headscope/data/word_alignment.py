@@ -85,7 +85,9 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
     """
     joined = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
     known, which = np.unique(np.frombuffer(joined, dtype=np.uint32), return_inverse=True)
-    blank, plain = (np.array([test(chr(c)) for c in known.tolist()])[which] for test in (_separates, str.isalnum))
+    blank, plain = (
+        np.array([test(chr(c)) for c in known.tolist()])[which] for test in (" \t\n".__contains__, str.isalnum)
+    )
     place = np.arange(len(which))
     word = (~blank & np.append(True, blank[:-1])).cumsum() - 1
     shown = np.minimum.accumulate(np.where(blank, len(which), place)[::-1])[::-1]  # the next that is no whitespace
@@ -107,10 +109,6 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
     last[row[located]] = located.nonzero()[0]
     after = np.arange(len(flat)) > last[row]
     return words, np.stack([final, after], axis=1)
-
-
-def _separates(character: str) -> bool:
-    return character in " \t\n"
 
 
 class Cells(NamedTuple):

@@ -78,7 +78,10 @@ class _Smoothed(torch.autograd.Function):
             if of_states is not None:
                 torch.mm(slope, w, out=of_states[begin:end])
             if of_weight is not None:
-                _add_product(of_weight, slope, x[begin:end])
+                if of_weight.dtype == slope.dtype:
+                    of_weight.addmm_(slope.t(), x[begin:end])
+                else:
+                    of_weight += torch.mm(slope.t(), x[begin:end])
             if of_bias is not None:
                 of_bias += gradient.sum(dim=0)
         loss, nll = sums[0].to(_wide(x), copy=True), sums[1].to(_wide(x), copy=True)
@@ -120,14 +123,6 @@ def _chunk(logits: Tensor, labels: Tensor, smoothing: float, *, needs_gradient: 
         logits.sub_(smoothing / logits.shape[1])
     logits.scatter_add_(1, index, torch.full_like(index, -(1 - smoothing), dtype=logits.dtype))
     return torch.stack([loss, nll]), logits
-
-
-def _add_product(total: Tensor, slope: Tensor, x: Tensor) -> None:
-    """total [V d] += slopeᵀ [V n] · x [n d]."""
-    if total.dtype == slope.dtype:
-        total.addmm_(slope.t(), x)
-    else:
-        total += torch.mm(slope.t(), x)
 
 
 FORK_SENTENCES, FORK_EPOCHS, FORK_FIRST_EPOCHS = 160239, 40, 50  # what the fork takes for the size of any run

@@ -206,28 +206,18 @@ def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     return total / max(flat.shape[1] - 1, 1), count
 
 
-def base_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
-    """Sum over sentences of the largest weight [h]."""
-    return _summed(mhr_confidence.base(_without_last_cell(heads)))
-
-
 def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = heads.keys.sum(dim=-1)  # [b]
     return _summed(mhr_confidence.advanced(_without_last_cell(heads), widths)[widths > 1])
 
 
-def pairwise_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
-    """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
-    return _summed(mhr_confidence.pairwise(_without_last_cell(heads)))
-
-
 SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
     "confidence": confidence_score,
     "uniqueness": uniqueness,
-    "base": base_score,
+    "base": lambda heads: _summed(mhr_confidence.base(_without_last_cell(heads))),
     "advanced": advanced_score,
-    "pairwise": pairwise_score,
+    "pairwise": lambda heads: _summed(mhr_confidence.pairwise(_without_last_cell(heads))),
 }
 
 

@@ -123,7 +123,7 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     """Write `path`, one forward pass; the difference in onnxruntime on other sentences than it was traced with."""
     batch = data.feeds[0]
     model: Any = checkpoint.model
-    names = list(batch.arguments)
+    names, examples, free = list(batch.arguments), tuple(batch.arguments.values()), torch.export.Dim.DYNAMIC
     cached = "use_cache" in getattr(model.config, "to_dict", dict)()
     for part in model.modules():
         if isinstance(part, SinusoidalPositions):  # their tables cannot grow in the graph
@@ -131,18 +131,14 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
             part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
     session = exported(
         _Traced(model, names, cached=cached),
-        tuple(batch.arguments.values()),
+        examples,
         path,
         names=(names, ["logits"]),
-        axes={"inputs": tuple(_free(name, values) for name, values in batch.arguments.items())},
+        axes={
+            "inputs": tuple({0: free, 1: free} if x.ndim == 2 else {0: free} for x in examples)
+        },  # of texts positions too
     )
     return max(
         max_logit_diff(next(iter(run_session(session, feed.arguments).values())), checkpoint, feed)
         for feed in (data.feeds[0], data.feeds[-1])
     )
-
-
-def _free(name: str, values: Tensor) -> dict[int, Any]:
-    """Axes whose size may change: sentences, and positions of texts."""
-    batch = torch.export.Dim.DYNAMIC
-    return {0: batch, 1: batch} if values.ndim == 2 else {0: batch}

@@ -22,15 +22,11 @@ from headscope.model.forward import ModelInputs, max_abs_difference, of_tokens, 
 from headscope.model.interface import through_attend
 
 
-def feed_dict(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a graph takes of inputs, as arrays."""
-    known = {entry.name for entry in session.get_inputs()}
-    return {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in known}
-
-
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of a graph by name; inputs that it has not are left aside."""
-    values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, feed_dict(session, inputs)))
+    known = {entry.name for entry in session.get_inputs()}
+    arrays = {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in known}
+    values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, arrays))
     return dict(zip((entry.name for entry in session.get_outputs()), values, strict=True))
 
 

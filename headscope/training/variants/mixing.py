@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headscope.model.native.transformer import Transformer
-    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+    from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
@@ -99,7 +99,11 @@ class LinearMixing(Variant):
         return per_site("--ratios", self.options.ratios)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        return config.with_stacks(mixing_modules)
+        return config.with_stacks(
+            lambda stack: replace(
+                stack, self_mixing=MIXING, cross_mixing=MIXING if stack.cross_heads else None, mixing_options={}
+            )
+        )
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
         alphas = [alpha for matrices in matrices_of(model).values() for alpha in matrices]
@@ -177,11 +181,6 @@ class LinearMixing(Variant):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sentences, self.trained = state["seen"], state["trained"]
-
-
-def mixing_modules(stack: StackConfig) -> StackConfig:
-    """A stack whose attention modules mix their heads by matrices."""
-    return replace(stack, self_mixing=MIXING, cross_mixing=MIXING if stack.cross_heads else None, mixing_options={})
 
 
 def matrices_of(model: Transformer) -> dict[Site, list[Tensor]]:
