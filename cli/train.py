@@ -82,7 +82,7 @@ def train() -> None:
 
 def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.training.config import TrainConfig, remarks_on
-    from headscope.training.files.outputs import with_defaults
+    from headscope.training.files.checkpoints import with_defaults
     from headscope.training.trainer import train as run_training
 
     earlier = read(EarlierRun, values)

@@ -6,18 +6,21 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.metrics.perplexity import perplexity
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.text_mode import DEFAULT, TOKENISED, TextMode
 from headscope.evaluation.translation import translate_lines
+from headscope.files.reading import read_text
+from headscope.files.writing import write_atomically, write_errors
 from headscope.formats.translate_options import TranslateOptions
 from headscope.training.config import TrainConfig
 from headscope.training.data.prepare import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.files import checkpoints
-from headscope.training.files.checkpoints import Progress, checkpoint, save_state
-from headscope.training.files.outputs import History
+from headscope.training.files.checkpoints import METRICS, Progress, checkpoint, save_state
 from headscope.training.losses import Sums
 from headscope.training.position import rate
 from headscope.training.run_state import TrainingRun
@@ -65,21 +68,90 @@ def bleu_mode(config: TrainConfig) -> TextMode:
     return TOKENISED if config.normalise.startswith("moses") else TextMode(tokenize=config.bleu_tokenize or DEFAULT)
 
 
+COLUMNS = (
+    *("update", "epoch", "sentences", "tokens", "seconds", "tokens_per_second", "lr", "loss", "nll", "gradient_norm"),
+    *("valid_nll", "valid_perplexity", "bleu", "best"),
+)
+
+
+class History:
+    """Lines of metrics.csv, each written as soon as it is known; the columns are set by the first line."""
+
+    def __init__(self, folder: Path, *, update: int, tensorboard: bool) -> None:
+        """Lines after `update` are of a process that was killed, and are taken out."""
+        self.path = folder / METRICS
+        self.columns: list[str] = []
+        if self.path.exists():
+            self._cut(update)
+        self.board = _board(folder, update) if tensorboard else None
+
+    def add(self, row: Mapping[str, float | int | None]) -> None:
+        """Write a line; what is no finite number stays empty, as the norm of a gradient that overflowed in fp16."""
+        if not self.columns:
+            self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
+            write_atomically(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
+        with write_errors(self.path):
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line([_cell(row.get(name)) for name in self.columns]))
+            if self.board is not None:
+                for name, value in row.items():
+                    if value is not None and value == value and name not in ("update", "epoch"):
+                        self.board.add_scalar(name, value, int(row["update"] or 0))
+                self.board.flush()
+
+    def close(self) -> None:
+        """Close the event files."""
+        if self.board is not None:
+            self.board.close()
+
+    def _cut(self, update: int) -> None:
+        lines = read_text(self.path, error=CheckpointError).splitlines()
+        self.columns, *rows = [line.split(",") for line in lines] or [[]]
+        complete = [row for row in rows if len(row) == len(self.columns)]
+        rows = [row for row in complete if row[0].isdecimal() and int(row[0]) <= update]
+        text = "".join(map(_line, [self.columns, *rows]))
+        write_atomically(self.path, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _cell(value: float | int | None) -> str:
+    if value is None or not math.isfinite(value):
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.7g}"
+
+
+def _line(cells: list[str]) -> str:
+    return ",".join(cells) + "\n"
+
+
+def _board(folder: Path, update: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError:
+        raise ConfigError("--tensorboard needs its package: pip install 'headscope[train]'") from None
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
+
+
 Reason = Literal["updates", "epochs", "patience", "interrupted"]
 
 
-class Listener:
-    """Who is told how training goes, in the first process; by default nobody."""
+class Listener(Protocol):
+    """Who is told how training goes, in the first process."""
 
     def updated(self, run: TrainingRun, sums: Sums) -> None:
         """After every update."""
+        return
 
     def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """After every validation."""
+        return
 
     def remarked(self, text: str) -> None:
         """Before the first update: something that the user should know of the run."""
         return
+
+
+class Silent(Listener):
+    """Tells nobody."""
 
 
 @dataclass

@@ -29,11 +29,18 @@ from headscope.signature import counted, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
 from headscope.training.data.prepare import prepare, write_vocabularies
-from headscope.training.files.checkpoints import Progress, check_settings, load_state, read_state
-from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
+from headscope.training.files.checkpoints import (
+    TRAINING,
+    Progress,
+    check_settings,
+    cleaned,
+    load_state,
+    read_state,
+    training_workspace,
+)
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun
-from headscope.training.train_loop import Listener, Loop, Reason, bleu_mode
+from headscope.training.train_loop import History, Listener, Loop, Reason, Silent, bleu_mode
 from headscope.training.variant import Variant
 from headscope.version import VERSION
 
@@ -100,7 +107,7 @@ def train(
         working = replace(config, out=workspace.path)
         with _stoppable() as interrupted, cleaned(workspace, processes):
             result = _train(
-                working, variant, processes, read_state(workspace.path), listener or Listener(), interrupted, command
+                working, variant, processes, read_state(workspace.path), listener or Silent(), interrupted, command
             )
         if result.reason != "interrupted":
             if processes.main:

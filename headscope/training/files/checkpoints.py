@@ -5,7 +5,8 @@ Everything that decides how training goes on is in one file that is replaced at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headscope.config import Companions, flag
-from headscope.distributed import random_state, set_random_state
-from headscope.errors import CheckpointError, ConfigError, reason_of
+from headscope.distributed import Processes, random_state, set_random_state
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, reason_of
+from headscope.files.folders import Workplace, to_resume, workplace
+from headscope.files.output_checks import OutputKind, inputs_of
+from headscope.files.reading import read_object
 from headscope.files.replace import recover, replacing
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
+from headscope.formats.native import FILES as CHECKPOINT_FILES
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
+from headscope.training.config import TrainConfig, preset
+from headscope.training.data.prepare import FOLDER as DATA
 from headscope.training.losses import Sums
 from headscope.training.position import TrainingPosition, length
 from headscope.training.run_state import TrainingRun
 
-WEIGHTS, CONFIDENCE = "weights", "confs"
+WEIGHTS, CONFIDENCE, METRICS = "weights", "confs", "metrics.csv"
 NAMES = ("last", "best", "averaged")
 
 
@@ -250,3 +257,65 @@ def _check_length(run: TrainingRun) -> None:
         f"so that up to update {requested} nothing more would be learnt; end it there, or begin another run with "
         f"--init {config.out / 'last'}"
     )
+
+
+# The directory of a run: where a new, a resumed and a replacing run are made.
+
+
+TRAINING = OutputKind(
+    "training",
+    "run of `headscope train`",
+    "run.json",
+    (
+        *("run.json", METRICS, FILE, f"{DATA}/*.model", f"{WEIGHTS}/*.safetensors"),
+        *("tensorboard/events.out.tfevents.*", f"{CONFIDENCE}/epoch-*.pkl"),
+        *(f"{name}/{file}" for name in NAMES for file in CHECKPOINT_FILES),
+    ),
+    extensible=True,
+)
+
+
+def training_workspace(
+    config: TrainConfig, options: Any, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
+) -> Workplace:
+    """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
+
+    def claim() -> Workplace:
+        inputs, resumed = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
+        workspace = stack.enter_context(workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed))
+        recover_all(workspace.path)
+        return workspace
+
+    return processes.on_main(claim)
+
+
+@contextmanager
+def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
+    """A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind."""
+    try:
+        yield
+    except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt):
+        if processes.main and not (workspace.path / FILE).exists():
+            workspace.discard()
+        raise
+
+
+def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> dict[str, Any]:
+    """Options that were given, over those of the run that is resumed, over those of a preset."""
+    earlier = _resumed_options(Path(values.get("out", TrainConfig.out)), variant) if resume else {}
+    return {**preset(values.get("preset", earlier.get("preset"))), **earlier, **values}
+
+
+def _resumed_options(folder: Path, variant: str) -> dict[str, Any]:
+    """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
+    path = to_resume(folder, TRAINING) / "run.json"
+    if not path.exists():
+        return {}
+    try:
+        about = read_object(path)
+        options = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
+    except (DataError, KeyError, TypeError):
+        raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
+    if about.get("variant") != variant:
+        raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")
+    return options
