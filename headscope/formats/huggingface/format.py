@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from headscope.formats.huggingface.companions.folder import (
     sentence_home,
 )
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.removal_plan import RemovalPlan
 
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -32,22 +32,9 @@ OPENS_OWN_CODE = (
 )
 
 
-def _native(shrunk: HuggingFaceCheckpoint, plan: RemovalPlan) -> Any:
-    from headscope.formats.huggingface.selfcontained import in_plain_class
-
-    return in_plain_class(shrunk, plan)
-
-
-def _padded(whole: HuggingFaceCheckpoint, plan: RemovalPlan) -> Any:
-    from headscope.formats.huggingface.selfcontained import padded_in_plain_class
-
-    return padded_in_plain_class(whole, plan)
-
-
-def _can_be_native(checkpoint: HuggingFaceCheckpoint) -> bool:
-    from headscope.formats.huggingface.selfcontained import says_head_width
-
-    return says_head_width(checkpoint.model)
+def _lazily(name: str) -> Any:
+    """A function of `selfcontained`, which is imported when it is called."""
+    return lambda *arguments: getattr(import_module("headscope.formats.huggingface.selfcontained"), name)(*arguments)
 
 
 class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
@@ -60,11 +47,11 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         replace(SAME, name="self-contained", adds_bias=True),
         Export(
             name="native",
-            build=lambda checkpoint, plan: _native(checkpoint.without_heads(plan), plan),
+            build=lambda checkpoint, plan: _lazily("in_plain_class")(checkpoint.without_heads(plan), plan),
             after="self-contained",
-            refine=_native,
-            padded=_padded,
-            holds=_can_be_native,
+            refine=_lazily("in_plain_class"),
+            padded=_lazily("padded_in_plain_class"),
+            holds=_lazily("says_head_width"),
         ),
         MASKED,
     )

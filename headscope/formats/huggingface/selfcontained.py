@@ -195,8 +195,9 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     return shrunk.with_model(_rebuilt(model, name, heads=counts.pop(), groups=groups.pop()))
 
 
-def says_head_width(model: Any) -> bool:
+def says_head_width(checkpoint: Checkpoint) -> bool:
     """Whether the config of a model's class, or of its stand-in, says how wide a head is, so that it can have fewer."""
+    model: Any = checkpoint.model
     known = model.config.to_dict()
     return plain_name(model) in STAND_INS or any(known.get(name) for name in WIDTHS)
 
