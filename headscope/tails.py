@@ -12,26 +12,20 @@ STEP = 0.03  # of integrals by equal steps: 1e-8 of what they are, also of 1,024
 def dirichlet_mean_quantile(values: Array, share: float) -> float:
     """Quantile of Σ w_i values_i with weights w of Dirichlet(1, …, 1), to 1e-8 of the values' range.
 
-    Weights are exponentials E_i over their sum, so P(Σ w_i v_i ≤ u) = P(Σ E_i (v_i − u) ≤ 0), solved for u by false
-    position (Illinois: an end that stays counts half).
+    Weights are exponentials E_i over their sum, so P(Σ w_i v_i ≤ u) = P(Σ E_i (v_i − u) ≤ 0), solved for u.
     """
+    from scipy.optimize import brentq
+
     numbers, counts = np.unique(values, return_counts=True)
     low, high = float(numbers[0]), float(numbers[-1])
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         return high
-    precision = 1e-9 * (high - low)
-    below, above, missed, middle = -share, 1 - share, 0.0, low
-    while high - low > precision:
-        before, last = missed, middle
-        middle = (low * above - high * below) / (above - below)
-        missed = exponential_sum_tail(numbers - middle, counts.astype(float)) - share
-        if abs(middle - last) <= precision or missed == 0:
-            break
-        if missed < 0:
-            low, below, above = middle, missed, above / (2 if before < 0 else 1)
-        else:
-            high, above, below = middle, missed, below / (2 if before > 0 else 1)
-    return middle
+
+    def beyond(value: float) -> float:
+        inside = low < value < high
+        return (exponential_sum_tail(numbers - value, counts.astype(float)) if inside else value == high) - share
+
+    return float(brentq(beyond, low, high, xtol=1e-9 * (high - low)))
 
 
 def exponential_sum_tail(scales: Array, counts: Array) -> float:
