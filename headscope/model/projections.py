@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,8 @@ from headscope.model.interface import through_attend
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
 from headscope.model.taps import Unclipped, frozen_parameters
 from headscope.model.transformers_models import is_linear
+
+SiteLayer = tuple[Site, int]
 
 
 @dataclass(frozen=True)
@@ -68,53 +70,70 @@ class Projections:
 class DeclaresProjections(Protocol):
     """A model that declares its heads' rows and columns (`headscope.model.native.transformer`)."""
 
-    def attention_projections(self) -> dict[tuple[Site, int], Projections]:
+    def attention_projections(self) -> dict[SiteLayer, Projections]:
         """The projections of every site and layer."""
         ...
 
 
-def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
+def projections(model: nn.Module) -> dict[SiteLayer, Projections]:
     """The projections of every (site, layer): as a model declares them, else found by one probe with gradients.
 
     The model is not changed.
     """
     if isinstance(model, DeclaresProjections):
         return model.attention_projections()
-    tracker = CallTracker(find_attention(model))
-    by_site: dict[tuple[Site, int], Projections] = {}
-    outputs: dict[tuple[Site, int], Slices] = {}
-    waiting: list[tuple[tuple[Site, int], Tensor]] = []
+    by_site: dict[SiteLayer, Projections] = {}
 
-    def tap(call: AttentionCall, context: Tensor) -> None:
+    def tap(place: SiteLayer, call: AttentionCall) -> None:
+        by_site[place] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
+
+    def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
+        gate = _constant_gate(x, context) if readable(module) else None
+        if gate is not None:
+            output = columns_of(module, context.shape[1], context.shape[3], gate=gate)
+            by_site[place] = replace(by_site[place], output=output)
+        return gate is not None
+
+    with marked_products(model):
+        probe_gradients(model, tap, receive)
+    return by_site
+
+
+def probe_gradients(
+    model: nn.Module,
+    tap: Callable[[SiteLayer, AttentionCall], None],
+    receive: Callable[[SiteLayer, Tensor, nn.Module, Tensor], bool],
+) -> None:
+    """One pass with gradients: `tap` gets every attention call.
+
+    `receive` gets the context of the last call with every linear layer and its input, until it says that it is the
+    output projection.
+    """
+    tracker = CallTracker(find_attention(model))
+    waiting: list[tuple[SiteLayer, Tensor]] = []
+
+    def tap_heads(call: AttentionCall, context: Tensor) -> None:
         attention_site = tracker.attention_site(call.module)
         if attention_site is not None and attention_site.heads:
-            site_layer = (attention_site.site, attention_site.layer)
-            by_site[site_layer] = Projections(_slices(call.query), _slices(call.key), _slices(call.value), None)
-            waiting[:] = [(site_layer, context)]
+            place = (attention_site.site, attention_site.layer)
+            tap(place, call)
+            waiting[:] = [(place, context)]
 
-    def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if waiting and inputs and isinstance(inputs[0], Tensor):
-            site_layer, context = waiting[0]
-            linear = is_linear(module) and readable(module)
-            if linear and (gate := _constant_gate(inputs[0], context)) is not None:
-                outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3], gate=gate)
-                waiting.clear()
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        linear = waiting and inputs and isinstance(inputs[0], Tensor) and is_linear(module)
+        if linear and receive(*waiting[0], module, inputs[0]):
+            waiting.clear()
 
     with (
         eval_mode(model),
         through_attend(model),
-        hooked_matrices(model, receive),
-        marked_products(model),
+        hooked_matrices(model, before),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         Unclipped(),
-        tapped(tap),
+        tapped(tap_heads),
     ):
         base_of(model)(**probe_inputs(model))
-    return {
-        site_layer: Projections(slices.query, slices.key, slices.value, outputs.get(site_layer))
-        for site_layer, slices in by_site.items()
-    }
 
 
 def _slices(states: Tensor) -> Slices | None:
@@ -123,17 +142,29 @@ def _slices(states: Tensor) -> Slices | None:
     source = None if product is None else _source(product)
     if source is None:
         return None
-    units = []
+    # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
+    slices = slices_of(list(states[0]), GradientEdge(product, 0), *source)
+    return slices if slices is not None and len(slices.units[0]) == states.shape[-1] else None
+
+
+def slices_of(heads: list[Tensor], source: Any, stored: Tensor | StoredWeight, axis: int) -> Slices | None:
+    """What of a weight each of `heads` has a gradient of. Returns None if heads share any (or have none).
+
+    `source` is the weight, or the edge of its product in the graph.
+    """
     noise = torch.Generator().manual_seed(0)
-    for head in states[0]:
+    units = []
+    for head in heads:
         push = torch.randn(head.shape, generator=noise).to(head)
-        # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
-        (gradient,) = torch.autograd.grad((head * push).sum(), GradientEdge(product, 0), retain_graph=True)
-        units.append(gradient.abs().flatten(0, -2).sum(dim=0).nonzero()[:, 0])
-    separate = {len(unit) for unit in units} == {states.shape[-1]}
-    if not separate or len(set(torch.cat(units).tolist())) != len(units) * states.shape[-1]:
+        (gradient,) = torch.autograd.grad((head * push).sum(), source, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        along = gradient.ndim - 1 if isinstance(source, GradientEdge) else axis
+        units.append(gradient.abs().movedim(along, 0).reshape(gradient.shape[along], -1).sum(dim=1).nonzero()[:, 0])
+    together = torch.cat(units)
+    if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
         return None
-    return Slices(*source, tuple(units))
+    return Slices(stored, axis, tuple(units)) if len(together.unique()) == len(together) else None
 
 
 def _stops(node: Any) -> bool:

@@ -16,21 +16,20 @@ from torch.autograd.graph import GradientEdge
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
-from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
-from headscope.model.interface import through_attend
+from headscope.model.attention import AttentionCall
+from headscope.model.discovery import find_attention
 from headscope.model.projections import (
+    SiteLayer,
     Slices,
     beside_contexts,
     columns_of,
     graph_nodes,
-    hooked_matrices,
     is_product,
+    probe_gradients,
+    slices_of,
     weight_of,
 )
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.taps import Unclipped, frozen_parameters
-from headscope.model.transformers_models import is_linear
 
 NumbersOfHeads = dict[str, dict[str, list[int]]]
 
@@ -43,8 +42,6 @@ def renumbered(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOf
         numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in kept]
     return numbers
 
-
-SiteLayer = tuple[Site, int]
 
 SHARED = "its heads share parts of it: states are normalised or mixed across heads"
 NO_WEIGHT = "it is no plain matrix of weights, such as one that experts choose"
@@ -112,40 +109,23 @@ def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError
 
 def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
-    attention_sites = find_attention(model)
-    tracker = CallTracker(attention_sites)
     found: dict[SiteLayer, HeadParts] = {}
-    waiting: list[tuple[SiteLayer, Tensor]] = []
 
-    def tap(call: AttentionCall, context: Tensor) -> None:
-        attention_site = tracker.attention_site(call.module)
-        if attention_site is not None and attention_site.heads:
-            site_layer = (attention_site.site, attention_site.layer)
-            query, key, value = (_side(states) for states in (call.query, call.key, call.value))
-            makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
-            found[site_layer] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
-            waiting[:] = [(site_layer, context)]
+    def tap(place: SiteLayer, call: AttentionCall) -> None:
+        query, key, value = (_side(states) for states in (call.query, call.key, call.value))
+        makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
+        found[place] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
 
-    def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if waiting and inputs and isinstance(inputs[0], Tensor) and is_linear(module):
-            site_layer, context = waiting[0]
-            gate = _gate(context, inputs[0])
-            if gate is not None:
-                output = columns_of(module, context.shape[1], context.shape[3])
-                found[site_layer] = replace(found[site_layer], gate=gate, output=output)
-                waiting.clear()
+    def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
+        gate = _gate(context, x)
+        if gate is not None:
+            output = columns_of(module, context.shape[1], context.shape[3])
+            found[place] = replace(found[place], gate=gate, output=output)
+        return gate is not None
 
-    with (
-        eval_mode(model),
-        through_attend(model),
-        hooked_matrices(model, receive),
-        frozen_parameters(model, trainable=True),
-        torch.enable_grad(),
-        Unclipped(),
-        tapped(tap),
-    ):
-        base_of(model)(**probe_inputs(model))
-    for calls in attention_sites.calls.values():  # of one module: without gradients in some calls (HRM's first cycles)
+    probe_gradients(model, tap, receive)
+    # of one module: without gradients in some calls (HRM's first cycles)
+    for calls in find_attention(model).calls.values():
         places = [place for site in calls if (place := (site.site, site.layer)) in found]
         known = next((found[place] for place in places if not found[place].unknown), None)
         found |= {place: known for place in places if known is not None and found[place].unknown}
@@ -163,10 +143,10 @@ def _side(states: Tensor) -> StateParts:
         if source is None:
             return StateParts(why=NO_WEIGHT)
         # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
-        slices = _units(units, GradientEdge(product, 0), *source)
+        slices = slices_of(units, GradientEdge(product, 0), *source)
         rows += [] if slices is None else [slices]
         others += [source[0]] if slices is None else []
-    entries = tuple(slices for leaf in leaves if (slices := _units(units, leaf, leaf, 0)) is not None)
+    entries = tuple(slices for leaf in leaves if (slices := slices_of(units, leaf, leaf, 0)) is not None)
     if rows:
         return StateParts(rows=tuple(rows), entries=entries, own=_own(units, leaves))
     if len(entries) == 1 and entries[0].weight.ndim == 1 and others:
@@ -202,7 +182,7 @@ def _position_bias(call: AttentionCall) -> StateParts:
         if source is None or id(source[0]) not in own:
             return is_product(node)
         products.append(node)
-        slices = _units(list(bias[0]), GradientEdge(node, 0), *source)
+        slices = slices_of(list(bias[0]), GradientEdge(node, 0), *source)
         rows.extend([] if slices is None else [slices])
         return slices is not None
 
@@ -215,25 +195,6 @@ def _reaches(states: Tensor, mask: Tensor | None) -> bool:
     if mask is None or not mask.requires_grad or not states.requires_grad:
         return False
     return torch.autograd.grad(mask.sum(), states, retain_graph=True, allow_unused=True)[0] is not None
-
-
-def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slices | None:
-    """The indices of each unit along an axis of a weight. Returns None if units share any (or have none)."""
-    noise = torch.Generator().manual_seed(0)
-    units = []
-    for head in heads:
-        push = torch.randn(head.shape, generator=noise).to(head)
-        (gradient,) = torch.autograd.grad((head * push).sum(), source, retain_graph=True, allow_unused=True)
-        if gradient is None:
-            return None
-        along = gradient.ndim - 1 if isinstance(source, GradientEdge) else axis
-        units.append(gradient.abs().movedim(along, 0).reshape(gradient.shape[along], -1).sum(dim=1).nonzero()[:, 0])
-    together = torch.cat(units)
-    if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
-        return None
-    if len(heads) > 1 and len(together.unique()) != len(together):
-        return None
-    return Slices(weight, axis, tuple(units))
 
 
 def _gate(context: Tensor, x: Tensor) -> StateParts | None:
@@ -261,7 +222,7 @@ def _gate(context: Tensor, x: Tensor) -> StateParts | None:
 def _gate_side(heads: list[Tensor], branch: Any) -> StateParts:
     products, _ = _sources(branch)
     found = [
-        _units(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
+        slices_of(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
         for product in products
     ]
     rows = tuple(slices for slices in found if slices is not None)
