@@ -30,7 +30,6 @@ from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.scoring import removal_order
-from headscope.results.ranking import Ranking
 from tests.oracles import checkpoints, speakers
 
 pytestmark = pytest.mark.slow
@@ -211,7 +210,7 @@ def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> N
     for name, sign in (("a", 1), ("b", -1)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines[::sign]), encoding="utf-8")
 
-    def chosen(out: str, **options: Any) -> Ranking:
+    def chosen(out: str, **options: Any) -> Any:
         texts = {"source": tmp_path / "a", "target": tmp_path / "b"}
         keep = {"keep": 8, "checkpoint": str(tmp_path / "whole"), "device": "cpu", "valid_sentences": 3}
         return run_ranking(RankConfig(**{"out": tmp_path / out, **keep, **texts, **options}))
