@@ -129,8 +129,8 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     shares = best["share"].nlargest(8)
     assert [row["share"] for row in tables["Positional"]] == [number_text(share) for share in shares]
     relations = pd.read_csv(run / "syntactic.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
-    best = relations.iloc[int(relations["margin"].to_numpy().argmax())]
-    ends = " to ".join(number_text(best[f"accuracy_{end}"]) for end in ("low", "high"))
+    clearest = relations.iloc[int(relations["margin"].to_numpy().argmax())]
+    ends = " to ".join(number_text(clearest[f"accuracy_{end}"]) for end in ("low", "high"))
     assert tables["Syntactic"][0]["accuracy 95 %"] == ends
     similar = [row["heads"] for row in tables["Most similar heads of the layer"]]
     assert "encoder-self.0.0" not in str(similar) and "encoder-self.0." in similar[0]
