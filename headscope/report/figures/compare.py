@@ -57,10 +57,7 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
     for a, b in pairs:
         starts.add(len(titles))
         maps = [("A", a), ("B", b), *([("B − A", differences[a.site])] if a.site in differences else [])]
-        titles += [
-            *(f"{name} · {grid.site}" for name, grid in maps),
-            _scatter_title(a, b, paired=a.site in differences),
-        ]
+        titles += [*(f"{name} · {grid.site}" for name, grid in maps), ""]
         sizes += [*(grid.size() for _, grid in maps), (SCATTER, max(a.size()[1], 15.0))]
     panels = iter(sheet.panels(titles, sizes, starts=starts, beside=BESIDE + BAR, share=""))
     for a, b in pairs:
@@ -72,7 +69,8 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
             axes = next(panels)
             shades = draw_grid(sheet, axes, differences[a.site], cmap="RdBu_r", norm=around, marks=False)
             sheet.scale(shades, [axes], f"difference in {measure.label}")
-        _draw_scatter(next(panels), *_points(a, b, paired=a.site in differences), norm)
+        axes = next(panels)
+        sheet.name_panel(axes, _draw_scatter(axes, a, b, norm, paired=a.site in differences))
     grids = [grid for pair in pairs for grid in pair]
     sheet.key(*function_entries([mark for grid in grids for mark in grid.marks], colored=False), *blank_entries(grids))
     names = (f"{side} {run.name}: {run.model} · {run.data}" for side, run in zip("AB", runs, strict=True))
@@ -87,33 +85,25 @@ def _pairs(first: Study, second: Study, measure: str) -> list[tuple[Grid, Grid]]
     return [pair for pair in pairs if any(np.isfinite(grid.values).any() for grid in pair)] or pairs
 
 
-def _points(a: Grid, b: Grid, *, paired: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Head against head where the layouts agree, else quantile against quantile."""
+def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize, *, paired: bool) -> str:
+    """Head against head where the layouts agree, else percentile against percentile; which of them, as a title."""
     x, y = a.values.ravel(), b.values.ravel()
+    title = "head against head" if paired else "percentiles (layouts differ)"
     if paired:
-        finite = np.isfinite(x) & np.isfinite(y)
-        return x[finite], y[finite]
-    steps = np.linspace(0, 1, QUANTILES)
-    x, y = (np.quantile(side[np.isfinite(side)], steps) if np.isfinite(side).any() else side[:0] for side in (x, y))
-    return x, y
-
-
-def _draw_scatter(axes: Axes, x: np.ndarray, y: np.ndarray, limits: Normalize) -> None:
+        known = np.isfinite(x) & np.isfinite(y)
+        x, y = x[known], y[known]
+        if len(x) >= 3 and np.ptp(x) and np.ptp(y):
+            title += f", r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")
+    else:
+        steps = np.linspace(0, 1, QUANTILES)
+        x, y = (np.nanquantile(side, steps) if np.isfinite(side).any() else steps * np.nan for side in (x, y))
     low, high = float(limits.vmin or 0), float(limits.vmax or 0)
-    edge = (high - low) * 0.05
+    ends = low - (high - low) * 0.05, high + (high - low) * 0.05
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)
     axes.scatter(x, y, s=9, color="#0072b2", alpha=0.65, linewidths=0, zorder=2)
-    axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge), xlabel="A", ylabel="B")
+    axes.set(xlim=ends, ylim=ends, xlabel="A", ylabel="B")
     axes.locator_params(nbins=5)
-
-
-def _scatter_title(a: Grid, b: Grid, *, paired: bool) -> str:
-    if not paired:
-        return "percentiles (layouts differ)"
-    x, y = _points(a, b, paired=True)
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return "head against head"
-    return f"head against head, r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")
+    return title
 
 
 def compare(runs: Sequence[Study], options: CompareOptions) -> StudyComparison:
