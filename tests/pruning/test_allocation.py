@@ -216,18 +216,22 @@ def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> N
         return run_ranking(RankConfig(**{"out": tmp_path / out, **keep, **texts, **options}))
 
     first = chosen("first", by="obs", allocate="measured")
-    assert first.ranking.equals(chosen("second", by="obs-measured").ranking)
+    assert first.tables["ranking"].equals(chosen("second", by="obs-measured").tables["ranking"])
     assert first.record["ranking"]["allocate"] == "measured" and "allocate:measured" in str(first.signature)
-    by_size = chosen("third", by="magnitude", allocate="measured").ranking
-    magnitudes = chosen("fourth", by="magnitude").ranking
+    by_size = chosen("third", by="magnitude", allocate="measured").tables["ranking"]
+    magnitudes = chosen("fourth", by="magnitude").tables["ranking"]
     places = ["site", "layer"]
     for place, rows in by_size.groupby(places):
         alone = magnitudes.set_index(places).loc[[place]]
         assert rows["head"].tolist() == alone["head"].tolist()
-    equal = chosen("fifth", by="obs", allocate="per-layer").ranking.groupby(places)["kept"].agg(["sum", "count"])
+    equal = (
+        chosen("fifth", by="obs", allocate="per-layer").tables["ranking"].groupby(places)["kept"].agg(["sum", "count"])
+    )
     assert ((equal["sum"] - equal["count"] * 8 / equal["count"].sum()).abs() < 1).all()
     damped = [chosen(f"damped{number}", by="obs", damping=damping) for number, damping in enumerate((1e-4, 10.0))]
-    assert not damped[0].ranking.equals(damped[1].ranking) and "damping:10" in str(damped[1].signature)
+    assert not damped[0].tables["ranking"].equals(damped[1].tables["ranking"]) and "damping:10" in str(
+        damped[1].signature
+    )
 
 
 def test_vectors_are_compared_by_their_cosine() -> None:
