@@ -96,6 +96,7 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
 
 
+@pytest.mark.slow
 def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> None:
     both = hs.Texts(SOURCES, target=TARGETS)
     assert pair.analyze(both, **CHEAP).signature == pair.analyze(SOURCES, target=TARGETS, **CHEAP).signature
@@ -246,6 +247,7 @@ def _batch(model: hs.Model) -> Any:
     return one_batch(model.checkpoint, list(zip(SOURCES[:2], TARGETS[:2], strict=True)))
 
 
+@pytest.mark.slow
 def test_what_is_measured_under_gates_says_so(pair: hs.Model) -> None:
     plain = pair.analyze(SOURCES, **CHEAP)
     with pair.gated({"encoder-self.0.1": 0.25}), pair.masked("encoder-self.0.3"):

@@ -82,6 +82,7 @@ def graph() -> dict[str, set[str]]:
     return {name: uses(MODULES[name]) for name in NAMES}
 
 
+@pytest.mark.slow
 def test_no_test_file_imports_another() -> None:
     """What several need lies in `tests/makers`, `tests/oracles` or beside them in a file that is no test."""
     for path in (ROOT / "tests").rglob("*.py"):
@@ -93,6 +94,7 @@ def test_every_module_has_a_layer() -> None:
     assert {layer(name) for name in NAMES} == set(RANK)
 
 
+@pytest.mark.slow
 def test_nothing_imports_upwards() -> None:
     """`headscope` itself stands above all: what it offers is imported when it is asked for."""
     assert not [name for name, others in graph().items() if "headscope" in others]

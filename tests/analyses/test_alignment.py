@@ -47,6 +47,7 @@ def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any)
     return analyze(checkpoint, corpus, analyses=[cls], options=made, batching=BatchingOptions(tokens=211), replicates=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_shares_and_error_rates_are_those_of_the_oracle(
     tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
@@ -94,6 +95,7 @@ def test_error_rate_by_hand(tmp_path: Path) -> None:
     assert (row.aer, row.precision, row.recall) == (0.25, 1.0, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])
 def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, labelled: bool) -> None:
     """Words of one piece, translated in random order: head 1 looks at the right one in this share of the positions."""
@@ -126,6 +128,7 @@ def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, lab
     assert all(head.head == 1 for head in found.labels)
 
 
+@pytest.mark.slow
 def test_a_diagonal_head_is_not_aligned(tmp_path: Path) -> None:
     """Words in the same order, one piece each: whoever looks at the same place is right, and shows nothing by it."""
     luck = random.Random(3)
@@ -147,6 +150,7 @@ def test_a_diagonal_head_is_not_aligned(tmp_path: Path) -> None:
     assert (table[table.relation == "predicted"].share == 1).all() and not found.labels
 
 
+@pytest.mark.slow
 def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follows_positions() -> None:
     """The first four heads of each layer are made by hand: at the diagonal, a fixed offset, or near either."""
     kinds = ("en", "de")
@@ -175,6 +179,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
     assert sum(head.layer == 2 for head in labelled) == 4
 
 
+@pytest.mark.slow
 def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
     links = links_of(corpus)

@@ -34,6 +34,7 @@ def examples(kind: str) -> tuple[Batch, ...]:
     return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, losses=Omissions(), labels=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_fits_are_those_of_loops(kind: str) -> None:
     """Both phases, of two fits at once, and with sentences of unequal lengths padded in one pass."""

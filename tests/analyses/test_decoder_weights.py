@@ -109,6 +109,7 @@ def test_norms_without_parameters_are_norms() -> None:
     assert study.heads.copying.iloc[-1] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_factors_of_what_is_added_are_part_of_it() -> None:
     """Granite's `residual_multiplier`: as if the output projections held it."""
     factors = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.4}
@@ -210,6 +211,7 @@ def rotations(count: int, d: int) -> torch.Tensor:
     return turns
 
 
+@pytest.mark.slow
 def test_baseline_and_p_of_composition_are_those_of_rotations() -> None:
     """1/√d is the root mean square over rotations of one head, whatever the two are; p is near uniform in its tail."""
     writer, reader = factors(1), factors(2)

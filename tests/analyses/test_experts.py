@@ -64,6 +64,7 @@ def gates_of(its: Any, module: Experts, sentence: Sentence) -> tuple[torch.Tenso
     return seen[0][0].exp(), side.ids, side.special
 
 
+@pytest.mark.slow
 def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
     found = study(checkpoint, "experts")
     gates, experts, tokens = (found.tables[name] for name in ("experts_gates", "experts", "experts_tokens"))
@@ -111,6 +112,7 @@ def test_gates_are_measured_where_they_stand(checkpoint: Any) -> None:
             assert each.pmi == pytest.approx(math.log(here * total / (expert * token)))
 
 
+@pytest.mark.slow
 def test_one_expert_costs_something(checkpoint: Any) -> None:
     row: Any
     random: Any

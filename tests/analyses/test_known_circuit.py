@@ -39,6 +39,7 @@ def test_the_circuit_predicts_what_followed_the_token_before() -> None:
         assert circuit.model()(None, torch.tensor([ids]))[0, -1].argmax() == 4 + 11
 
 
+@pytest.mark.slow
 def test_labels_are_exactly_those_of_the_circuit() -> None:
     its = study()
     assert its.labels == {

@@ -118,6 +118,7 @@ def test_patching_names_both_heads_of_the_circuit(column: str) -> None:
     assert abs(effects[EMPTY.layer, EMPTY.head]) < 1e-3
 
 
+@pytest.mark.slow
 def test_links_of_any_kind_are_relations_of_a_conllu_file(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -59,6 +59,7 @@ def confidence(model: Any, site: Site) -> torch.Tensor:
     return torch.cat(rows, dim=-1).mean(dim=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_decoder_is_measured_on_what_it_reads(kind: str) -> None:
     model = opened(kind)
@@ -71,6 +72,7 @@ def test_the_decoder_is_measured_on_what_it_reads(kind: str) -> None:
     assert together.heads.notna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_ablation_is_what_evaluation_says_of_each_head() -> None:
     model = opened("bart")
     study = model.analyze(TEXTS, labels=LABELS, only="ablation", bootstrap=10)
@@ -81,6 +83,7 @@ def test_ablation_is_what_evaluation_says_of_each_head() -> None:
     assert model.evaluate(TEXTS, mask="cross.1.2", metrics="cosine", bootstrap=10)["cosine"].value < 1 - 1e-6
 
 
+@pytest.mark.slow
 def test_prompts_have_classes_as_answers() -> None:
     study = opened("bart").analyze(
         clean=["ah aj bl"], corrupt=["ah bl bl"], answer=[("LABEL_0", "LABEL_1")], only="patching", bootstrap=10

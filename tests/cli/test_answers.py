@@ -58,6 +58,7 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     assert status == 0 and "1 sentence" in shown and "told from zero" not in shown, "of one nothing is tested"
 
 
+@pytest.mark.slow
 def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     given = (

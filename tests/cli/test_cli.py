@@ -61,6 +61,7 @@ def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tm
     assert "syntactic (needs --parse" in re.sub(r"\s+", " ", shown)
 
 
+@pytest.mark.slow
 def test_json_goes_to_stdout_alone(headscope: Command, text: Path, tmp_path: Path) -> None:
     arguments = ("--only", "confidence", "--no-figures", "--bootstrap", 20, "--json")
     status, shown, err = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", *arguments)
@@ -70,6 +71,7 @@ def test_json_goes_to_stdout_alone(headscope: Command, text: Path, tmp_path: Pat
     assert found["answers"][0]["sentence"].endswith("3 sentences") and found["answers"][1]["table"]["rows"]
 
 
+@pytest.mark.slow
 def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
@@ -95,6 +97,7 @@ def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_pa
     assert status == 2 and "unknown option 'sauce'; did you mean 'source'" in err
 
 
+@pytest.mark.slow
 def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
     status, shown, _ = headscope("show", MODEL)
     assert status == 0 and "encoder-self" in shown and "BertModel" in shown and "22,713,216" in shown
@@ -129,6 +132,7 @@ def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_
     refused(ran, r"long\.en:1: 20002 subwords, the limit is 256; shorten the line")
 
 
+@pytest.mark.slow
 def test_results_are_not_overwritten_without_force(headscope: Command, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = ("analyze", MODEL, "--source", text, "--out", out, "--no-figures", "--bootstrap", 20, "--only")
@@ -142,6 +146,7 @@ def test_results_are_not_overwritten_without_force(headscope: Command, text: Pat
     assert not (out / "positional.csv").exists() and (out / "entropy.csv").parent.is_dir()
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ran = headscope("analyze", tmp_path / "empty", "--source", text, "--out", tmp_path / "run")
@@ -171,6 +176,7 @@ def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Pat
     )
 
 
+@pytest.mark.slow
 def test_parses_beside_a_source_must_fit_it(headscope: Command, text: Path, tmp_path: Path) -> None:
     from headscope.assets import sample
 

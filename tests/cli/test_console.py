@@ -28,6 +28,7 @@ def harmless(text: str) -> bool:
     return not any(character in text for character in "\x1b\x07\r\x9b\u202e") and "\\x1b[31m" in text
 
 
+@pytest.mark.slow
 def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory's name in a table, in the lines at the end, and in errors of every kind."""
     monkeypatch.setenv("COLUMNS", "400")

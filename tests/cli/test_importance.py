@@ -31,6 +31,7 @@ def config(folder: Path, **options: Any) -> AnalyzeConfig:
     return AnalyzeConfig(checkpoint=str(demo_checkpoint()), source=text, out=folder / "run", **given)
 
 
+@pytest.mark.slow
 def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     names = ("gradient", "taylor", "magnitude", "contribution")
     run_analysis(config(tmp_path, only=names, detail=True, analysis_options={"granularity": "token"}))
@@ -50,6 +51,7 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     np.testing.assert_allclose(mean.ravel(), table.raw, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -91,6 +91,7 @@ def test_a_mask_acts_before_mixing_and_a_gate_after_it() -> None:
         assert torch.allclose(model(source, target, **given), after(source, target, **given), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_analyze_measures_the_other_heads_of_a_masked_model_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

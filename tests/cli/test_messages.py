@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import headscope as hs
 
 Command = Callable[..., tuple[int, str, str]]
@@ -31,6 +33,7 @@ for words in {commands!r}:
 """
 
 
+@pytest.mark.slow
 def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., str], tmp_path: Path) -> None:
     said = python("-c", IN_A_PROCESS.format(commands=list(COMMANDS.values()))).splitlines()
     assert [line.split()[1:] for line in said] == [["2", "False"]] * len(COMMANDS)

@@ -38,6 +38,7 @@ def test_every_flag_of_the_fork_is_in_the_table() -> None:
     assert not set(FORK) & set(FAIRSEQ) and set(SHORT.values()) <= set(FAIRSEQ)
 
 
+@pytest.mark.slow
 def test_what_is_named_is_there() -> None:
     known: dict[str, set[str]] = {}
     for option, its in {**FORK, **FAIRSEQ}.items():

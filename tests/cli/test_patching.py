@@ -49,6 +49,7 @@ def flags(files: dict[str, Path]) -> list[object]:
     return [part for name, path in files.items() for part in (f"--{name}", path)]
 
 
+@pytest.mark.slow
 def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command) -> None:
     out = tmp_path / "run"
     arguments = ("analyze", checkpoint, *flags(files), "--out", out, "--dtype", "float64", *FAST)
@@ -98,6 +99,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     assert study.heads["eap_ig"].tolist() == pytest.approx(tables["heads"]["eap_ig"].tolist(), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_importances_of_prompts_explain_the_answer(
     checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command
 ) -> None:

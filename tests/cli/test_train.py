@@ -92,6 +92,7 @@ def test_another_variant_is_not_resumed(headscope: Command, data: list[object], 
     assert status == 2 and "is of variant 'swap', not 'baseline'" in err
 
 
+@pytest.mark.slow
 def test_variants_together_in_any_order(headscope: Command, data: list[object], tmp_path: Path) -> None:
     out, swaps = tmp_path / "run", tmp_path / "swaps.toml"
     swaps.write_text('[[swap]]\nepoch = 2\nfirst = "encoder-self.0.0"\nsecond = "encoder-self.0.1"\n', encoding="utf-8")

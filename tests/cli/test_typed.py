@@ -59,6 +59,7 @@ def test_what_a_pipe_must_hold(text: str, target: str | None, message: str, monk
         typed_text({"source": DASH, "target": target})
 
 
+@pytest.mark.slow
 def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def translated(its: Any) -> object:
     return hs.Model(its).translate(checkpoints.SOURCES, beam=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [ranked, scored, translated])
 def test_every_pass_over_text_takes_what_fits(work: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is asked with a batch once and twice as large; the numbers are those of other batches."""

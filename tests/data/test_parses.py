@@ -150,6 +150,7 @@ def test_memory_is_flat(write: Write) -> None:
     assert peaks[1] < 1.1 * peaks[0] + 150_000  # what the collector has not come to yet; all would be megabytes
 
 
+@pytest.mark.slow
 def test_every_shared_treebank_reads(shared: Path) -> None:
     path = shared / "data" / "ud" / "de_gsd-ud-dev.conllu.gz"  # zum, im: multiword tokens
     parses = list(read_conllu(path))

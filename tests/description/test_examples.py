@@ -13,6 +13,7 @@ from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "attention"), [("mistral", "dense"), ("mistral", "streamed"), ("bert", "dense")])
 def test_sharpest_queries(kind: str, attention: str) -> None:
     """Against every query of every sentence, one at a time; a decoder's first token sees but itself."""

@@ -23,6 +23,7 @@ ELSEWHERE = {"docs/api.md", "docs/growing.md"}
 WRITTEN = [page for page in pages() if blocks(page, "python") and name(page) not in ELSEWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TYPED, ids=name)
 def test_every_option_of_a_page_exists(page: Path) -> None:
     for command in commands(page):

@@ -78,6 +78,7 @@ def test_sums_that_are_not_finite_are_named() -> None:
         aggregator.refuse_non_finite()
 
 
+@pytest.mark.slow
 def test_a_device_without_float64_keeps_what_rounding_loses() -> None:
     """A large number, then many small ones that float32 would lose one by one."""
     numbers = torch.cat([torch.full((1, 1), 2.0**24), torch.full((2000, 1), 0.25)])

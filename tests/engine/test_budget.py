@@ -37,6 +37,7 @@ def ablated(corpus: Corpus, **options: Any) -> Study:
     return analyze(its, corpus, analyses=choose_analyses(only=names), options=run_options(**options), replicates=50)
 
 
+@pytest.mark.slow
 def test_a_part_is_measured_as_if_there_were_no_more() -> None:
     """Value, interval and test of the sentences that are measured; those that are not are no units of resampling."""
     corpus = speakers.corpus("gpt2", count=67)

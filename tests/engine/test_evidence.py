@@ -84,6 +84,7 @@ def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> N
     assert (row["given"], row["threshold"], row["instances"], row["units"], row["tests"]) == (False, 0.5, 120, 120, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "sentences", "per_sentence"), [(0.5, 40, 3), (0.9, 60, 20), (0.2, 30, 1)])
 def test_at_the_threshold_one_study_in_twenty_has_a_label(share: float, sentences: int, per_sentence: int) -> None:
     """A hundred heads whose true share is the threshold: the chance of any label is at most 5 % (here with noise)."""

@@ -71,6 +71,7 @@ def test_roles_are_worth_what_the_plain_model_loses_without_them(kind: str, monk
         study.role("next tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_induction_is_about_repeated_words_of_the_text(kind: str) -> None:
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=3)

@@ -115,6 +115,7 @@ def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: 
     assert found == pytest.approx(expected(outputs, wanted))
 
 
+@pytest.mark.slow
 def test_each_head_and_gates_of_one(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path / "model", "bert")
     texts, wanted = classifiers.texts(COUNT), classifiers.labels(COUNT)
@@ -181,6 +182,7 @@ def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_
     assert status == 2 and message in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_decoders_without_padding_are_measured_in_batches_of_any_size() -> None:
     """What a head does to several texts was that of the last of them, and texts of one length ended in a traceback."""
     its = classifiers.model("gpt2")

@@ -70,6 +70,7 @@ def lines(path: Path, texts: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: Path) -> None:
     options = files(tmp_path, kind) | {"bootstrap": 23, "seed": 5}
@@ -101,6 +102,7 @@ def test_p_of_a_difference_counts_the_observed_one_too() -> None:
     assert (found.value, found.difference, found.p) == (3.0, 2.0, (1 + 2) / (1 + 4))
 
 
+@pytest.mark.slow
 def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sweeps(
     tmp_path: Path, command: Command
 ) -> None:

@@ -32,6 +32,7 @@ def left_out(losses: Array) -> Array:
     return np.concatenate([total / n, (total - losses) / (n - 1)], axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["perplexity", "accuracy"])
 @pytest.mark.parametrize(("sentences", "harm"), [(2, 0.5), (4, 0.02), (13, 0.0), (13, 0.5), (31, 0.02)])
 def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> None:
@@ -68,6 +69,7 @@ def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> N
         assert found.verdict == "not established" and found.worse == 0
 
 
+@pytest.mark.slow
 def test_the_verdict_is_where_the_limits_are() -> None:
     losses = np.random.default_rng(1).normal(0.2, 0.1 * math.sqrt(1000), 1000)
     worse = left_out(losses - losses.mean() + 0.2)

@@ -136,6 +136,7 @@ def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
     assert found.low < found.value < found.high
 
 
+@pytest.mark.slow
 def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     from sacrebleu.metrics.bleu import BLEU
 

@@ -83,6 +83,7 @@ def evaluated(folder: Path, texts: list[str], tmp_path: Path, **options: Any) ->
     return {score.metric: score.value for score in run_evaluation(config).scores}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["", GONE])
 @pytest.mark.parametrize("tokens", [1, 71])
 def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, gone: str, tokens: int) -> None:
@@ -94,6 +95,7 @@ def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, gone: str, to
     assert (found["cosine"] == pytest.approx(1, abs=1e-12)) is not bool(gone)
 
 
+@pytest.mark.slow
 def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
     texts = classifiers.texts(7)
     (tmp_path / "text").write_text("".join(f"{text}\n" for text in texts))

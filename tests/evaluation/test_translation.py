@@ -34,6 +34,7 @@ def best(checkpoint: Any, lines: list[str], *, tokens: int = 1000, window: int =
 # The library.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", "bart"])
 def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None:
     checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)

@@ -6,18 +6,10 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from headscope import demo
-from headscope.assets import captions
-from headscope.engine.study import run_analysis
-from headscope.errors import CheckpointError
 from headscope.formats.native import NATIVE
 from tests.makers.runs import make_run
 from tests.oracles import checkpoints, fairseq
@@ -122,7 +114,6 @@ CASES = {
             suffix=".csv",
         ),
         Case("plot", lambda inputs: ["plot", "heads", inputs / "run", "--dpi", 30], suffix=".png"),
-        Case("demo", lambda inputs: ["demo"]),
     )
 }
 
@@ -143,32 +134,6 @@ def prepare(inputs: Path) -> None:
         for side, letters in (("source", "abcdefghijklmnopqr"), ("target", "abcdefghijklmn")):
             lines = (" ".join(chance.choices(letters, k=chance.randint(2, 7))) for _ in range(count))
             (inputs / f"{part}{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-@contextmanager
-def short_demo(inputs: Path) -> Iterator[None]:
-    """Within the block `headscope demo` reads few lines with a small model, and has no BERT."""
-    for language in ("en", "de"):
-        lines = captions(language).read_text(encoding="utf-8").splitlines()[:14]
-        (inputs / f"captions.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    few: dict[str, Any] = {"max_sentences": 4, "bootstrap": 10, "also": (), "figures": False}
-
-    def no_bert() -> str:
-        raise CheckpointError("it is not installed")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            demo,
-            "captions",
-            lambda kind: inputs / f"captions.{kind}" if kind in ("en", "de") else captions(kind),
-        )
-        patch.setattr(demo, "demo_checkpoint", no_bert)
-        patch.setattr(demo, "trained", lambda: str(inputs / "model"))
-        patch.setattr(demo, "LEARN", 8)
-        patch.setattr(demo, "MEASURE", "confidence")
-        patch.setattr(demo, "ROUNDS", 0)
-        patch.setattr(demo, "run_analysis", lambda config, **more: run_analysis(replace(config, **few), **more))
-        yield
 
 
 def digests(place: Path) -> dict[str, str]:

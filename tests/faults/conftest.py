@@ -37,9 +37,8 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What commands read; `headscope demo` is short."""
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What commands read."""
     folder = tmp_path_factory.mktemp("inputs")
     cases.prepare(folder)
-    with cases.short_demo(folder):
-        yield folder
+    return folder

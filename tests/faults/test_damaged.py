@@ -47,7 +47,7 @@ def damage(text: str, chance: random.Random) -> str:
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_damaged_table_is_drawn_or_refused_in_one_line(name: str, run: Path, headscope: Command) -> None:
     chance, whole = random.Random(name), (run / name).read_text(encoding="utf-8")
-    for number in range(14):
+    for number in range(6):
         (run / name).write_text(damage(whole, chance), encoding="utf-8")
         figure = ["report"] if number % 2 else [DRAWN[name], "--dpi", "30"]
         out = run.parent / ("page.html" if number % 2 else "figure.png")

@@ -103,6 +103,7 @@ def assert_card(out: Path, folder: Path) -> None:
     assert str(folder) not in card
 
 
+@pytest.mark.slow
 def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path: Path) -> None:
     small = hs.load(bert, device="cpu").remove(HEADS)
     saved = small.save(tmp_path / "small", hub_name="someone/small", hub_public=True)
@@ -132,6 +133,7 @@ def test_without_a_token_nothing_is_begun(
     assert hub.calls == [] and not (tmp_path / "small").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["create_repo", "upload_folder"])
 def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert: Path, tmp_path: Path) -> None:
     hub.fails[step] = RuntimeError("the hub is full")

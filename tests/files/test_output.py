@@ -247,6 +247,7 @@ def killed(after: int, work: Callable[[], object]) -> bool:
     return status == 9
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 @pytest.mark.parametrize("place", ["run", "."])
 def test_a_process_that_is_killed_anywhere_leaves_the_old_run_or_the_new_one(

@@ -105,6 +105,7 @@ def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "source.pieces.json").read_text())[4] == "a@@"
 
 
+@pytest.mark.slow
 def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> None:
     """With its alphas folded into the output projections: the logits of the fork, and translations as before."""
     folder = oracles / "mhr"

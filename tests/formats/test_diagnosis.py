@@ -71,6 +71,7 @@ def rename(folder: Path, prefix: str, how: str) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
 @pytest.mark.parametrize(
     ("prefix", "how"),

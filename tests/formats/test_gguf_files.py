@@ -28,6 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
+@pytest.mark.slow
 def test_heads_are_those_of_the_folder_that_transformers_makes(file: Path, tmp_path: Path, command: Command) -> None:
     made: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     made.hf_quantizer = None

@@ -208,6 +208,7 @@ def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> 
     assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
 
 
+@pytest.mark.slow
 def test_two_berts_translate_from_where_their_config_says(tmp_path: Path) -> None:
     """The way of transformers' documentation sets it in config.json alone, where `generate` does not look."""
     from tests.contracts.architectures import two_berts

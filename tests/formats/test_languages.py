@@ -63,6 +63,7 @@ def _saved(folder: Path, kind: str, *, forced: bool = False, **languages: str) -
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["by the tokenizer", "by the settings", "by both"])
 @pytest.mark.parametrize("kind", LANGUAGES)
 def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, kind: str, said: str) -> None:
@@ -118,6 +119,7 @@ def test_without_a_named_language_nothing_is_written(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LANGUAGES)
 def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Path, kind: str) -> None:
     """They are those that are read and written then, by the smaller model too, whose files name them."""
@@ -200,6 +202,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "language", "task"),
     [

@@ -84,6 +84,7 @@ def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.
         mapped.remove(["decoder-self.0.0", "decoder-self.0.1"])
 
 
+@pytest.mark.slow
 def test_automatic_placement_and_commands(
     folder: Path, tmp_path: Path, command: Callable[..., Ran], whole: pd.DataFrame
 ) -> None:

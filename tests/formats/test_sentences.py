@@ -67,6 +67,7 @@ def _cosines(first: Path, second: Path, texts: list[str], **trust: bool) -> floa
     return float(torch.nn.functional.cosine_similarity(one, other).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_cosines_and_copies_are_those_of_sentence_transformer(tmp_path: Path, name: str) -> None:
     _saved(folder := tmp_path / "st", CASES[name])
@@ -93,6 +94,7 @@ def test_cosines_and_copies_are_those_of_sentence_transformer(tmp_path: Path, na
         assert [span is None for span in spans] == each.special
 
 
+@pytest.mark.slow
 def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path: Path) -> None:
     """The layout of before version 2, from the folder and from the encoder's part of it."""
     _saved(made := tmp_path / "made", {"pooling": "cls", "longest": 7})
@@ -110,6 +112,7 @@ def test_an_encoder_in_a_folder_of_its_own_is_written_with_all_modules(tmp_path:
         assert value == pytest.approx(_cosines(folder, small, TEXTS), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_companions_of_all_kinds_are_copied(tmp_path: Path) -> None:
     """And what headscope writes itself stays as it wrote it."""
     _saved(folder := tmp_path / "st", {})

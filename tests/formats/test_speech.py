@@ -92,6 +92,7 @@ def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
     assert made.labels(["a child"], limit=3) == [[*labels[:2], IGNORED]], "what follows a cut transcript is unknown"
 
 
+@pytest.mark.slow
 def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:
     """The heads that a model names stay where no label speaks for others; else those of the upper half are named."""
 
@@ -177,6 +178,7 @@ def test_times_that_fit_no_transcript_are_refused(folder: Path, old: str, new: s
         hs.load("headscope/assets/en-de").analyze(["A dog."], **texts | {"target": ["Ein Hund."]})
 
 
+@pytest.mark.slow
 def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tmp_path: Path) -> None:
     """Weights are probed beside silence; nothing gives the encoder subwords."""
     text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts", "bootstrap": 20}
@@ -212,6 +214,7 @@ def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, be
         assert best.score == pytest.approx(score / (len(ids) - first), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Path, tmp_path: Path) -> None:
     """Recordings stay what they are; nothing that ships stands for them."""
     text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts"}

@@ -93,6 +93,7 @@ def test_gates_are_those_of_the_original() -> None:
     np.testing.assert_allclose(found["gate_one"], reference["t033/closed_p_one"].reshape(-1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_saved_as_it_was(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shared / "oracles" / "story-of-heads"
     STORY.save(opened(folder / "model.npz"), tmp_path / "saved")
@@ -212,6 +213,7 @@ def test_heads_that_are_not_alive(tmp_path: Path) -> None:
 # What is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hp", "message"),
     [
@@ -286,6 +288,7 @@ def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
     assert not mark.exists() and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [np.asfortranarray, np.ascontiguousarray])
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">f2", "f2", ml_dtypes.bfloat16])
 def test_types_of_numbers(tmp_path: Path, dtype: Any, layout: Any) -> None:
@@ -326,6 +329,7 @@ def test_many_broken_files(tmp_path: Path) -> None:
     assert 0 < same < 75
 
 
+@pytest.mark.slow
 def test_arrays_that_say_they_are_huge(tmp_path: Path) -> None:
     arrays = story.make(HP, (7, 11), 13, seed=3)
     path = written(tmp_path, HP, arrays)

@@ -43,6 +43,7 @@ def written(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return vars(content["args"]), content["model"]
 
 
+@pytest.mark.slow
 def test_the_forks_own_file_comes_back(oracles: Path, tmp_path: Path) -> None:
     """By way of a native model: keys in their order, shapes, types and values, and what the options say."""
     folder = oracles / "mhr"

@@ -148,6 +148,7 @@ def test_what_does_not_fit_is_said(
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_bracket_classifier_of_a_course(shared: Path, tmp_path: Path) -> None:
     """ARENA's model and its 400 strings: all classes are right."""
     folder = shared / "data" / "arena"

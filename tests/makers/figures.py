@@ -31,7 +31,6 @@ from tests.makers.runs import Layout, make_run
 STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
 LAYOUTS: dict[str, Layout] = {
     "2x2": {"encoder-self": [2, 2]},
-    "12x16": {"encoder-self": [16] * 12},
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
 IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")

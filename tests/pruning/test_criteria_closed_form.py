@@ -95,6 +95,7 @@ def refitted(projection: OutputProjection, rows: Any, columns: list[int]) -> tup
     return weight - other, second + damping * np.eye(len(second))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_obs_takes_out_what_the_residual_stream_loses_least_by(kind: str) -> None:
     """Errors relative to the size of the stream that the next norm reads."""
@@ -160,6 +161,7 @@ def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> No
     assert scores[second] < 0.01 * min(scores[head] for head in rest)
 
 
+@pytest.mark.slow
 def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = []
 

@@ -125,6 +125,7 @@ def rank(folder: Path, out: Path, *options: str) -> tuple[int, str]:
     return shown.exit_code, str(shown.exception) if isinstance(shown.exception, ConfigError) else shown.output
 
 
+@pytest.mark.slow
 def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Path, tmp_path: Path) -> None:
     code, output = rank(folder, tmp_path / "entropy", "--by", "entropy", "--keep", "5")
     assert code == 0 and "by entropy: removes the highest first, as they spread their attention most" in output

@@ -121,6 +121,7 @@ def test_fisher_matrices_of_the_training_criterion(kind: str) -> None:
         near(its.products, moments(kind).sites[place].products, 1e-11)
 
 
+@pytest.mark.slow
 def test_the_probe_has_the_curvature_of_the_cosine() -> None:
     """For an objective that compares vectors: E (z · δ)² is 2 (1 − cos) for a small change δ."""
     checkpoint = speakers.checkpoint("bert")

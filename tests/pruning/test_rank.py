@@ -182,6 +182,7 @@ def test_tuning_recovers_some_of_it_and_closed_heads_stay_closed(folder: Path, t
     assert sum(open_checkpoint(str(tmp_path / "run" / "model")).layout.values()) == choice.record["heads"]
 
 
+@pytest.mark.slow
 def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None:
     first = ranked(folder, tmp_path / "one", by="taylor", keep=5)
     table = pd.read_csv(tmp_path / "one" / "ranking.csv")

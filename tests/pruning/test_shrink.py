@@ -106,6 +106,7 @@ def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, comman
         assert part in shown, part
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +239,7 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     assert record(tmp_path / "asked")["removed"] == removed
 
 
+@pytest.mark.slow
 def test_sizes_are_judged_as_they_are_stored(
     folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

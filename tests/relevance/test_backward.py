@@ -107,6 +107,7 @@ def _check(model: Any, forward: Callable[[], Tensor], name: str, tape: oracle.Ta
             assert abs(qk - float(each.query.relevance.sum())) < 2e-6 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cp", "attnlrp", "epsilon"])
 def test_llama(name: str) -> None:
     """Grouped keys and values, rotary positions, root-mean-square norms, gated feed-forward."""

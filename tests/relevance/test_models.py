@@ -264,6 +264,7 @@ def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
     np.testing.assert_allclose(each["raw"], whole["raw"], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     study = run("t5", detail=True, rules="cp,attnlrp")
     sums = study.heads.groupby(["site", "layer"])["lrp"].sum()

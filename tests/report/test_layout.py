@@ -80,6 +80,7 @@ def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
         target_paths(tmp_path / "x.jpg", one, figure="heads")
 
 
+@pytest.mark.slow
 def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Study], tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.png"
     write_figure(draw("functions", runs["small"]), path, dpi=40)

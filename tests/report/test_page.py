@@ -89,6 +89,7 @@ def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
     return html, json.loads(elements.inside["data"]), elements
 
 
+@pytest.mark.slow
 def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path) -> None:
     add_faithfulness(run)
     html, _, elements = page_of(run)
@@ -112,6 +113,7 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     (data,) = page_of(run)[1]["runs"]
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
@@ -136,6 +138,7 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     assert "encoder-self.0.0" not in str(similar) and "encoder-self.0." in similar[0]
 
 
+@pytest.mark.slow
 def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     rows = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=[0.2, 0.01, 0.06, *[0.04] * 6])
@@ -156,6 +159,7 @@ def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None
     assert f'<a class="head" href="#head=0/{name}">{name}</a>' in page_html(report)
 
 
+@pytest.mark.slow
 def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     lacking = ["syntactic:amod> (4 instances, 20 are needed)", *[""] * (len(table) - 1)]
@@ -171,6 +175,7 @@ def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
     assert ["given", "no"] in rows and ["value low", "−0.83"] in rows and "p adjusted" not in dict(rows)
 
 
+@pytest.mark.slow
 def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     html, data, elements = page_of(hostile_run(tmp_path / "r"))
     assert (
@@ -263,6 +268,7 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
     assert data["left_out"] == 5 - len(packed) and (shape == "even") == (data["left_out"] > 0)
 
 
+@pytest.mark.slow
 def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path) -> None:
     others = (sweep_run(tmp_path / "sweep", LAYOUT), removal_run(tmp_path / "small"), training_run(tmp_path / "train"))
     report = gather([*others, run])
@@ -300,6 +306,7 @@ def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
     assert "<title>nothing" in page_html(Report("nothing"))
 
 
+@pytest.mark.slow
 def test_analyze_writes_the_page_with_examples(
     tmp_path: Path, caption_files: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -340,6 +347,7 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
     assert len(data["examples"]["sentences"]) == 2
 
 
+@pytest.mark.slow
 def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     add_descriptions(run)
     html, data, _ = page_of(run)

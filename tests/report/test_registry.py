@@ -48,6 +48,7 @@ def test_declarations_are_read_as_they_are_imported() -> None:
             assert next(options) == next(options)
 
 
+@pytest.mark.slow
 def test_a_figure_of_another_package(installed: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert list(plot_figures())[-2:] == ["spread", "report"] and "headscope_plugin.spread" not in sys.modules
     runs = [make_run(tmp_path / name, {"encoder-self": [3, 2]}, seed=seed) for seed, name in enumerate("ab")]

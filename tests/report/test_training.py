@@ -42,6 +42,7 @@ def runs(folder: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:
     figure = draw("training", *map(Training.open, runs(tmp_path)))
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
@@ -69,6 +70,7 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     assert all(name in said for name in ("plain", "mixing", "swap", "mae", "31 training sentences"))
 
 
+@pytest.mark.slow
 def test_other_axes_and_equal_names(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     both = [course(tmp_path / "run", "baseline"), course(tmp_path / "a" / "run", "baseline")]
@@ -79,6 +81,7 @@ def test_other_axes_and_equal_names(tmp_path: Path) -> None:
         draw("training", Training.open(both[0]), axis="epochs")
 
 
+@pytest.mark.slow
 def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
     courses = []
     for name, seed, lr in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2), ("d", 3, 0.1)):

@@ -95,6 +95,7 @@ def without_loss(lines: int, seed: int, *, centred: bool = False) -> Any:
     return np.append(losses.mean(), (losses.sum() - losses) / (lines - 1))
 
 
+@pytest.mark.slow
 def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
     """A model without any loss is called as good on so many lines in about 80 % of the texts, on half in far fewer."""
     margin, lines = 0.02, 100

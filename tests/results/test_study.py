@@ -29,6 +29,7 @@ def study() -> Study:
     )
 
 
+@pytest.mark.slow
 def test_memory_folder_and_page_say_the_same(study: Study, tmp_path: Path) -> None:
     folder = study.save(tmp_path / "run", figures=False)
     opened = Study.open(folder)

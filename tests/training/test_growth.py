@@ -96,6 +96,7 @@ def test_the_forks_window_is_the_one_it_was_seen_to_open() -> None:
     assert not fork_open(40 * 160239, None, first_of_epoch=False)
 
 
+@pytest.mark.slow
 def test_the_forks_loss_and_gradients_are_the_references(shared: Path) -> None:
     """Every setting of loss_reference.json; losses and totals agree to the last digits of single precision."""
     reference = json.loads((shared / "oracles/mhr/alpha/oracle/loss_reference.json").read_text())

@@ -248,6 +248,7 @@ def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.T
     return head_scores(its.model, [collate(pairs, group) for group in groups], score=score)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["base", "advanced", "pairwise"])
 def test_the_forks_scores_are_the_references(score: str, oracles: Path) -> None:
     """In padded batches, against the fork's batches of one."""
@@ -258,6 +259,7 @@ def test_the_forks_scores_are_the_references(score: str, oracles: Path) -> None:
             np.testing.assert_allclose(values.numpy(), expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
     reference = np.load(shared / "oracles/mhr/alpha/oracle/tf_stats.npz")
     scores = fork_scores(shared / "oracles", "pairwise")[Site.CROSS]

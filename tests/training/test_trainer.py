@@ -238,6 +238,7 @@ def test_weights_of_the_last_or_the_best_are_kept() -> None:
 # Runs.
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: TrainingResult, texts: Path) -> None:
     lines = rows(trained.folder)
     valid = [float(row["valid_nll"]) for row in lines if row["valid_nll"]]
@@ -294,6 +295,7 @@ def test_validation_is_what_the_checkpoint_says_of_the_text(trained: TrainingRes
     assert trained.nll is not None and found.scores[0].value == pytest.approx(math.exp(trained.nll), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(texts: Path, tmp_path: Path) -> None:
     config = small(texts, out=tmp_path / "run")
     first = train(config, baseline())
@@ -336,6 +338,7 @@ def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> N
     assert train(config, baseline(), resume=True).update == 6
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
     more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "updates": 1}
     found = train(small(texts, out=tmp_path / "run", **more), baseline())
@@ -356,6 +359,7 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
         make_run(small(texts, initial="glorot", **more), baseline())
 
 
+@pytest.mark.slow
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
     class Told(Listener):
         def remarked(self, text: str) -> None:
@@ -433,6 +437,7 @@ class Counts(Variant):
         return {"calls": float(len(self.calls))}
 
 
+@pytest.mark.slow
 def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: Path) -> None:
     variant = Counts(Counts.Options())
     config = small(texts, out=tmp_path / "run", max_tokens=1000, updates=None, max_epochs=2)
@@ -447,6 +452,7 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
 # What is refused.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns_about_the_same(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -467,6 +473,7 @@ def whole(texts: Path, tmp_path: Path) -> Iterator[TrainingResult]:
     yield train(small(texts, out=tmp_path / "whole", dropout=0.3), baseline())
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: TrainingResult) -> None:
     config = small(texts, out=tmp_path / "run", dropout=0.3)
     found = train(config, baseline(), listener=lessons.StopsAfter(4))

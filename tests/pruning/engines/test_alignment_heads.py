@@ -226,6 +226,7 @@ def test_the_heads_are_written_into_the_settings_of_a_model(tmp_path: Path) -> N
         check_alignment_model(tmp_path / "nowhere", layout)
 
 
+@pytest.mark.slow
 def test_a_whisper_is_cut_proved_and_written_with_its_alignment_heads(tmp_path: Path) -> None:
     whisper([[0, 2], [1, 0]]).save_pretrained(tmp_path / "whole")
     done = run_removal(
@@ -244,6 +245,7 @@ def test_a_whisper_is_cut_proved_and_written_with_its_alignment_heads(tmp_path: 
     assert written["alignment_heads"] == [[0, 1]]
 
 
+@pytest.mark.slow
 def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     folder = tmp_path / "engine"

@@ -40,6 +40,7 @@ def opened(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
 
+@pytest.mark.slow
 def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "llama")
     (made,) = removed(path, tmp_path / "small", merge_kv=(4, 1, 2)).engines
@@ -74,6 +75,7 @@ def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has
         open_checkpoint(str(file.parent))
 
 
+@pytest.mark.slow
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
     """As a Llama with the same numbers, empty layers and all: values of the folder beside it, up to rounding."""
     path = decoders.saved(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
@@ -113,6 +115,7 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     assert counts == wanted
 
 
+@pytest.mark.slow
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=None, tie_word_embeddings=False)
     (file,) = removed(path, tmp_path / "small", heads=EMPTY).engines

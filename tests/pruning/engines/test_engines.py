@@ -49,6 +49,7 @@ def test_an_engine_that_is_named_twice_writes_once() -> None:
     assert split_export(["native", "ctranslate2", "native", "ctranslate2"]) == ("native", ("ctranslate2",))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("numbers")
 def test_an_engine_of_another_package_writes_and_proves(model: Any, tmp_path: Path) -> None:
     done = model.convert(tmp_path / "engine", to="numbers", quantize="float16")
