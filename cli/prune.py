@@ -142,18 +142,18 @@ def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     methods train a copy of the model; rankings close the heads that score lowest, one-shot. Under torchrun the cells
     are shared out.
     """
-    from headscope.pruning.sweep.sweep import cells_kept, run_sweep
+    from headscope.pruning.sweep.sweep import cells_kept, run_shared_sweep
 
     config = read(SweepConfig, values)
     try:
-        result = run_sweep(config, progress=console.updates)
+        result = run_shared_sweep(config, progress=console.updates)
     except KeyboardInterrupt:
         folder, number = cells_kept(config)
         console.say(f"interrupted; {number} finished cells are kept in {folder}: the same command goes on")
         raise typer.Exit(130) from None
-    if json and result.main:
+    if json and result:
         console.print_json({"out": str(config.out), **result.to_json()})
-    elif result.main:
+    elif result:
         curve = command_line("plot", "pruning", config.out, "--out", f"{config.out}.png")
         show_result(result, verbose=verbose, files=[f"Results: {config.out}"], commands=[("Curve", curve)])
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from headscope.results.ranking import Ranking as Ranking
     from headscope.results.removal import Removal as Removal
     from headscope.results.study import Study as Study
+    from headscope.results.sweep import Sweep as Sweep
+    from headscope.results.training import Training as Training
     from headscope.training.config import TrainConfig as TrainConfig
 
 __version__ = VERSION
@@ -57,6 +59,8 @@ _HEAVY = {
     "Ranking": "results.ranking",
     "Removal": "results.removal",
     "Study": "results.study",
+    "Sweep": "results.sweep",
+    "Training": "results.training",
     "Texts": "api.texts",
 }
 __all__ = ["__version__", "assets", *sorted({**_LIGHT, **_CONFIGS, **_HEAVY})]

@@ -118,4 +118,4 @@ def test_a_sweep_is_made_from_python(tmp_path: Path) -> None:
     options = {"methods": "magnitude", "keep": [60], "valid_source": source, "valid_target": written("de", tmp_path, 3)}
     with_checkpoint: Any = hs.prune
     sweep = with_checkpoint(hs.assets.trained(), "sweep", out="sweep", bootstrap=10, device="cpu", **options)
-    assert list(sweep.table["method"].unique()) and (tmp_path / "sweep" / "sweep.csv").exists()
+    assert list(sweep.cells["method"].unique()) and (tmp_path / "sweep" / "sweep.csv").exists()

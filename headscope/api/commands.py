@@ -27,10 +27,10 @@ from headscope.registry import unknown
 if TYPE_CHECKING:
     from headscope.api.texts import Text
     from headscope.evaluation.quality import Evaluation
-    from headscope.pruning.sweep.sweep import Sweep
     from headscope.results.ranking import Ranking
     from headscope.results.removal import Removal
     from headscope.results.study import Study
+    from headscope.results.sweep import Sweep
     from headscope.training.trainer import TrainingResult
 
 F = TypeVar("F", bound=Callable[..., Any])

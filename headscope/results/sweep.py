@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -32,12 +33,14 @@ RELABELLED = "relabelled"
 """Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
 KEY = ["method", "control", "size"]
 NAMED = 3  # runs whose folders make the name of them all
-TEXTS = (*KEY, "metric", "cell", "site", "functions", RELABELLED)
+TEXTS = (*KEY, "metric", "cell", "site", "functions", "model", RELABELLED)
 
 
 @dataclass(eq=False)
-class PruningCells(StoredResult):
+class Sweep(StoredResult):
     """Cells with their sizes, the heads that each keeps, and trajectories of gates by name of the cell.
+
+    Runs that chose heads once are cells of one, too.
 
     `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
     (`measured`). `survivors` has a row for every head that stays; `functions` where labels are known. These are of the
@@ -50,9 +53,10 @@ class PruningCells(StoredResult):
     survivors: pd.DataFrame
     gates: Mapping[str, Path] = field(default_factory=dict)
     labelled: str = ""
+    folder: Path = Path()
 
     @classmethod
-    def open(cls, folder: str | PathLike[str]) -> PruningCells:
+    def open(cls, folder: str | PathLike[str]) -> Sweep:
         """The sweep in a folder that `headscope prune sweep` wrote."""
         path = Path(folder)
         record = read_object(path / "sweep.json", error=RunError)
@@ -64,7 +68,7 @@ class PruningCells(StoredResult):
         labelled, digest = record.get("labelled") or {}, record.get("digests", {}).get("checkpoint")
         own = not labelled or labelled.get("digest") == digest
         name = "" if own else model_name(labelled.get("path"))
-        return cls(path.resolve().name, record, cells, survivors, gates, name)
+        return cls(path.resolve().name, record, cells, survivors, gates, name, path)
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:  # type: ignore[override]
@@ -82,6 +86,17 @@ class PruningCells(StoredResult):
             return choice_answers(self.record, self.name)
         runs: list[Any] = chosen.to_dict("records")
         return run_answers(runs, self.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record with a row for each cell, and the answers."""
+        found = super().to_json()
+        found["record"]["cells"] = json.loads(self.cells.to_json(orient="records"))  # NaN becomes null
+        return found
+
+    @property
+    def verdicts(self) -> pd.DataFrame:
+        """A row for every method and size: whether it is as good as the unpruned model."""
+        return pd.DataFrame(self.record["verdicts"])
 
     @property
     def measured(self) -> bool:
@@ -107,7 +122,7 @@ class PruningCells(StoredResult):
         """The gates of a cell while they learnt."""
         return read_csv(self.gates[cell], columns=GATES, texts=TEXTS, error=RunError)
 
-    def with_labels(self, labels: Study) -> PruningCells:
+    def with_labels(self, labels: Study) -> Sweep:
         """The same, labelled by a run of `analyze` on this model, or on one without some heads."""
         heads = labels.heads[[*HEAD, "functions"]]
         bare = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
@@ -127,7 +142,7 @@ class PruningCells(StoredResult):
         return replace(self, survivors=survivors.fillna({"functions": ""}), labelled=name)
 
 
-def open_pruned(paths: Sequence[Path]) -> list[PruningCells]:
+def open_pruned(paths: Sequence[Path]) -> list[Sweep]:
     """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one.
 
     RunError for a directory that is neither.
@@ -135,7 +150,7 @@ def open_pruned(paths: Sequence[Path]) -> list[PruningCells]:
     sweeps, selections = [], []
     for path in paths:
         if (path / "sweep.json").is_file():
-            sweeps.append(PruningCells.open(path))
+            sweeps.append(Sweep.open(path))
         elif (path / "pruning.json").is_file():
             selections.append(path)
         else:
@@ -178,7 +193,7 @@ def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
     return heads.assign(head=numbers)
 
 
-def _selections(paths: Sequence[Path]) -> PruningCells:
+def _selections(paths: Sequence[Path]) -> Sweep:
     """Runs that chose heads once each; the unpruned model is the first cell."""
     runs = [Ranking.open(path) for path in paths]
     rows, heads, gates = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Path]()
@@ -195,7 +210,7 @@ def _selections(paths: Sequence[Path]) -> PruningCells:
     survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
     signatures = "\n".join(dict.fromkeys(run.signature for run in runs))
     name = ", ".join(path.resolve().name for path in paths[:NAMED]) + (", …" if len(paths) > NAMED else "")
-    return PruningCells(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates)
+    return Sweep(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates)
 
 
 def _cell_names(paths: Sequence[Path]) -> list[str]:

@@ -126,7 +126,7 @@ def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sw
             bootstrap=10,
         )
     )
-    assert swept.table["value"][0] == pytest.approx(said / references)
+    assert swept.cells["value"][0] == pytest.approx(said / references)
     asked = ["evaluate", options["checkpoint"], "--source", options["source"], "--target", options["target"]]
     status, shown, _ = command(*asked, "--metrics", "length-ratio", "--json")
     assert status == 0 and [score["name"] for score in json.loads(shown)["record"]["scores"]] == ["length ratio"]

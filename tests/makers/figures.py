@@ -24,7 +24,7 @@ from headscope.report.registry import find_figure
 from headscope.report.sheet import Sheet
 from headscope.report.styles import FigureStyle
 from headscope.results.study import Study
-from headscope.results.sweep import PruningCells
+from headscope.results.sweep import Sweep
 from headscope.results.training import Training
 from tests.makers.runs import Layout, make_run
 
@@ -56,7 +56,7 @@ def every_figure(folder: Path, layout: Layout) -> Figures:
     """What draws every kind of figure, of runs of this layout that are written into the folder."""
     run = Study.open(make_measured(folder / "run", layout))
     other = Study.open(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
-    swept = PruningCells.open(make_sweep(folder / "sweep", layout))
+    swept = Sweep.open(make_sweep(folder / "sweep", layout))
     plain, mae = (Training.open(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
     words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
     weights = np.random.default_rng(3).dirichlet(np.ones(len(words)), size=(2, len(words)))

@@ -56,7 +56,7 @@ def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatc
     found = run_sweep(config(words, tmp_path / "out", **asked))
     whole = labels(run)
     assert labels_of(found.survivors, "unpruned") == whole and any(whole.values())
-    for row in found.table[1:].itertuples():
+    for row in found.cells[1:].itertuples():
         its = analysed(words, tmp_path / str(row.cell), str(tmp_path / "out" / str(row.model)))
         assert sorted(labels_of(found.survivors, str(row.cell)).values()) == sorted(labels(its).values())
         own = found.survivors[found.survivors["cell"] == row.cell]

@@ -123,7 +123,7 @@ def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
 
 def test_a_cell_is_what_evaluate_says_of_the_masked_model(words: dict[str, Any], tmp_path: Path) -> None:
     found = run_sweep(config(words, tmp_path / "out", methods=("random", "confidence"), keep=(2, 7), seeds=2))
-    table = found.table.set_index("cell")
+    table = found.cells.set_index("cell")
     names = ["unpruned", *(f"random-keep{keep}-seed{seed}" for keep in (2, 7) for seed in (1, 2))]
     assert table.index.tolist() == [*names, "confidence-keep2-seed1", "confidence-keep7-seed1"]
     whole = evaluated(words, text="tokenised-lowercase")
@@ -165,7 +165,7 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
         )
         mask = ",".join(map(str, choice.removed))
         model = {**words, "checkpoint": str(choice.folder / "model")}
-        row = found.table[found.table.method == "magnitude"].iloc[0]
+        row = found.cells[found.cells.method == "magnitude"].iloc[0]
         assert row["value"] == pytest.approx(evaluated(model, mask=mask, batch_tokens=61)["perplexity"], rel=1e-5)
         plain = evaluated(words, mask=mask, batch_tokens=61)["perplexity"]
         assert row["value"] != pytest.approx(plain, rel=1e-4)
@@ -194,23 +194,23 @@ def test_a_cell_has_the_heads_that_prune_rank_leaves(
 def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[str, Any], tmp_path: Path) -> None:
     methods = {"methods": ("l0", "subset"), "keep": (7,), "sites": ("decoder-self", "cross")}
     found = run_sweep(config(words, tmp_path / "out", **methods, keep_models=True))
-    learnt = found.table[found.table["method"] != "unpruned"]
+    learnt = found.cells[found.cells["method"] != "unpruned"]
     assert learnt["kept"].tolist() == [7, 7] and set(learnt["of"]) == {11} and "kept_encoder-self" not in learnt
     assert learnt["lambda"].notna().tolist() == [True, False]
-    row: Any = found.table.set_index("cell").loc["subset-keep7-seed1"]
+    row: Any = found.cells.set_index("cell").loc["subset-keep7-seed1"]
     run = tmp_path / "out" / "runs" / "subset-keep7-seed1"
     again = evaluated(words | {"checkpoint": str(tmp_path / "out" / row["model"])}, text="tokenised-lowercase")
     assert row["value"] == pytest.approx(again["bleu"], abs=1e-9)
     assert math.exp(row["loss"]) == pytest.approx(again["perplexity"], rel=1e-6)
     assert (run / "gates.csv").is_file()
     priced = run_sweep(config(words, tmp_path / "priced", methods=("l0",), keep=(), lambdas=(0.0, 0.3)))
-    assert priced.table["size"].tolist() == ["", "lambda 0", "lambda 0.3"]
+    assert priced.cells["size"].tolist() == ["", "lambda 0", "lambda 0.3"]
     assert not (tmp_path / "priced" / "runs" / "l0-lambda0-seed1" / "model").exists()
 
 
 def test_tuned_rankings_have_seeds_and_train(words: dict[str, Any], tmp_path: Path) -> None:
-    found = run_sweep(config(words, tmp_path / "out", methods=("magnitude",), seeds=2, tune_updates=2)).table
-    plain = run_sweep(config(words, tmp_path / "plain", methods=("magnitude",), seeds=2)).table
+    found = run_sweep(config(words, tmp_path / "out", methods=("magnitude",), seeds=2, tune_updates=2)).cells
+    plain = run_sweep(config(words, tmp_path / "plain", methods=("magnitude",), seeds=2)).cells
     assert found["cell"].tolist() == ["unpruned", "magnitude-keep3-seed1", "magnitude-keep3-seed2"]
     assert plain["cell"].tolist() == ["unpruned", "magnitude-keep3-seed1"]
     assert len({*found["loss"][1:], plain["loss"][1]}) == 3
@@ -224,9 +224,9 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     recipe = lines(tmp_path, "recipe.toml", [*plain, "initial = 'fairseq'"])
     options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
     found = run_sweep(config(words, tmp_path / "out", **options, seeds=2))
-    assert found.table["control"].tolist() == ["", "", "", "from scratch", "from scratch"]
-    kept = [column for column in found.table.columns if column.startswith("kept")]
-    assert found.table[kept].iloc[1].tolist() == found.table[kept].iloc[3].tolist()
+    assert found.cells["control"].tolist() == ["", "", "", "from scratch", "from scratch"]
+    kept = [column for column in found.cells.columns if column.startswith("kept")]
+    assert found.cells[kept].iloc[1].tolist() == found.cells[kept].iloc[3].tolist()
     folder = tmp_path / "out" / "runs" / "subset-keep5-seed1"
     trained = open_checkpoint(str(folder / "scratch" / "last"), dtype="float32")
     mine = found.survivors[found.survivors["cell"] == "subset-keep5-seed1"]
@@ -234,7 +234,7 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in grouped}
     assert {place: count for place, count in trained.layout.items() if count} == counts
     again = evaluated(words | {"checkpoint": str(folder / "scratch" / "last")}, text="tokenised-lowercase")
-    assert math.exp(found.table["loss"].iloc[3]) == pytest.approx(again["perplexity"], rel=1e-6)
+    assert math.exp(found.cells["loss"].iloc[3]) == pytest.approx(again["perplexity"], rel=1e-6)
     assert set(found.survivors["cell"]) == {"unpruned", "subset-keep5-seed1", "subset-keep5-seed2"}
     fresh, other = (
         open_checkpoint(str(folder.with_name(f"subset-keep5-seed{seed}") / "fresh"), dtype="float32") for seed in (1, 2)
@@ -261,7 +261,7 @@ def test_language_models_and_classifiers(tmp_path: Path) -> None:
     made.model.save_pretrained(tmp_path / "gpt2")  # type: ignore[operator]
     made.tokenizer.save_pretrained(tmp_path / "gpt2")
     words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
-    table = run_sweep(config(words, tmp_path / "a", keep=(2,))).table
+    table = run_sweep(config(words, tmp_path / "a", keep=(2,))).cells
     assert table["metric"].tolist() == ["perplexity"] * 2
     assert table["value"].iloc[0] == pytest.approx(evaluated(words)["perplexity"])
     assert table["value"].tolist() == pytest.approx(np.exp(table["loss"]).tolist())
@@ -288,7 +288,7 @@ def test_language_models_and_classifiers(tmp_path: Path) -> None:
     named = [classes[c] if n % 2 else str(c) for n, c in enumerate([said[0], *said[1:4], *[0] * 8])]
     labels = lines(tmp_path, "labels", named)
     words = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text, "valid_labels": labels}
-    table = run_sweep(config(words, tmp_path / "b", methods=("random", "gradient"), keep=(2,))).table
+    table = run_sweep(config(words, tmp_path / "b", methods=("random", "gradient"), keep=(2,))).cells
     right = sum(mine == wanted for mine, wanted in zip(said, [*said[:4], *[0] * 8], strict=True)) / 12
     assert table["metric"].tolist() == ["accuracy"] * 3 and table["value"].iloc[0] == pytest.approx(right)
     with pytest.raises(ConfigError, match="--labels FILE"):
@@ -309,7 +309,7 @@ def test_functions_of_survivors_are_counted(words: dict[str, Any], tmp_path: Pat
     (tmp_path / "run").mkdir()
     table.to_csv(tmp_path / "run" / "heads.csv", index=False)
     found = run_sweep(config(words, tmp_path / "out", keep=(5,), functions=tmp_path / "run"))
-    counts = found.table.set_index("cell")
+    counts = found.cells.set_index("cell")
     first, second, third = (sum(head == number for *_, head in heads) for number in range(3))
     names = ["functions_positional", "functions_rare", "functions_none", "functions_syntactic"]
     assert list(counts.loc["unpruned", names]) == [first, first, second, third]
@@ -333,7 +333,7 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
     found = {
         margin: run_sweep(config(words, tmp_path / "out", **options, margin=margin)) for margin in (None, "3", "1000")
     }
-    table, rows = found["3"].table, found["3"].verdicts
+    table, rows = found["3"].cells, found["3"].verdicts
     cells = {name: read_cells(tmp_path / "out")[name]["sums"] for name in table["cell"]}
 
     def bleu(sums: list[list[float]]) -> float:
@@ -365,7 +365,10 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
     assert found[None].verdicts["margin"].tolist() == pytest.approx([table["value"].iloc[0] / 100] * 4)
     assert "non-inferior" not in set(found[None].verdicts["verdict"])
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    assert record["verdicts"][0]["verdict"] == "non-inferior" and record["conclusions"] == found["1000"].conclusions
+    assert (
+        record["verdicts"][0]["verdict"] == "non-inferior"
+        and record["conclusions"] == found["1000"].record["conclusions"]
+    )
     (opened,) = open_pruned([tmp_path / "out"])
     notes = [line.split(";")[0] for line in opened.record["conclusions"]]
     assert notes[:2] == [f"{method}: 13 of 16 heads can go within 1e+03 BLEU" for method in ("random", "confidence")]
@@ -386,11 +389,11 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert row["verdict"] == "not established" and row["worse"] == 0
     largest = METRICS.get("bleu").largest_loss(np.array(read_cells(tmp_path / "out")["unpruned"]["sums"]))
     assert row["worse_limit"] == pytest.approx((1 - 0.05 ** (1 / 17)) * largest)
-    line = found.conclusions[0]
+    line = found.record["conclusions"][0]
     assert line.startswith("magnitude: not established that heads can go within ")
     assert " BLEU; with 15 kept worse by 0, at most " in line
     assert line.endswith(f"this test set could have seen a loss of {row['detectable']:.3g} at least")
-    assert found.conclusions[-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
+    assert found.record["conclusions"][-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
 
 
 @pytest.mark.usefixtures("few_are_enough")
@@ -403,7 +406,9 @@ def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path
     words = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text, "metric": "l2"}
     found = run_sweep(config(words, tmp_path / "out"))
     assert found.verdicts["verdict"].tolist() == [""]
-    assert any("distance to the intact model is 0, of which 1% is nothing" in remark for remark in found.remarks)
+    assert any(
+        "distance to the intact model is 0, of which 1% is nothing" in remark for remark in found.record["remarks"]
+    )
     with pytest.raises(ConfigError, match=r"^--margin 2%.*--margin"):
         run_sweep(config(words, tmp_path / "out", margin="2%"))
     verdicts = {
@@ -450,7 +455,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *, stop_after: int = 99) -> list[st
 
 
 def numbers(found: Sweep) -> pd.DataFrame:
-    return found.table.drop(columns=MINUTES)
+    return found.cells.drop(columns=MINUTES)
 
 
 def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +470,7 @@ def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, mon
     done = counted(monkeypatch)
     whole = run_sweep(config(words, tmp_path / "out", **options))
     assert done == ["random-keep3-seed1", "random-keep3-seed2"]
-    assert len(set(whole.table["loss"])) == 5, "another seed is another subset, learnt or drawn"
+    assert len(set(whole.cells["loss"])) == 5, "another seed is another subset, learnt or drawn"
     clean = run_sweep(config(words, tmp_path / "clean", **options))
     pd.testing.assert_frame_equal(numbers(whole), numbers(clean), rtol=1e-12)
     done.clear()
@@ -473,7 +478,7 @@ def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, mon
     run_sweep(config(words, tmp_path / "out", **options))
     assert done == []
     more = run_sweep(config(words, tmp_path / "out", **options | {"keep": (3, 5), "seeds": 1}))
-    assert done == ["subset-keep5-seed1", "random-keep5-seed1"] and len(more.table) == 7
+    assert done == ["subset-keep5-seed1", "random-keep5-seed1"] and len(more.cells) == 7
 
 
 def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
@@ -491,7 +496,7 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
         run_sweep(config(words, tmp_path / "out", score_sentences=4, keep=(5,), force=True))
     (tmp_path / "out" / "mine.txt").unlink()
     found = run_sweep(config(words, tmp_path / "out", score_sentences=4, keep=(5,), force=True))
-    assert found.table["kept"].tolist() == [16, 5] and found.context.config.out == tmp_path / "out"
+    assert found.cells["kept"].tolist() == [16, 5] and found.folder == tmp_path / "out"
     assert not (tmp_path / "out.new").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
@@ -518,13 +523,13 @@ def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path:
     """Whatever they follow from: their analysis, its random tokens, or tokens that the objective hides."""
     methods: dict[str, Any] = {"methods": ("shapley", "gradient"), "keep": (2,), "seeds": 2, "metric": "perplexity"}
     plain = run_sweep(config(words, tmp_path / "plain", score_sentences=1, sites=("cross",), **methods))
-    assert plain.table["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]
+    assert plain.cells["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]
     made = checkpoints.hugging("bert")
     made.model.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
     made.tokenizer.save_pretrained(tmp_path / "bert")
     text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=9)) for n in range(5)])
     hidden = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text}
     found = run_sweep(config(hidden, tmp_path / "out", **methods | {"methods": ("gradient", "magnitude")}))
-    assert found.table["cell"].tolist()[1:] == ["gradient-keep2-seed1", "gradient-keep2-seed2", "magnitude-keep2-seed1"]
+    assert found.cells["cell"].tolist()[1:] == ["gradient-keep2-seed1", "gradient-keep2-seed2", "magnitude-keep2-seed1"]
     scores = [pd.read_csv(tmp_path / "out" / "scores" / f"gradient-seed{seed}.csv")["score"] for seed in (1, 2)]
     assert not scores[0].equals(scores[1])

@@ -32,10 +32,10 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
     """The rows of pruned models, after `evaluate` has said the same of each that was kept."""
-    table: list[Any] = list(found.table.itertuples())
+    table: list[Any] = list(found.cells.itertuples())
     rows = [row for row in table if row.method != "unpruned"]
     for row in rows:
-        again = evaluated({**words, "checkpoint": str(found.context.config.out / row.model)}, **options)
+        again = evaluated({**words, "checkpoint": str(found.folder / row.model)}, **options)
         assert again[row.metric] == pytest.approx(row.value, rel=1e-5), row.cell
         assert math.exp(row.loss) == pytest.approx(again["perplexity"], rel=1e-5), row.cell
     return rows
@@ -58,7 +58,8 @@ def test_kept_models_compute_what_the_table_says(
 ) -> None:
     found = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
     rows = kept_rows(found, words, text="tokenised-lowercase")
-    assert [row.model for row in rows] == [f"runs/{row.cell}/model" for row in rows] and found.notes == []
+    assert [row.model for row in rows] == [f"runs/{row.cell}/model" for row in rows]
+    assert not any("no model" in remark for remark in found.record["remarks"])
     whole = evaluated(words, text="tokenised-lowercase")["perplexity"]
     assert all(math.exp(row.loss) != pytest.approx(whole, rel=1e-3) for row in rows if row.kept < 16)
     for row in (row for row in rows if row.kept < 16):
@@ -82,7 +83,7 @@ def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_cell(
     assert [row.control for row in rows] == ["", "from scratch"] and "/scratch/" in rows[1].model
     (tmp_path / "out" / "cells" / "l0-keep3-seed1.json").unlink()
     again = run_sweep(asked)
-    pd.testing.assert_frame_equal(again.table.drop(columns="minutes"), first.table.drop(columns="minutes"), rtol=1e-6)
+    pd.testing.assert_frame_equal(again.cells.drop(columns="minutes"), first.cells.drop(columns="minutes"), rtol=1e-6)
     (tmp_path / "out" / "sweep.json").write_text("{")
     with pytest.raises(HeadscopeError, match=r"--out.*--force"):
         run_sweep(asked)

@@ -12,12 +12,11 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from headscope.config.option import changed, flag, identity
 from headscope.distributed import IndependentProcesses
@@ -54,70 +53,14 @@ from headscope.pruning.sweep.table import (
     verdict_lines,
     verdicts,
 )
-from headscope.results.answer import Answer
-from headscope.results.choices import sweep_answers
-from headscope.results.result import Result
-from headscope.results.sweep import sizes_with_verdicts
+from headscope.results.sweep import Sweep
 from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION
 
 GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
-CONCLUDED = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
-
-
-@dataclass(frozen=True, repr=False)
-class Sweep(Result):
-    """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
-
-    `baseline` says why there are no verdicts, `notes` of which cells no model is kept, and where functions are of other
-    weights. Of several processes the first alone has them; the tables are empty in the others (`main` is False).
-    """
-
-    context: SweepContext
-    table: pd.DataFrame
-    survivors: pd.DataFrame
-    verdicts: pd.DataFrame
-    baseline: str | None = None
-    notes: Sequence[str] = ()
-    main: bool = True
-
-    @property
-    def signature(self) -> Signature:
-        """What shaped the numbers."""
-        return sweep_signature(self.context)
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the user should know."""
-        verdict = [f"no verdict: {self.baseline}"] if self.baseline else []
-        return [*self.context.opened.remarks, *verdict, *self.notes]
-
-    @property
-    def conclusions(self) -> list[str]:
-        """By method how many heads can go, and what the text could have seen."""
-        return list(verdict_lines(self.verdicts, self.context.metric_title))
-
-    def answers(self) -> list[Answer]:
-        """By method how many heads can go; then every size, and how each method ranks."""
-        name, metric = self.context.config.out.resolve().name, self.context.metric_title
-        rows: list[Any] = sizes_with_verdicts(self.table, self.verdicts).to_dict("records")
-        return sweep_answers(self.record, rows, name, metric)
-
-    @property
-    def record(self) -> dict[str, Any]:  # type: ignore[override]
-        """As JSON values; NaN becomes null."""
-        tables = {"cells": self.table, "verdicts": self.verdicts}
-        rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
-        return {
-            "signature": str(self.signature),
-            "remarks": self.remarks,
-            "directions": self.context.directions,
-            "conclusions": self.conclusions,
-            **rows,
-        }
 
 
 def sweep_signature(context: SweepContext) -> Signature:
@@ -142,9 +85,17 @@ def sweep_signature(context: SweepContext) -> Signature:
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
+    """`run_shared_sweep` in one process."""
+    sweep = run_shared_sweep(config, progress=progress)
+    assert sweep is not None
+    return sweep
+
+
+def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep | None:
     """Do the cells that are missing in `config.out`, and write the tables.
 
-    Under torchrun every process calls this and does its share of the cells; the first waits for the others.
+    Under torchrun every process calls this and does its share of the cells; the first waits for the others, which
+    get None.
     """
     with IndependentProcesses() as processes, ExitStack() as stack:
         begun: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
@@ -178,13 +129,12 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         if stopped and not (begun and read_cells(folder)):
             raise stopped
         if not begun:
-            return Sweep(context, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), main=False)
-        result = write_conclusion(context, begun[0][2])  # of an interrupted sweep as far as it went
+            return None
+        write_conclusion(context, begun[0][2])  # of an interrupted sweep as far as it went
         if stopped:
             raise stopped
         begun[0][1].finish()
-        context.config = replace(context.config, out=config.out)
-        return result
+        return Sweep.open(config.out)
 
 
 def open_sweep(config: SweepConfig) -> SweepContext:
@@ -295,7 +245,7 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
     return None
 
 
-def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
+def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
     """The tables of all cells that a directory holds, written there, also into its `record`."""
     config = context.config
     finished = read_cells(config.out)
@@ -308,11 +258,15 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
     measured = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
     table = make_table(measured, sites, context.functions)
-    result = Sweep(context, table, kept, verdicts(measured, sites), baseline, notes)
+    judged = verdicts(measured, sites)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         write_csv(config.out / name, frame)
-    labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
-    record = {**record} | {name: result.record[name] for name in CONCLUDED} | {"labelled": labelled}
-    record["missing"] = [cell.name for cell in context.cells if cell.name not in finished]
-    write_json(config.out / RECORD, SWEEP.described(record))
-    return result
+    found = {
+        "verdicts": json.loads(judged.to_json(orient="records")),  # NaN becomes null
+        "conclusions": list(verdict_lines(judged, context.metric_title)),
+        "directions": context.directions,
+        "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
+        "labelled": None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint"),
+        "missing": [cell.name for cell in context.cells if cell.name not in finished],
+    }
+    write_json(config.out / RECORD, SWEEP.described({**record, **found}))

@@ -16,7 +16,7 @@ from headscope.report.charts import draw_bars, draw_course
 from headscope.report.marks import SITE_COLORS, functions_of
 from headscope.report.sheet import INK, Sheet, stroke
 from headscope.results.study_tables import RunError
-from headscope.results.sweep import RELABELLED, UNPRUNED, PruningCells
+from headscope.results.sweep import RELABELLED, UNPRUNED, Sweep
 
 MOST = 12  # trajectories in one figure
 GROUPS = 3
@@ -41,7 +41,7 @@ class PruningPanel:
     """Whether the axes count something."""
 
 
-def by_method(runs: Sequence[PruningCells]) -> list[tuple[PruningCells, str, pd.DataFrame]]:
+def by_method(runs: Sequence[Sweep]) -> list[tuple[Sweep, str, pd.DataFrame]]:
     """Run, title and cells of each method, without controls, which have the heads of the cells they control."""
     groups = []
     for run in runs:
@@ -51,7 +51,7 @@ def by_method(runs: Sequence[PruningCells]) -> list[tuple[PruningCells, str, pd.
     return groups
 
 
-def has_seeds(runs: Sequence[PruningCells]) -> bool:
+def has_seeds(runs: Sequence[Sweep]) -> bool:
     """Whether some size was tried more than once."""
     return any(run.cells.duplicated(["method", "control", "size"]).any() for run in runs)
 
@@ -64,7 +64,7 @@ def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str,
     draw_course(axes, sizes["x"], sizes["mean"], color, low=low, high=high, **look)
 
 
-def draw_gates(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
+def draw_gates(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
     """How open every gate is while gates learn; of a sweep the first seed of each size."""
     panels = []
     for run, title, cells in by_method(runs):
@@ -79,7 +79,7 @@ def draw_gates(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]
     return panels[:MOST]
 
 
-def _plot_gates(run: PruningCells, cell: str, axes: Axes) -> None:
+def _plot_gates(run: Sweep, cell: str, axes: Axes) -> None:
     table = run.trajectory(cell)
     wide = table.pivot(index="update", columns=["site", "layer", "head"], values="open")
     for site in [site for site in SITE_COLORS if site in set(table["site"])]:
@@ -89,7 +89,7 @@ def _plot_gates(run: PruningCells, cell: str, axes: Axes) -> None:
     axes.set_ylim(-0.03, 1.03)
 
 
-def draw_sites(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
+def draw_sites(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
     """Heads that stay at each site against all that are pruned, a panel a method (Voita et al. 2019, figure 9)."""
     panels = []
     for run, title, cells in by_method(runs):
@@ -101,7 +101,7 @@ def draw_sites(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]
     return panels
 
 
-def draw_layers(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
+def draw_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
     """Heads that stay in the layers of each site, against all that are pruned there (Voita et al. 2019, figure 10).
 
     A panel a method and site. Layers are in three groups at most, as many layers each as can be, from the lowest up;
@@ -121,7 +121,7 @@ def draw_layers(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel
     return panels
 
 
-def _by_layers(run: PruningCells, cells: pd.DataFrame, site: str) -> tuple[pd.DataFrame, list[str]]:
+def _by_layers(run: Sweep, cells: pd.DataFrame, site: str) -> tuple[pd.DataFrame, list[str]]:
     """The cells with the number of heads that are pruned of a site, and a column for each group of its layers."""
     heads = run.survivors[run.survivors["site"] == site]
     whole = heads[heads["cell"].isin(run.unpruned["cell"])]
@@ -143,7 +143,7 @@ def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, a
     axes.update_datalim([(0, 0)])
 
 
-def draw_kept_functions(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
+def draw_kept_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
     """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8).
 
     A panel a method; where a sweep looked at the functions anew (`--relabel`), a second one of those.
@@ -169,7 +169,7 @@ def draw_kept_functions(runs: Sequence[PruningCells], sheet: Sheet) -> list[Prun
     return panels
 
 
-def function_counts(run: PruningCells, pruned: pd.DataFrame, column: str = "functions") -> pd.DataFrame:
+def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions") -> pd.DataFrame:
     """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller.
 
     `column` of the survivors has the functions.

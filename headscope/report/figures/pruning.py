@@ -29,7 +29,7 @@ from headscope.report.registry import PlotFigure, Source
 from headscope.report.sheet import INK, Sheet
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
-from headscope.results.sweep import UNPRUNED, PruningCells
+from headscope.results.sweep import UNPRUNED, Sweep
 
 METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
 SAND = "#f6ecd2"  # grey is of random choices
@@ -51,7 +51,7 @@ class PruningFigureOptions:
     functions: Path | None = option(None, "A run of `headscope analyze` that labels the heads.", metavar="RUN")
 
 
-def draw_pruning(runs: Sequence[PruningCells], sheet: Sheet, options: PruningFigureOptions) -> None:
+def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
     """One of the figures: quality, sites, layers, functions or gates; None is quality for sweeps, sites for other runs.
 
     `functions` is a run of `analyze` that labels heads. ConfigError for an unknown name; RunError where the runs lack
@@ -81,7 +81,7 @@ def draw_pruning(runs: Sequence[PruningCells], sheet: Sheet, options: PruningFig
     sheet.headline(title, f"{models} · {', '.join(counts)}")
 
 
-def draw_quality(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPanel]:
+def draw_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
     """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots.
 
     Every line begins at the model with all heads.
@@ -108,7 +108,7 @@ def draw_quality(runs: Sequence[PruningCells], sheet: Sheet) -> list[PruningPane
     return panels
 
 
-def _span(runs: Sequence[PruningCells]) -> tuple[float, float] | None:
+def _span(runs: Sequence[Sweep]) -> tuple[float, float] | None:
     """Lowest and highest perplexity of all runs, and of the unpruned model's interval, if a linear axis hides some."""
     own = [run for run in runs if (run.cells["metric"] == "perplexity").all()]
     drawn = pd.concat([part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])])
@@ -117,7 +117,7 @@ def _span(runs: Sequence[PruningCells]) -> tuple[float, float] | None:
 
 
 def _plot_quality(
-    run: PruningCells, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None, axes: Axes
+    run: Sweep, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None, axes: Axes
 ) -> None:
     unpruned = run.unpruned.head(1)
     for _, row in unpruned.iterrows():
@@ -163,7 +163,7 @@ def _set_sizes(axes: Axes, sizes: Sequence[int]) -> None:
         axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[Sequence[PruningCells], Sheet], list[PruningPanel]]]] = {
+FIGURES: Mapping[str, tuple[str, Callable[[Sequence[Sweep], Sheet], list[PruningPanel]]]] = {
     "quality": ("What pruning costs", draw_quality),
     "sites": ("Where the heads that stay are", draw_sites),
     "layers": ("In which layers the heads that stay are", draw_layers),
