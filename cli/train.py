@@ -22,7 +22,7 @@ from headscope.config import option
 
 if TYPE_CHECKING:
     from headscope.progress import Timer
-    from headscope.training.trainer import TrainingResult
+    from headscope.results.training import Training
     from headscope.training.variant import Variant
 
 
@@ -104,7 +104,7 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
         raise typer.Exit(130)
 
 
-def _show(result: TrainingResult, *, json: bool) -> None:
+def _show(result: Training, *, json: bool) -> None:
     if json:
         console.print_json({"out": str(result.folder), **result.to_json()})
         return

@@ -24,8 +24,9 @@ from headscope.evaluation.translation import translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
+from headscope.results.training import Training
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.trainer import TrainingResult, train
+from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def trained(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
     return note_of(setting, arm, seed, result) | {"cpu_seconds": clock.seconds}
 
 
-def note_of(setting: Setting, arm: Arm, seed: int, result: TrainingResult) -> dict[str, Any]:
+def note_of(setting: Setting, arm: Arm, seed: int, result: Training) -> dict[str, Any]:
     """What stands in runs.csv of a training."""
     losses = valid_losses(result.folder)
     best = min(losses, key=losses.__getitem__)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headscope.results.removal import Removal
     from headscope.results.study import Study
     from headscope.results.sweep import Sweep
-    from headscope.training.trainer import TrainingResult
+    from headscope.results.training import Training
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -225,7 +225,7 @@ def train(
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> TrainingResult:
+) -> Training:
     """Train a Transformer, plain or in one of the variants, and write it to `out`: `headscope train VARIANT`.
 
     variant: "baseline", "wide", "mixing", "swap", "mae", …, or several, "mixing+swap".

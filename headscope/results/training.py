@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from headscope.config.option import plain_value
 from headscope.files.reading import read_object
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
 from headscope.results.answer import Answer, AnswerTable, number_text
-from headscope.results.result import StoredResult
+from headscope.results.result import Result
 from headscope.results.study_tables import RunError
+from headscope.signature import counted
 
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
 """Columns that a history can be drawn against, in words."""
@@ -24,11 +27,31 @@ SHARES = "expert_share"
 """Columns of how much experts count, which have a figure of their own."""
 
 
-class Training(StoredResult):
-    """The history of a training; `record` is what run.json holds, `metrics` what metrics.csv does."""
+@dataclass(frozen=True, repr=False)
+class Training(Result):
+    """The history of a training, and how it ended: why, in which epoch, after how many updates.
 
-    def __init__(self, record: dict[str, Any], metrics: pd.DataFrame, folder: Path) -> None:
-        self.record, self.tables, self.folder = record, {"metrics": metrics}, folder
+    `record` is what run.json holds, `metrics` what metrics.csv does. `best` is the best validation value, -log p or
+    BLEU, None without validation text; `nll` and `bleu` are the last validation's. `remarks` say what of the variant
+    did not happen (empty where it was interrupted). `begun_at` is the update that `resume` found, which is `update`
+    where the run was complete. A run that goes on has no `reason` yet.
+    """
+
+    record: dict[str, Any] = field(compare=False)
+    metrics: pd.DataFrame = field(compare=False)
+    folder: Path
+    reason: str = ""
+    epoch: int = 0
+    update: int = 0
+    best: float | None = None
+    best_update: int = 0
+    nll: float | None = None
+    bleu: float | None = None
+    seconds: float = 0.0
+    parameters: int = 0
+    signature: str = ""
+    remarks: tuple[str, ...] = ()
+    begun_at: int = field(default=0, compare=False)
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Training:
@@ -44,12 +67,19 @@ class Training(StoredResult):
         metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError, name=f"{failure} metrics.csv")
         if not len(metrics):
             raise RunError(f"training run {path.name}: metrics.csv has no line yet")
-        return cls(record, metrics, path)
+        ended = {"signature": str(record.get("signature", "")), **record.get("result", {}), "folder": path}
+        return cls(record, metrics, **{**ended, "remarks": tuple(ended.get("remarks", ()))})
 
     @property
-    def metrics(self) -> pd.DataFrame:
-        """A row whenever something was noted."""
-        return self.tables["metrics"]
+    def tables(self) -> Mapping[str, pd.DataFrame]:  # type: ignore[override]
+        """`metrics`."""
+        return {"metrics": self.metrics}
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """How it ended, as run.json has it."""
+        names = [entry.name for entry in fields(self) if entry.name not in ("record", "metrics")]
+        return {name: plain_value(getattr(self, name)) for name in names}
 
     @property
     def name(self) -> str:
@@ -57,8 +87,17 @@ class Training(StoredResult):
         return self.folder.resolve().name
 
     def answers(self) -> list[Answer]:
-        """The best of the training."""
-        return training_answers([self], [self.name])
+        """How well the model does, where it is best, and where its checkpoints are."""
+        scores = [f"validation nll {self.nll:.4f}"] if self.nll is not None else []
+        scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
+        spent = f"{counted(self.update, 'update')} in {self.seconds:.0f} s, {self.parameters:,} parameters"
+        ended = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
+        found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]
+        if self.best is not None:
+            found.append(Answer("Best", f"{self.best:.4f} at update {self.best_update}"))
+        if written := [name for name in ("last", "best", "averaged") if (self.folder / name).is_dir()]:
+            found.append(Answer("Checkpoints", f"{self.folder}: {', '.join(written)}"))
+        return [*found, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
 
     def line(self, column: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Where a column has values, and these."""
@@ -76,7 +115,7 @@ class Training(StoredResult):
         sites = [name.partition(".")[2] for name in names]
         return sorted(sites, key=lambda site: order.index(site) if site in order else len(order))
 
-    def best(self, column: str, *, highest: bool) -> str:
+    def best_of(self, column: str, *, highest: bool) -> str:
         """The best of what was measured on the validation text, and the update at which that was."""
         if not self.has(column):
             return ""
@@ -94,8 +133,8 @@ def training_answers(runs: Sequence[Training], names: Sequence[str]) -> list[Ans
             str(run.record.get("variant", "")),
             f"{run.metrics['update'].max():,.0f}",
             number_text(run.metrics["seconds"].max()),
-            run.best("valid_nll", highest=False),
-            run.best("bleu", highest=True),
+            run.best_of("valid_nll", highest=False),
+            run.best_of("bleu", highest=True),
         )
         for name, run in zip(names, runs, strict=True)
     )

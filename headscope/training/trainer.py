@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -23,13 +24,13 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.text_mode import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
-from headscope.results.answer import Answer
-from headscope.results.result import Result
-from headscope.signature import counted, signature_of
+from headscope.results.training import Training
+from headscope.signature import signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
 from headscope.training.data.prepare import prepare, write_vocabularies
 from headscope.training.files.checkpoints import (
+    METRICS,
     TRAINING,
     Progress,
     check_settings,
@@ -40,51 +41,9 @@ from headscope.training.files.checkpoints import (
 )
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun
-from headscope.training.train_loop import History, Listener, Loop, Reason, Silent, bleu_mode
+from headscope.training.train_loop import History, Listener, Loop, Silent, bleu_mode
 from headscope.training.variant import Variant
 from headscope.version import VERSION
-
-
-@dataclass(frozen=True, repr=False)
-class TrainingResult(Result):
-    """How a run ended: why, in which epoch, after how many updates.
-
-    `best` is the best validation value, -log p or BLEU, None without validation text; `nll` and `bleu` are the
-    last validation's. `remarks` say what of the variant did not happen (empty where it was interrupted). `begun_at` is
-    the update that `resume` found, which is `update` where the run was complete.
-    """
-
-    folder: Path
-    reason: Reason
-    epoch: int
-    update: int
-    best: float | None
-    best_update: int
-    nll: float | None
-    bleu: float | None
-    seconds: float
-    parameters: int
-    signature: str
-    remarks: tuple[str, ...] = ()
-    begun_at: int = field(default=0, compare=False)
-
-    def answers(self) -> list[Answer]:
-        """How well the model does, where it is best, and where its checkpoints are."""
-        scores = [f"validation nll {self.nll:.4f}"] if self.nll is not None else []
-        scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
-        spent = f"{counted(self.update, 'update')} in {self.seconds:.0f} s, {self.parameters:,} parameters"
-        ended = " (interrupted)" if self.reason == "interrupted" else ""
-        found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]
-        if self.best is not None:
-            found.append(Answer("Best", f"{self.best:.4f} at update {self.best_update}"))
-        if written := [name for name in ("last", "best", "averaged") if (self.folder / name).is_dir()]:
-            found.append(Answer("Checkpoints", f"{self.folder}: {', '.join(written)}"))
-        return [*found, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
-
-    @property
-    def record(self) -> dict[str, Any]:  # type: ignore[override]
-        """The fields."""
-        return {**vars(self), "folder": str(self.folder)}
 
 
 def train(
@@ -95,7 +54,7 @@ def train(
     force: bool = False,
     listener: Listener | None = None,
     command: Sequence[str] = (),
-) -> TrainingResult:
+) -> Training:
     """Train a variant in `config.out`. `resume` goes on with the run there, or begins one where there is none.
 
     Under torchrun every process calls this (several trainings: within `processes.together`). OutputError where the
@@ -124,7 +83,7 @@ def _train(
     listener: Listener,
     interrupted: Callable[[], bool],
     command: Sequence[str],
-) -> TrainingResult:
+) -> Training:
     begun = time.time()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -152,7 +111,9 @@ def _train(
     with _recorded(config.out, about, history):
         reason = loop.train()
     remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, ended=True)]
-    result = TrainingResult(
+    result = Training(
+        record=dict(about),
+        metrics=pd.DataFrame(),
         folder=config.out,
         reason=reason,
         epoch=run.position.last_epoch,
@@ -169,8 +130,10 @@ def _train(
     )
     if history is not None:
         status = "interrupted" if reason == "interrupted" else "done"
-        about |= {"status": status, "result": plain_options(result), "ended": time.time() - begun}
+        about |= {"status": status, "result": result.outcome, "ended": time.time() - begun}
         write_json(config.out / "run.json", TRAINING.described(about))
+        lines = config.out / METRICS
+        result = replace(result, record=about, metrics=pd.read_csv(lines) if lines.is_file() else pd.DataFrame())
     return result
 
 

@@ -45,7 +45,7 @@ def test_a_run_its_result_as_json_and_going_on(headscope: Command, data: list[ob
     out = tmp_path / "run"
     status, shown, err = headscope("train", "baseline", *data, *SIZES, "--updates", 3, "--out", out, "--json")
     assert status == 0 and err == ""
-    found = json.loads(shown)["record"]
+    found = json.loads(shown)["record"]["result"]
     assert found["update"] == 3 and found["reason"] == "updates" and found["folder"] == str(out)
     status, shown, _ = headscope("train", "baseline", "--out", out, "--resume", "--updates", 5)
     assert status == 0 and "5 updates" in shown and "Checkpoints: " in shown

@@ -34,7 +34,7 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cells import Cell, read_cells
 from headscope.pruning.sweep.methods import run_cell
-from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.pruning.sweep.sweep import run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.results.sweep import open_pruned
 from headscope.training.from_scratch import config_without

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from headscope.results.training import Training
 from headscope.training.train_loop import Listener
-from headscope.training.trainer import TrainingResult, train
+from headscope.training.trainer import train
 from headscope.training.variant import find_variant
 from tests.oracles import lessons
 
@@ -32,7 +33,7 @@ class Heard(Listener):
 
 def run(
     folder: Path, name: str, options: dict[str, Any], *, resume: bool = False, **shared: Any
-) -> tuple[TrainingResult, list[str]]:
+) -> tuple[Training, list[str]]:
     """How a run ended, and what was said before it began."""
     cls, heard = find_variant(name), Heard()
     config = lessons.config(folder, **{"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared)

@@ -27,6 +27,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
+from headscope.results.training import Training
 from headscope.training import losses
 from headscope.training import trainer as engine
 from headscope.training.config import TrainConfig
@@ -43,7 +44,7 @@ from headscope.training.files.checkpoints import Progress
 from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Listener
-from headscope.training.trainer import TrainingResult, make_run, train
+from headscope.training.trainer import make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
 from tests.makers.modules import ROOT
@@ -90,7 +91,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A run that learns: three epochs, with everything switched on."""
     more = {
         "updates": None,
@@ -239,7 +240,7 @@ def test_weights_of_the_last_or_the_best_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: TrainingResult, texts: Path) -> None:
+def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Training, texts: Path) -> None:
     lines = rows(trained.folder)
     valid = [float(row["valid_nll"]) for row in lines if row["valid_nll"]]
     assert len(valid) == 3 and valid[-1] < valid[0] - 0.1
@@ -252,7 +253,7 @@ def test_a_run_learns_and_its_checkpoints_open_with_their_tokenizers(trained: Tr
         assert len(list(translate_lines(checkpoint, sources, options=options, tokens=100))) == 2
 
 
-def test_the_numbers_of_the_log_are_means_per_target_token(trained: TrainingResult) -> None:
+def test_the_numbers_of_the_log_are_means_per_target_token(trained: Training) -> None:
     lines = [row for row in rows(trained.folder) if row["loss"]]
     counts = np.diff([0, *(int(row["tokens"]) for row in lines)])
     assert all(counts > 0) and lines[-1]["epoch"] == "3" and int(lines[-1]["sentences"]) == 450
@@ -261,7 +262,7 @@ def test_the_numbers_of_the_log_are_means_per_target_token(trained: TrainingResu
     assert updates == sorted(set(updates))
 
 
-def test_run_json_says_what_was_done(trained: TrainingResult) -> None:
+def test_run_json_says_what_was_done(trained: Training) -> None:
     about = json.loads((trained.folder / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "done" and about["result"]["reason"] == "epochs" and about["variant"] == "baseline"
     assert about["signature"].startswith("m:train.baseline|") and about["config"]["lr"] == 0.02
@@ -278,7 +279,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_validation_is_what_the_checkpoint_says_of_the_text(trained: TrainingResult, texts: Path) -> None:
+def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Training, texts: Path) -> None:
     from headscope.config import EvaluateConfig
     from headscope.evaluation.run import run_evaluation
 
@@ -339,7 +340,7 @@ def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
+def test_training_starts_from_a_checkpoint(trained: Training, texts: Path, tmp_path: Path) -> None:
     more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "updates": 1}
     found = train(small(texts, out=tmp_path / "run", **more), baseline())
     assert found.nll == pytest.approx(trained.best, abs=1e-4)
@@ -469,12 +470,12 @@ def test_half_precision_learns_about_the_same(
 
 
 @pytest.fixture
-def whole(texts: Path, tmp_path: Path) -> Iterator[TrainingResult]:
+def whole(texts: Path, tmp_path: Path) -> Iterator[Training]:
     yield train(small(texts, out=tmp_path / "whole", dropout=0.3), baseline())
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: TrainingResult) -> None:
+def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: Training) -> None:
     config = small(texts, out=tmp_path / "run", dropout=0.3)
     found = train(config, baseline(), listener=lessons.StopsAfter(4))
     assert found.reason == "interrupted" and found.update == 4
