@@ -89,6 +89,7 @@ def test_a_study_has_the_numbers_and_the_files_of_the_command(
     )
     study = pair.analyze(caption_files[0], target=caption_files[1], **shared)
     assert study.save(tmp_path / "study") == tmp_path / "study"
+    assert_found_again(study)
     files = {path.relative_to(tmp_path / "study") for path in (tmp_path / "study").rglob("*") if path.is_file()}
     assert Path("figures/heads.png") in files and Path("detail/confidence.npz") in files
     assert files == {path.relative_to(tmp_path / "command") for path in (tmp_path / "command").rglob("*.*")}
@@ -313,6 +314,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
         progress=lambda *entry: told.append(entry),
         **shared,
     )
+    assert_found_again(choice)
     assert repr(choice) == "<Ranking: subset: 16 of 24 heads stay; by subset, whose gates learn which>"
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
     assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
@@ -343,6 +345,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
         device="cpu",
         progress=lambda *entry: told.append(entry),
     )
+    assert_found_again(outcome)
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
     assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):

@@ -18,6 +18,7 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 from tests.docs.newcomer import narrow_bert
+from tests.oracles.memory import assert_found_again
 
 pytestmark = pytest.mark.slow
 
@@ -119,3 +120,4 @@ def test_a_sweep_is_made_from_python(tmp_path: Path) -> None:
     with_checkpoint: Any = hs.prune
     sweep = with_checkpoint(hs.assets.trained(), "sweep", out="sweep", bootstrap=10, device="cpu", **options)
     assert list(sweep.cells["method"].unique()) and (tmp_path / "sweep" / "sweep.csv").exists()
+    assert_found_again(sweep)

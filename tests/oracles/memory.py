@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 import headscope as hs
+from headscope.report.page.report import gather
 from tests.oracles import speakers, tiny
 
 N = 13
@@ -31,3 +33,12 @@ def sentences() -> list[str]:
     """Sentences of words that the tokenizer knows."""
     words = tiny.PIECES[5:]
     return [" ".join(words[(3 * i + j) % len(words)] for j in range(3 + i)) for i in range(5)]
+
+
+def assert_found_again(result: Any) -> None:
+    """A result in memory says what its folder says, and the page shows the same answers."""
+    answers = result.answers()
+    assert answers and type(result).open(result.folder).answers() == answers
+    with patch("headscope.report.page.report.draw", return_value=[]):
+        shown = [answer for block in gather([result.folder]).blocks for answer in block.answers]
+    assert all(answer in shown for answer in answers)
