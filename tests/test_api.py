@@ -26,7 +26,7 @@ from headscope.errors import (
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.translate_options import TranslateOptions
-from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N
+from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
 
 pytestmark = pytest.mark.slow
 

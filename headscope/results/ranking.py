@@ -72,7 +72,7 @@ class Ranking(StoredResult):
     @property
     def direction(self) -> str:
         """Which end goes first, and why."""
-        return str(self.record["ranking"]["direction"])
+        return str(self.record["ranking"]["direction"]).partition(": ")[2]
 
     @property
     def scores(self) -> pd.DataFrame:

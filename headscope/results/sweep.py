@@ -33,7 +33,7 @@ RELABELLED = "relabelled"
 """Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
 KEY = ["method", "control", "size"]
 NAMED = 3  # runs whose folders make the name of them all
-TEXTS = (*KEY, "metric", "cell", "site", "functions", "model", RELABELLED)
+TEXTS = (*KEY, "metric", "cell", "site", "functions", "model", "verdict", RELABELLED)
 
 
 @dataclass(eq=False)

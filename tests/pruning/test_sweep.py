@@ -36,7 +36,7 @@ from headscope.pruning.sweep.cells import Cell, read_cells
 from headscope.pruning.sweep.methods import run_cell
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
-from headscope.results.sweep import open_pruned
+from headscope.results.sweep import Sweep, open_pruned
 from headscope.training.from_scratch import config_without
 from tests.makers.figures import draw
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
