@@ -17,7 +17,8 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
-from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.pruning.sweep.sweep import run_sweep
+from headscope.results.sweep import Sweep
 from tests.makers.shared import SHIPPED
 from tests.makers.sweeps import config, evaluated, lines, made_words
 from tests.oracles import checkpoints, fairseq, tiny
