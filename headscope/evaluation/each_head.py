@@ -41,7 +41,6 @@ class EachHead(Result):
     sentences: int
     loss: str = "nll/token"
     complete: bool = True
-    late: bool = False
 
     def answers(self) -> list[Answer]:
         """Which head matters most, how many change nothing that can be told, and the heads that matter most."""

@@ -193,7 +193,6 @@ class Evaluation(Result):
     nll: float | None = None
     unit: str = "tokens"
     complete: bool = True
-    late: bool = False
     seconds: float = 0.0
 
     def __getitem__(self, metric: str) -> Score:

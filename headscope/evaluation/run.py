@@ -12,8 +12,8 @@ from headscope.distributed import ALONE, Processes
 from headscope.evaluation.each_head import EachHead, score_each_head
 from headscope.evaluation.opened import OpenedEvaluation, open_all
 from headscope.evaluation.quality import Evaluation, score_corpus
-from headscope.files.folders import OutputFile
-from headscope.files.output_checks import Input, inputs_of
+from headscope.files.folders import check_writable, write_beside
+from headscope.files.output_checks import Input, check_file, inputs_of
 from headscope.files.tables import shielded
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
@@ -56,17 +56,20 @@ def _measure(
     processes: Processes,
 ) -> R:
     """OutputError before anything is measured where `out` must not or cannot be written."""
-    file = None if out is None else OutputFile(out, inputs=inputs_of(config), force=config.force)
+    inputs = inputs_of(config)
+    if out is not None:
+        check_file(out, inputs=inputs, force=config.force)
+        check_writable(out)
     opened = replace(opened or open_all(config), processes=processes)
     intact = opened.intact or opened.checkpoint
-    if file is not None:
-        others = [Input(Path(intact.path), checkpoint=True)] if opened.intact else []
-        file.protect([*others, *(Input(path) for path in opened.checkpoint.read_files)])
+    if out is not None:
+        inputs += [Input(Path(intact.path), checkpoint=True)] if opened.intact else []
+        inputs += [Input(path) for path in opened.checkpoint.read_files]
+        check_file(out, inputs=inputs, force=config.force)
     with eval_mode(opened.checkpoint.model), eval_mode(intact.model):
         result = measure(opened, progress=progress if processes.main else no_progress)
-    if file is not None and processes.main:
-        frame = result.table if isinstance(result, EachHead) else result.sentences
-        written = file.write(lambda path: shielded(frame).to_csv(path, index=False), complete=result.complete)
-        result.remarks += filter(None, [written.remark])
-        result.late = written.late
+    if out is not None and processes.main:
+        frame = shielded(result.table if isinstance(result, EachHead) else result.sentences)
+        kept: dict[str, bool] = {"force": config.force, "complete": result.complete}
+        result.remarks += filter(None, [write_beside(out, lambda path: frame.to_csv(path, index=False), **kept)])
     return result

@@ -1,6 +1,4 @@
-"""Outputs of commands: directories built next to their destination and swapped in, or written in place and resumable;
-and tables that are written once they are measured.
-"""
+"""Outputs of commands: directories built beside their destination and swapped in, or written in place and resumable."""
 
 from __future__ import annotations
 
@@ -11,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from headscope.errors import OutputError
 from headscope.files.output_checks import (
     Contents,
     Input,
     OutputKind,
-    check_file,
     check_folder,
     check_inputs,
     contents,
@@ -221,18 +218,11 @@ def _created(folder: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-class Written(NamedTuple):
-    """Where a result is, a remark where that is not where it was to be, and whether another process was quicker."""
+def write_beside(path: Path, write: Callable[[Path], object], *, force: bool, complete: bool) -> str:
+    """Write a file that replaces another with `force` alone, as what was measured is never lost.
 
-    path: Path
-    remark: str = ""
-    late: bool = False
-
-
-class OutputFile:
-    """The file `path`, which may replace another with `force` alone, and none of the `inputs`.
-
-    OutputError at once where it must not or cannot be written.
+    What is not `complete` goes to FILE.partial, so that nobody takes it for the whole, and to FILE.new where another
+    process has written FILE meanwhile; the remark that is returned says so.
     """
 
     def __init__(self, path: Path, *, inputs: Sequence[Input] = (), force: bool = False) -> None:
