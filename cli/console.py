@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 
 WIDTH = 100
-"""Columns of tables in a file or a pipe; one whose words, such as paths, are longer is wider, and not cut."""
+"""Columns in a file or a pipe."""
 
 
 def out() -> Console:
@@ -29,58 +29,11 @@ def out() -> Console:
     return console if known else console_for_text(width=WIDTH)
 
 
-def show(parts: Iterable[Any]) -> None:
-    """Print tables and lines of text; lines are not broken, so that what is in them can be copied whole.
-
-    A table that a terminal has no room for is folded in its cells, never cut.
-    """
-    from rich.text import Text
-
-    screen, has_width = out(), os.environ.get("COLUMNS", "").isdigit()
-    fixed = screen.is_terminal or has_width
-    for part in parts:
-        if not isinstance(part, (str, Text)) and _least(part, screen) > screen.width:
-            for column in part.columns:
-                column.no_wrap, column.overflow = column.no_wrap and not fixed, "fold"
-        if screen.is_terminal or isinstance(part, (str, Text)):
-            screen.print(part, soft_wrap=isinstance(part, (str, Text)))
-            continue
-        wide = console_for_text(width=screen.width if has_width else max(screen.width, _least(part, screen)))
-        with wide.capture() as drawn:
-            wide.print(part)
-        for line in drawn.get().splitlines():
-            print(line.rstrip())
-
-
-def _least(table: Table, screen: Console) -> int:
-    """Columns that a table needs where no word is broken."""
-    from rich.measure import Measurement
-
-    wide = screen.options.update_width(10_000)
-    needed = 0
-    for column in table.columns:
-        cells = (Measurement.get(screen, wide, cell) for cell in (column.header, *column.cells))
-        needed += max(cell.maximum if column.no_wrap else cell.minimum for cell in cells)
-    return needed + len(table.columns) * (sum(table.padding[1::2]) + 1)
-
-
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]] = (),
-    *,
-    numbers: Container[str] = (),
-    whole: Container[str] = (),
-) -> Table:
-    """A table of rich; `numbers` are columns that stand on the right, `whole` those whose cells are never broken."""
-    from rich import box
-    from rich.table import Table
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        drawn.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in whole)
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
+def show(lines: Iterable[str | Text]) -> None:
+    """Print lines of text, not broken, so that what is in them can be copied whole."""
+    screen = out()
+    for line in lines:
+        screen.print(line, soft_wrap=True)
 
 
 def pushed(address: str) -> dict[str, str]:

@@ -23,8 +23,9 @@ def demo(values: Mapping[str, Any]) -> None:
     prunes by it, and writes a page about all of it. The BERT comes with `pip install "headscope[demo]"`; without it the
     translation model, which ships with headscope, is shown alone.
     """
-    from headscope.cli.answers import show_result
+    from headscope.cli.answers import answer_lines, show_result
     from headscope.demo import run_demonstration
+    from headscope.results.answer import Answer, AnswerTable
 
     config = read(DemoConfig, values)
     result = run_demonstration(config.out, force=config.force, progress=console.progress)
@@ -40,13 +41,12 @@ def demo(values: Mapping[str, Any]) -> None:
         show_result(shown)
     sizes = [result.translation.removal.record[when]["attention_heads"] for when in ("before", "after")]
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
-    columns = ("before", "95 %", "after", "95 %")
-    table = console.table(["", *columns], numbers=columns)
-    before, after = result.scores
-    for old, new in zip(before.scores, after.scores, strict=True):
+    rows = []
+    for old, new in zip(*(evaluation.scores for evaluation in result.scores), strict=True):
         ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
-        table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
-    console.show(["", title, table])
+        rows.append((old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1]))
+    table = AnswerTable(("", "before", "95 %", "after", "95 %"), tuple(rows))
+    console.show(["", *answer_lines([Answer(title, "", table)], verbose=True, width=WIDTH)])
     figures = [f"{part.analysis.folder}/figures/heads.png" for part in result.parts]
     smaller = [f"smaller checkpoint: {part.removal.path}" for part in result.parts]
     drawn = [f"figure: {figure}" for figure in figures]

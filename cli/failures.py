@@ -40,16 +40,21 @@ def short(text: str) -> str:
     return sentence + (behind[0] if behind else "")
 
 
-def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A section of names and what is said of them; names of options are not broken at their hyphens."""
+def row_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Names and what is said of them, in two columns; names of options are not broken at their hyphens."""
     column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
-    wrapped = textwrap.TextWrapper(formatter.width - column, break_on_hyphens=False, break_long_words=False)
-    formatter.write(f"\n{heading}:\n")
+    wrapped = textwrap.TextWrapper(width - column, break_on_hyphens=False, break_long_words=False)
     for name, explanation in rows:
         lines = wrapped.wrap(explanation)
         beside = lines.pop(0) if lines and len(name) <= column - 4 else ""
-        formatter.write(f"  {name:{column - 2}}{beside}".rstrip() + "\n")
-        formatter.write("".join(f"{'':{column}}{line}\n" for line in lines))
+        yield f"  {name:{column - 2}}{beside}".rstrip()
+        yield from (f"{'':{column}}{line}" for line in lines)
+
+
+def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A section of a help text."""
+    formatter.write(f"\n{heading}:\n")
+    formatter.write("".join(f"{line}\n" for line in row_lines(rows, formatter.width)))
 
 
 def write_options(command: Any, context: Any, formatter: Any) -> None:

@@ -8,15 +8,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
+from headscope.cli.failures import row_lines
 from headscope.cli.options import default_words, options_from, read
 from headscope.config.option import NoOptions, declared_options
 from headscope.config.small import ListConfig
 
 if TYPE_CHECKING:
     from headscope.engine.overview import Kind
-
-BESIDE = 20
-"""Columns of what stands beside a summary: it is the summary that is read."""
 
 
 @options_from(ListConfig, config=False)
@@ -37,23 +35,19 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         if json:
             console.print_json(numbers)
         else:
-            kinds = console.table(("kind", "number"), ((kind, str(number)) for kind, number in numbers.items()))
-            console.show([kinds, "headscope list KIND [CKPT] lists one of them"])
+            console.show(row_lines([(kind, str(number)) for kind, number in numbers.items()], console.WIDTH))
+            console.show(["headscope list KIND [CKPT] lists one of them"])
         return
     overview = load(config.checkpoint).overview() if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]
     if json:
         console.print_json(items)
         return
-    shown = [name for name in ("name", "summary", "needs", "cost") if any(item[name] for item in items)]
-    columns = [config.kind, *shown[1:]]
-    if overview is not None:
-        columns, shown = [*columns, "fits"], [*shown, "fits"]
-        items = [{**item, "fits": item["refusal"] or "yes"} for item in items]
-    table = console.table(columns, ([item[name] for name in shown] for item in items), whole=(config.kind,))
-    for column in table.columns[2:]:
-        column.max_width, column.overflow = BESIDE, "fold"
-    console.show([table])
+    rows = []
+    for item in items:
+        about = [item["needs"], item["cost"], item["refusal"] or "fits" if overview is not None else ""]
+        rows.append((item["name"], f"{item['summary']}  [{'; '.join(filter(None, about))}]".removesuffix("  []")))
+    console.show(row_lines(rows, console.out().width))
 
 
 def show_options(kind: Kind, name: str, *, json: bool) -> None:
