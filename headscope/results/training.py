@@ -67,7 +67,8 @@ class Training(Result):
         metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError, name=f"{failure} metrics.csv")
         if not len(metrics):
             raise RunError(f"training run {path.name}: metrics.csv has no line yet")
-        ended = {"signature": str(record.get("signature", "")), **record.get("result", {}), "folder": path}
+        so_far = {"update": int(metrics["update"].max()), "seconds": float(metrics["seconds"].max())}
+        ended = {"signature": str(record.get("signature", "")), **so_far, **record.get("result", {}), "folder": path}
         return cls(record, metrics, **{**ended, "remarks": tuple(ended.get("remarks", ()))})
 
     @property
@@ -90,7 +91,8 @@ class Training(Result):
         """How well the model does, where it is best, and where its checkpoints are."""
         scores = [f"validation nll {self.nll:.4f}"] if self.nll is not None else []
         scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
-        spent = f"{counted(self.update, 'update')} in {self.seconds:.0f} s, {self.parameters:,} parameters"
+        spent = f"{counted(self.update, 'update')} in {self.seconds:.0f} s"
+        spent += f", {self.parameters:,} parameters" * bool(self.parameters)
         ended = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
         found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]
         if self.best is not None:

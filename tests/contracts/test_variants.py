@@ -13,7 +13,6 @@ from torch import Tensor
 
 from headscope.formats.base import open_checkpoint
 from headscope.training.config import TrainConfig
-from headscope.training.train_loop import Reason
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, Variant, VariantChain, find_variant, why_not_together
 from tests.oracles import lessons
@@ -47,7 +46,7 @@ def needed(name: str) -> dict[str, Any]:
 
 def trained(
     folder: Path, name: str, options: dict[str, Any], *, stop: int | None = None, resume: bool = False, **shared: Any
-) -> tuple[Reason, dict[str, Tensor]]:
+) -> tuple[str, dict[str, Tensor]]:
     """Why a short training ended, and its weights."""
     folder.mkdir(exist_ok=True)
     cls = find_variant(name)

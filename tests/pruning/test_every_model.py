@@ -225,7 +225,7 @@ def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, e
     quick: dict[str, Any] = {"seeds": 1, "batch_tokens": 97, "bootstrap": 20, "keep": (3,)}
     sweep = run_sweep(SweepConfig(**options, out=tmp_path / "run", methods=("gradient",), metric=metric, **quick))
     name = metric or ("cosine" if kind == "bert-encoder" else "accuracy")
-    table = sweep.table.set_index("cell")
+    table = sweep.cells.set_index("cell")
     assert set(table["metric"]) == {name} and len(table) == 2
     texts = text_options(options)
     rows = zip(*(sweep.survivors[column] for column in ("cell", "site", "layer", "head")), strict=True)

@@ -283,8 +283,9 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     assert [row[change] for row in sizes.rows][:2] == ["", "−6"]
     assert len(sweep.figures) == 2
     (training,) = report.sections["Training"]
-    assert training.answers[0].table is not None and len(training.figures) == 1
-    assert training.answers[0].table.rows == (("train", "mixing", "30", "3", "1.67 at update 30", "9 at update 30"),)
+    assert training.answers[0].sentence == "train (goes on): 30 updates in 3 s" and len(training.figures) == 1
+    assert training.answers[-1].table is not None
+    assert training.answers[-1].table.rows == (("train", "mixing", "30", "3", "1.67 at update 30", "9 at update 30"),)
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
