@@ -149,7 +149,8 @@ def other_blocks(results: Sequence[Any]) -> Iterator[PageBlock]:
             drawn = [image for kind in kinds for image in draw("pruning", [result], figure=kind)]
             yield PageBlock("Pruning", result.name, result.answers(), drawn)
     if histories:
-        answers = training_answers(histories, number_same([run.name for run in histories]))
+        answers = [answer for run in histories for answer in run.answers()]
+        answers += training_answers(histories, number_same([run.name for run in histories]))
         yield PageBlock("Training", "", answers, draw("training", histories))
 
 
