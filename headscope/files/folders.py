@@ -224,35 +224,15 @@ def write_beside(path: Path, write: Callable[[Path], object], *, force: bool, co
     What is not `complete` goes to FILE.partial, so that nobody takes it for the whole, and to FILE.new where another
     process has written FILE meanwhile; the remark that is returned says so.
     """
-
-    def __init__(self, path: Path, *, inputs: Sequence[Input] = (), force: bool = False) -> None:
-        self.path, self.inputs, self.force = path, list(inputs), force
-        self._check()
-        check_writable(path)
-
-    def protect(self, inputs: Sequence[Input]) -> None:
-        """Further inputs, which were found when the others were opened; OutputError where it is one of them."""
-        self.inputs += inputs
-        self._check()
-
-    def write(self, write: Callable[[Path], object], *, complete: bool) -> Written:
-        """Write it where nothing is replaced that may not be: what was measured is never lost.
-
-        What is not `complete` replaces nothing and goes to FILE.partial, so that nobody takes it for the whole. Where
-        another process was quicker to write FILE, the result is in FILE.new.
-        """
-        check_file(self.path, inputs=self.inputs, force=True)
-        if not complete:
-            partial = write_atomically(_free_name(self.path.with_name(f"{self.path.name}.partial")), write)
-            kept = "stays as it was" if self.path.exists() else "was not written"
-            return Written(partial, f"{self.path} {kept}; {partial} has the sentences that were done")
-        if self.force or not self.path.exists():
-            return Written(write_atomically(self.path, write))
-        beside = write_atomically(_free_name(replacing_folder(self.path)), write)
-        return Written(beside, f"{self.path} came meanwhile and stays; this result is in {beside}", late=True)
-
-    def _check(self) -> None:
-        check_file(self.path, inputs=self.inputs, force=self.force)
+    if complete and (force or not path.exists()):
+        write_atomically(path, write)
+        return ""
+    beside = _free_name(path.with_name(f"{path.name}.{'new' if complete else 'partial'}"))
+    write_atomically(beside, write)
+    if complete:
+        return f"warning: {path} came meanwhile and stays; {beside} has this result"
+    kept = "stays as it was" if path.exists() else "was not written"
+    return f"{path} {kept}; {beside} has the sentences that were done"
 
 
 def _free_name(path: Path) -> Path:
