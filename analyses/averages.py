@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,15 +48,17 @@ class Averages(Analysis):
     Options = LabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        ratios: dict[str, Ratio] = {}
-        for side in SIDES:
-            keys, largest, several, chance = heads.shared(side, lambda side=side: _keys(heads, side))  # type: ignore[misc]
-            weight, surprise = (torch.einsum("bhts,bts->bht", of, keys) for of in (heads.weights, heads.surprise))
-            weight = weight.clamp(min=torch.finfo(keys.dtype).tiny)
-            entropy = surprise / weight + weight.log()  # of w / Σ w
-            values = {"evenness": (entropy / largest).clamp(0, 1), "weight": weight, "chance": chance.expand_as(weight)}
-            ratios |= {f"{side}_{name}": heads.over_queries(value, only=several) for name, value in values.items()}
-        return ratios
+        sides = heads.shared("sides", lambda: _Sides.of(heads))
+        weight, surprise = (torch.einsum("bhts,bnts->bnht", of, sides.keys) for of in (heads.weights, heads.surprise))
+        weight = weight.clamp(min=torch.finfo(weight.dtype).tiny)
+        evenness = (surprise / weight + weight.log()).div(sides.largest).clamp(0, 1)  # entropy of w / Σ w
+        sums = torch.cat([evenness, weight], dim=2) @ sides.queries  # [b n 2h 1]
+        values = torch.cat([sums[..., 0], sides.chance.expand(*evenness.shape[:3])], dim=2)  # [b n 3h]
+        return {
+            f"{side}_{name}": Ratio(value, sides.count[:, number])
+            for number, side in enumerate(SIDES)
+            for name, value in zip(("evenness", "weight", "chance"), values[:, number].chunk(3, dim=-1), strict=True)
+        }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport(columns=[aggregates.column(measure.name) for measure in self.measures])
@@ -81,11 +84,26 @@ class Averages(Analysis):
         return evidence_signature(self.options)
 
 
-def _keys(heads: HeadBatch, side: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The counted keys of a side as numbers [b t s], and of its queries: ln of their number, several, share of all."""
-    everywhere = (heads.visible & heads.keys[:, None]).to(heads.context.dtype)
-    first = heads.first_query
-    keys = everywhere.triu(first + 1) if side == "after" else everywhere.tril(first - 1)
-    count = keys.sum(dim=-1)  # [b t]
-    share = count / heads.visible.sum(dim=-1).clamp(min=1)
-    return keys, count.clamp(min=2).log()[:, None], count >= SEVERAL, share[:, None]
+class _Sides(NamedTuple):
+    """Of both sides n: counted keys [b n t s], ln of their number [b n 1 t], and queries with several [b n t 1].
+
+    The number of these queries is `count` [b n 1], the sum of their shares of visible keys `chance` [b n 1].
+    """
+
+    keys: Tensor
+    largest: Tensor
+    queries: Tensor
+    count: Tensor
+    chance: Tensor
+
+    @classmethod
+    def of(cls, heads: HeadBatch) -> _Sides:
+        dtype, first = heads.context.dtype, heads.first_query
+        everywhere = (heads.visible & heads.keys[:, None]).to(dtype)
+        keys = torch.stack([everywhere.triu(first + 1), everywhere.tril(first - 1)], dim=1)
+        number = keys.sum(dim=-1)  # [b n t]
+        queries = (heads.queries[:, None] & (number >= SEVERAL)).to(dtype)
+        share = number / heads.visible.sum(dim=-1).clamp(min=1)[:, None]
+        largest = number.clamp(min=2).log()[:, :, None]
+        count, chance = (of.sum(dim=-1, keepdim=True) for of in (queries, queries * share))
+        return cls(keys, largest, queries[..., None], count, chance)

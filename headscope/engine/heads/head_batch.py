@@ -84,11 +84,12 @@ class HeadBatch:
     @property
     def surprise(self) -> Tensor:
         """−w ln w of the weights w [b h t s]."""
-        return self._on_all_keys(-self._rows.weights * self._logs)
+        return self._on_all_keys(self._surprise)
 
     def _on_all_keys(self, values: Tensor) -> Tensor:
-        keys = self._rows.keys
-        return torch.nn.functional.pad(values, (keys.start, self.keys.shape[1] - keys.stop))
+        keys, size = self._rows.keys, self.keys.shape[1]
+        missing = (keys.start, size - keys.stop)
+        return torch.nn.functional.pad(values, missing) if any(missing) else values
 
     @property
     def visible(self) -> Tensor:
@@ -126,19 +127,18 @@ class HeadBatch:
         return self.argmax_position - self.positions
 
     @cached_property
-    def _logs(self) -> Tensor:
-        """Natural logarithms of the weights [b h t n] on the keys of `rows`; finite for 0."""
+    def _surprise(self) -> Tensor:
+        """−w ln w of the weights w [b h t n] on the keys of `rows`."""
         weights = self._rows.weights
-        return weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # 0 ln 0 is 0
+        if weights.device.type != "cpu":
+            return torch.special.entr(weights)
+        logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # 0 ln 0 is 0
+        return logs.mul_(weights).neg_()  # a fifth of the time of `entr`
 
     @property
     def entropy(self) -> Tensor:
         """−Σ_s w ln w of each query's weights on all keys, in nats [b h t]."""
-        weights = self._rows.weights
-        if weights.device.type != "cpu":
-            terms: Tensor = torch.special.entr(weights)  # fewer kernels, where each has a price
-            return terms.sum(dim=-1)
-        return -torch.einsum("bhts,bhts->bht", weights, self._logs)
+        return self._surprise.sum(dim=-1)
 
     @property
     def visible_keys(self) -> Tensor:
