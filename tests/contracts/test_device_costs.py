@@ -26,7 +26,7 @@ from tests.makers.experts import disturbed
 from tests.oracles import checkpoints, mhr, native, speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
 
-MOST_KERNELS = 6.7
+MOST_KERNELS = 5.4
 EVERY = 4
 """Batches after which it is asked whether all numbers were finite: here fewer than there."""
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
