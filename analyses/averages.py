@@ -49,9 +49,9 @@ class Averages(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         sides = heads.shared("sides", lambda: _Sides.of(heads))
-        weight, surprise = (torch.einsum("bhts,bnts->bnht", of, sides.keys) for of in (heads.weights, heads.surprise))
+        weight, logs = (torch.einsum("bhts,bnts->bnht", of, sides.keys) for of in (heads.weights, heads.log_weights))
         weight = weight.clamp(min=torch.finfo(weight.dtype).tiny)
-        evenness = (surprise / weight + weight.log()).div(sides.largest).clamp(0, 1)  # entropy of w / Σ w
+        evenness = (weight.log() - logs / weight).div(sides.largest).clamp(0, 1)  # entropy of w / Σ w
         sums = torch.cat([evenness, weight], dim=2) @ sides.queries  # [b n 2h 1]
         values = torch.cat([sums[..., 0], sides.chance.expand(*evenness.shape[:3])], dim=2)  # [b n 3h]
         return {

@@ -17,7 +17,7 @@ from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, ScoreOptions
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import visibility
+from headscope.model.streaming import scores, visibility
 from headscope.model.streaming.context import streamed_context
 from headscope.model.streaming.visibility import LazyMask, causal_mask
 
@@ -54,7 +54,8 @@ class LivingBytes(TorchDispatchMode):
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small budget, in bytes."""
-    monkeypatch.setattr(visibility, "AT_A_TIME", visibility.AT_A_TIME // SMALLER)
+    for module in (visibility, scores):
+        monkeypatch.setattr(module, "AT_A_TIME", visibility.BUDGET // 2 // SMALLER)
     return visibility.BUDGET // SMALLER
 
 
@@ -68,15 +69,16 @@ def window(size: int) -> LazyMask:
     return LazyMask(block, (B, 1, T, T), dtype=torch.float32, device=torch.device("cpu"))
 
 
-def earlier(queries: slice) -> Tensor:
-    """Every earlier key [b q s], as where a text has one word alone."""
-    return torch.ones(B, queries.stop - queries.start, T, dtype=torch.bool).tril(queries.start - 1)
+def earlier(queries: slice, keys: slice) -> Tensor:
+    """Every earlier key [b q n], as where a text has one word alone."""
+    size = (B, queries.stop - queries.start, keys.stop - keys.start)
+    return torch.ones(size, dtype=torch.bool).tril(queries.start - keys.start - 1)
 
 
 def observe(block: HeadBatch) -> None:
     """What analyses ask of a block."""
     block.maximum, block.entropy  # noqa: B018
-    block.weight_on_pairs("earlier", lambda keys: earlier(block.span)[..., keys])
+    block.weight_on_pairs("earlier", lambda keys: earlier(block.span, keys))
     block.weight_on(torch.ones(B, T, 2))
     block.visible_on(torch.ones(B, T, 2))
 

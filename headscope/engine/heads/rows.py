@@ -47,7 +47,8 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
         max_weight = values.amax(dim=-1)
         return max_weight, _first_at_least(values, _tied(max_weight))
     if s >= SHORT:  # look at the largest of each part before at single ones
-        parts = torch.nn.functional.pad(values, (0, -s % SHORT), value=-torch.inf).unflatten(-1, (-1, SHORT))
+        padded = torch.nn.functional.pad(values, (0, -s % SHORT), value=-torch.inf) if s % SHORT else values
+        parts = padded.unflatten(-1, (-1, SHORT))
         by_part = parts.amax(dim=-1)
         max_weight = by_part.amax(dim=-1)
         part = _first_at_least(by_part, _tied(max_weight))

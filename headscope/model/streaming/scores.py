@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.model.attention import ScoreOptions, precise_type
-from headscope.model.streaming.visibility import Visibility, query_blocks
+from headscope.model.streaming.visibility import AT_A_TIME, Visibility
 
 WIDTHS = 1024
 """Blocks have a multiple of so many keys: memory of one size is used again, of sizes that grow the heap would."""
@@ -42,21 +42,36 @@ class ScoreBlocks:
         return cls(query.to(dtype) * scale, key.to(dtype), visibility, options.softcap, bias, sinks)
 
     def blocks(self, tensors: int) -> Iterator[slice]:
-        """Blocks of queries, for so many tensors as large as a block of scores."""
+        """Blocks of queries, for so many tensors as large as a block of scores: more where they see fewer keys.
+
+        Blocks of one size fit in the memory of those before them.
+        """
         b, h, t, _ = self.query.shape
-        return query_blocks(t, b * self.key.shape[2] * (tensors * h * self.query.itemsize + PLACES))
+        cells = AT_A_TIME // (b * (tensors * h * self.query.itemsize + PLACES))
+        start, least = 0, max(1, cells // self.key.shape[2])
+        while start < t:
+            size = least
+            for _ in range(2):  # the second time no block of that size sees more keys than it was made for
+                keys = self._keys(slice(start, min(start + size, t)))
+                size = max(least, cells // max(1, keys.stop - keys.start))
+            yield slice(start, min(start + size, t))
+            start += size
+
+    def _keys(self, queries: slice) -> slice:
+        """The keys that any of a block's queries sees, and a few more."""
+        low, _, _, high = self.visibility.bounds(queries)
+        return slice(low, min(self.key.shape[2], low - (low - high) // WIDTHS * WIDTHS))
 
     def weights(self, queries: slice) -> tuple[Tensor, slice]:
         """The weights [b h q n] of a block of queries, and n keys, with those that any of them sees."""
-        low, all_low, all_high, high = self.visibility.bounds(queries)
-        high = min(self.key.shape[2], low - (low - high) // WIDTHS * WIDTHS)
-        keys = slice(low, high)
+        low, all_low, all_high, _ = self.visibility.bounds(queries)
+        keys = self._keys(queries)
         block = self._scores(queries, keys)
         first = all_high if low >= all_low and all_high > low else low  # all queries see the keys before it
         if first == low or block.requires_grad:
             block = self.visibility.hide(block, queries, keys)
-        elif first < high:
-            self.visibility.hide(block[..., first - low :], queries, slice(first, high))  # in place
+        elif first < keys.stop:
+            self.visibility.hide(block[..., first - low :], queries, slice(first, keys.stop))  # in place
         if self.sinks is None:
             return torch.softmax(block, dim=-1), keys
         column = self.sinks[:, None, None].expand(*block.shape[:-1], 1)
