@@ -55,7 +55,7 @@ class Averages(Analysis):
         sums = torch.cat([evenness, weight], dim=2) @ sides.queries  # [b n 2h 1]
         values = torch.cat([sums[..., 0], sides.chance.expand(*evenness.shape[:3])], dim=2)  # [b n 3h]
         return {
-            f"{side}_{name}": Ratio(value, sides.count[:, number])
+            f"{side}_{name}": Ratio(value, sides.instances[:, number])
             for number, side in enumerate(SIDES)
             for name, value in zip(("evenness", "weight", "chance"), values[:, number].chunk(3, dim=-1), strict=True)
         }
@@ -87,13 +87,13 @@ class Averages(Analysis):
 class _Sides(NamedTuple):
     """Of both sides n: counted keys [b n t s], ln of their number [b n 1 t], and queries with several [b n t 1].
 
-    The number of these queries is `count` [b n 1], the sum of their shares of visible keys `chance` [b n 1].
+    The number of these queries is `instances` [b n 1], the sum of their shares of visible keys `chance` [b n 1].
     """
 
     keys: Tensor
     largest: Tensor
     queries: Tensor
-    count: Tensor
+    instances: Tensor
     chance: Tensor
 
     @classmethod
@@ -105,5 +105,5 @@ class _Sides(NamedTuple):
         queries = (heads.queries[:, None] & (number >= SEVERAL)).to(dtype)
         share = number / heads.visible.sum(dim=-1).clamp(min=1)[:, None]
         largest = number.clamp(min=2).log()[:, :, None]
-        count, chance = (of.sum(dim=-1, keepdim=True) for of in (queries, queries * share))
-        return cls(keys, largest, queries[..., None], count, chance)
+        instances, chance = (of.sum(dim=-1, keepdim=True) for of in (queries, queries * share))
+        return cls(keys, largest, queries[..., None], instances, chance)
