@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,11 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
+from headscope.engine.heads.rows import SharedTensors
 from headscope.heads import Site
 
 MASS, TIMES = 0.5, 2.0
-FEW = 200
+FEW, MANY_SINKS = 200, 1 / 3
 COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS), "explained_unmet", "beyond_sinks")
 
 
@@ -60,8 +61,9 @@ class ExplainedShares(Analysis):
 
     `explained-rows` queries are sampled. Sentences of even and odd number are fitted and held out in turn; L-BFGS
     with early stopping, so that shares depend slightly on batch sizes (lexical: 0.003 at 240 captions).
-    `explained_unmet` is the share among keys never met with the query's token in fitting. With `--exclude-sinks` rows
-    are renormalised beyond first and special tokens; `beyond_sinks` is the weight there.
+    `explained_unmet` is the share among keys never met with the query's token in fitting. Where more than a third of a
+    site's heads rest on first or special tokens, and with `--exclude-sinks`, rows are renormalised beyond these;
+    `beyond_sinks` is the weight there. Examples are beyond them always.
 
     Label `looks:NAME` (`headscope/pair_functions`): the mean weight on such keys is at least 0.5 and twice even weight,
     also where no fixed offset gives them away, and twice what position predicts. examples.csv has the sharpest queries,
@@ -70,7 +72,7 @@ class ExplainedShares(Analysis):
 
     name = "explained"
     reads = "rows"
-    version = 4
+    version = 5
     order = 66
     default = False
     group = "description"
@@ -104,6 +106,7 @@ class ExplainedShares(Analysis):
         self.waiting: list[tuple[Site, int, list[Chosen], Tensor, Tensor]] = []
         self.waiting_sharp: list[tuple[Site, int, Sharpest]] = []
         self.sentences = 1
+        self.beyond: set[Site] = set()
         self.reader_of: dict[SideName, TokenReader] = {}
 
     def _readers(self, site: Site) -> tuple[TokenReader, TokenReader]:
@@ -118,8 +121,12 @@ class ExplainedShares(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         chosen: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
         first, t = heads.first_query, heads.queries.shape[1]
-        numbers, visible = heads.batch.indices.tolist(), heads.visible_keys
-        sharp = Sharpest.of(numbers, heads.max_weight, heads.argmax_position, visible, heads.queries, first)
+        numbers = heads.batch.indices.tolist()
+        keys = heads.keys & (heads.key_side.real.cumsum(dim=-1) > 1)
+        beyond = replace(heads, keys=keys, of_batch=SharedTensors())  # what layers share is of all keys
+        sharp = Sharpest.of(
+            numbers, beyond.max_weight, beyond.argmax_position, beyond.visible_keys, heads.queries, first
+        )
         self.waiting_sharp.append((heads.site, heads.layer, sharp))
         inside = [
             part._replace(positions=part.positions[(part.positions >= first) & (part.positions < first + t)])
@@ -182,21 +189,25 @@ class ExplainedShares(Analysis):
             tables["examples"] += [about | row for row in self.examples[site].rows(self._readers(site))]
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
+            counted = self.run.counted
+            if counted.exclude_sinks or (not counted.keep_special and sample.resting() > MANY_SINKS):
+                self.beyond.add(site)
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
-                laid = lay_out(sample, layers, embeddings, exclude_sinks=self.run.counted.exclude_sinks)
+                laid = lay_out(sample, layers, embeddings, exclude_sinks=site in self.beyond)
                 fits, title = FOLDS * len(laid.inventory.groups()), f"describing heads of {site.value}"
                 with aggregates.progress(title, fits, unit="fits") as step:
                     found = explained(laid, steps=self.options.explained_steps, step=step)
                 pairs = leading_pairs(laid, found.position, found.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
-                beyond = self.run.counted.exclude_sinks
-                estimates = _estimates(laid, found, aggregates.bootstrap, site, beyond_sinks=beyond)
+                estimates = _estimates(laid, found, aggregates.bootstrap, site, beyond_sinks=site in self.beyond)
                 for name, of_layers in estimates.items():
                     columns[name] |= of_layers
                 functions = functions_for(site, [p for part in laid.pairs for p in part])
                 sums = masses(laid, functions, found.position)
-                tables["pair_functions"] += add_tests(tests, sums, laid, found.sentences, aggregates.bootstrap, site)
+                tables["pair_functions"] += add_tests(
+                    tests, sums, laid, found.sentences, aggregates.bootstrap, site, beyond_sinks=site in self.beyond
+                )
         tests.conclude(report)
         report.columns = [Column(name, estimates) for name, estimates in columns.items() if estimates]
         report.tables = {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
@@ -230,11 +241,13 @@ class ExplainedShares(Analysis):
     def signature(self) -> dict[str, str]:
         names = PAIR_FUNCTIONS.names()
         digest = hashlib.sha1(",".join(names).encode()).hexdigest()[:8]
+        beyond = [site.value for site in sorted(self.beyond)]
         return {
             "rows": f"{self.options.explained_rows},steps={self.options.explained_steps}",
             "groups": ",".join(GROUPS),
             "pairs": f"{len(names)}:{digest}",
             **({"parse": self.run.parse} if self.run.parse else {}),
+            **({"beyond": "+".join(beyond)} if beyond else {}),
             **evidence_signature(self.options),
         }
 
@@ -269,12 +282,20 @@ def _estimates(
 
 
 def add_tests(
-    tests: LabelTests, sums: Masses, laid: Laid, sentences: Tensor, bootstrap: Bootstrap, site: Site
+    tests: LabelTests,
+    sums: Masses,
+    laid: Laid,
+    sentences: Tensor,
+    bootstrap: Bootstrap,
+    site: Site,
+    *,
+    beyond_sinks: bool = False,
 ) -> list[dict[str, Any]]:
     """A test of every head and pair function; lines of pair_functions.csv."""
     lines: list[dict[str, Any]] = []
     if not sums.functions:
         return lines
+    weight = "weight beyond sinks" if beyond_sinks else "weight"
     labels = np.array([f"looks:{function.name}" for function in sums.functions], dtype=object)
     names = ("mass", "hard_mass", "hard_position", "even", "hard_even", "count", "hard_count")
     parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
@@ -307,7 +328,7 @@ def add_tests(
             threshold=np.where(better, MASS, np.inf),
             counts=count,
             baseline=np.fmax(means["even"], hard_chance),
-            rate=Rate("of its weight where there is one, on average", baseline=means["even"]),
+            rate=Rate(f"of its {weight} where there is one, on average", baseline=means["even"]),
         )
         lines += _lines(place, sums, value, means, (count.sum(0), hard_count.sum(0)))
     return lines

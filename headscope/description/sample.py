@@ -21,6 +21,7 @@ NUMBERS = 2**26
 """Weights of a site that are kept, all layers together: a quarter of a gigabyte, and minutes of fitting."""
 BLOCK = 2**21
 """Weights of one block."""
+HALF, TIMES = 0.5, 2.0
 
 
 class SampledRows(NamedTuple):
@@ -59,6 +60,20 @@ class SiteSample:
         for layer, rows in other.rows.items():
             self.rows.setdefault(layer, {}).update(rows)
         self.passed_over += other.passed_over
+
+    def resting(self) -> float:
+        """The share of heads with half of their weight on first and special tokens, and twice what is even."""
+        share = []
+        for rows in self.rows.values():
+            weight, even, count = torch.zeros(()), torch.zeros(()), 0
+            for number, (weights, visible) in rows.items():
+                key = self.tokens[number].key
+                sinks = torch.from_numpy(key.special | (np.arange(len(key)) == 0))
+                weight = weight + weights[:, sinks].sum(dim=(0, 1))  # [h]
+                even = even + (visible[:, sinks].sum(dim=1) / visible.sum(dim=1).clamp(min=1)).sum()
+                count += len(weights)
+            share.append((weight >= HALF * count) & (weight >= TIMES * even))
+        return float(torch.cat(share).float().mean()) if share else 0.0
 
     def same_view(self) -> list[list[int]]:
         """Layers that see the same keys, together."""

@@ -29,9 +29,9 @@ NAMED, MOST_PAIRS = 0.05, 3
 def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tuple[str, str]]) -> str:
     """Of what labels say, shares (columns of heads.csv) and pairs of a query and a key; "" for nothing."""
     parts = [*phrases]
-    shares, beyond = leading_shares(row), row.get("beyond_sinks")
+    shares, beyond = leading_shares(row), row.get("beyond_sinks", float("nan"))
     if shares:
-        said = "" if beyond is None else f"beyond sinks ({beyond:.2f} of the weight) "
+        said = "" if beyond != beyond else f"beyond sinks ({beyond:.2f} of the weight) "
         parts.append(f"{said}explained by " + ", ".join(f"{_by(group, row)} {share:.2f}" for group, share in shares))
     if row.get("explained", float("nan")) < 0.5:
         parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
@@ -57,8 +57,8 @@ def mostly(row: Mapping[Any, Any]) -> str:
 
 def _by(group: str, row: Mapping[Any, Any]) -> str:
     """A group in words: position has first and special tokens in it, unless sinks were excluded."""
-    beyond = row.get("beyond_sinks")
-    return "position and sinks" if group == "position" and (beyond is None or beyond != beyond) else BY[group]
+    beyond = row.get("beyond_sinks", float("nan"))
+    return "position and sinks" if group == "position" and beyond != beyond else BY[group]
 
 
 def leading_group(row: Mapping[Any, Any]) -> str:

@@ -115,8 +115,6 @@ def conclude(
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
     if any(analysis.functions for analysis in reporting):
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
-    if "examples" in tables and "beyond_sinks" not in heads:
-        tables["examples"] = _beyond_sinks(tables["examples"], labels)
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables, marks())
@@ -145,11 +143,6 @@ def conclude(
         detail=_detail(aggregator, reports),
         files={path: text for report in reports for path, text in report.files.items()},
     )
-
-
-def _beyond_sinks(examples: pd.DataFrame, labels: Mapping[HeadId, list[str]]) -> pd.DataFrame:
-    places = zip(examples["site"], examples["layer"], examples["head"], strict=True)
-    return examples[["sink" not in labels.get(HeadId(Site(place[0]), *place[1:]), ()) for place in places]]
 
 
 def _joined(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:

@@ -210,7 +210,9 @@ def explained(study: Study) -> Iterator[Answer]:
         share = f"{np.median([row['explained'] for row in members]):.2f}"
         rows.append((name, str(len(members)), share, f"{head} {clearest['description']}"))
     columns = ("mostly", "heads", "median share", "the clearest")
-    yield Answer("What explains their weights", "", AnswerTable(columns, tuple(rows)))
+    beyond = study.heads["beyond_sinks"].dropna() if "beyond_sinks" in study.heads else []
+    rest = f"{len(beyond)} heads beyond first and special tokens, which have {1 - np.median(beyond):.2f} of the weight"
+    yield Answer("What explains their weights", rest if len(beyond) else "", AnswerTable(columns, tuple(rows)))
 
 
 def sharpest(study: Study) -> Iterator[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from headscope.description.loglinear import Description, fitted, loss_and_gradie
 from headscope.description.pair_function import Masses, functions_for, masses
 from headscope.description.sample import Laid
 from headscope.description.shares import Explained, among, explained
-from headscope.engine.base import AnalysisReport
+from headscope.engine.base import ANALYSES, AnalysisReport, HeadBatch
 from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.plan import analyze
 from headscope.heads import Site
 from tests.makers import handmade
-from tests.oracles import loglinear
+from tests.oracles import loglinear, tiny
+from tests.oracles.run_options import run_options
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +118,39 @@ def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
         labels.append({head.head: set(names) for head, names in report.labels.items()})
     for given in labels:
         assert {"looks:same-token", "looks:same-class"} <= given.pop(1) and given == {2: {"looks:parent"}}
+
+
+@pytest.mark.parametrize(("resting", "share"), [(0, 0.0), (1, 0.25), (2, 0.5)])
+def test_how_many_heads_rest_on_first_and_special_tokens(resting: int, share: float) -> None:
+    rules = [handmade.sink] * resting + [handmade.before, handmade.even, handmade.parent, handmade.before][resting:]
+    assert handmade.sample(rules, sentences=40).resting() == share
+
+
+@pytest.mark.parametrize("resting", [1, 3])
+def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: int) -> None:
+    """Of the six heads of a BERT one, or three, give [CLS] 0.9 of their weight."""
+    its, options = tiny.checkpoint("bert", 3), run_options(explained_steps=1)
+
+    class Made(ANALYSES.get("explained")):  # type: ignore[misc]
+        def observe(self, heads: HeadBatch) -> Any:
+            weights = heads.weights.clone()
+            for head in range(3):
+                if 3 * heads.layer + head < resting:
+                    weights[:, head] *= 0.1
+                    weights[:, head, :, 0] += 0.9
+            assert heads.rows is not None
+            return super().observe(replace(heads, rows=heads.rows._replace(weights=weights)))
+
+    study = analyze(its, tiny.corpus(3, count=17), analyses=[Made], options=options, replicates=19)
+    assert ("beyond_sinks" in study.heads) is (resting == 3)
+    described = "".join(study.heads["description"])
+    assert ("position and sinks" in described) is (resting == 1)
+    if resting == 3:
+        assert (study.heads["beyond_sinks"][:3] < 0.1).all() and (study.heads["beyond_sinks"][3:] > 0.1).all()
+        answer = next(answer for answer in study.answers() if answer.question == "What explains their weights")
+        assert answer.sentence.startswith("6 heads beyond first and special tokens, which have 0.")
+    given = {row["head"] for row in study.tables["examples"].to_dict("records") if row["layer"] == 0}
+    assert given == {0, 1, 2} and (study.tables["examples"]["key_position"] > 0).all()
 
 
 def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_each_other() -> None:
