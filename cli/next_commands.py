@@ -22,7 +22,7 @@ VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name n
 STANZA = ("lang", "stanza_dir", "download")
 ANALYSED = (
     *(*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", *STANZA),
-    *("max_sentences", "mask", "max_length", "queries", "keep_special", "exclude_sinks"),
+    *("template", "examples", "max_sentences", "mask", "max_length", "queries", "keep_special", "exclude_sinks"),
 )
 FLAGLESS = {
     entry.name

@@ -210,9 +210,12 @@ def explained(study: Study) -> Iterator[Answer]:
         share = f"{np.median([row['explained'] for row in members]):.2f}"
         rows.append((name, str(len(members)), share, f"{head} {clearest['description']}"))
     columns = ("mostly", "heads", "median share", "the clearest")
-    beyond = study.heads["beyond_sinks"].dropna() if "beyond_sinks" in study.heads else []
-    rest = f"{len(beyond)} heads beyond first and special tokens, which have {1 - np.median(beyond):.2f} of the weight"
-    yield Answer("What explains their weights", rest if len(beyond) else "", AnswerTable(columns, tuple(rows)))
+    about = ""
+    if "beyond_sinks" in study.heads:
+        beyond = study.heads["beyond_sinks"].dropna()
+        rest = f"{1 - beyond.median():.2f}"
+        about = f"{len(beyond)} heads beyond first and special tokens, which have {rest} of the median head's weight"
+    yield Answer("What explains their weights", about, AnswerTable(columns, tuple(rows)))
 
 
 def sharpest(study: Study) -> Iterator[Answer]:
