@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
@@ -18,8 +18,8 @@ from headscope.config.declarations import imported
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
+from headscope.report.styles import FigureStyle
 
-LOOK = "Size and looks"
 Written = list[tuple[list[Any], Path]]
 """Runs, and the file of their figure."""
 
@@ -36,28 +36,6 @@ class FigureFile:
     )
     force: bool = option(False, "Replace a file that exists.")
     as_json: bool = option(False, "Print what was written as JSON.", name="json")
-
-
-@dataclass(frozen=True)
-class FigureLook:
-    """How figures are set."""
-
-    width: float | None = option(
-        None,
-        "Width of the figure; default: what its panels need. A column of a paper has 3.3, a page 6 to 7.",
-        metavar="INCHES",
-        panel=LOOK,
-    )
-    style: Literal["screen", "paper"] = option(
-        "screen", "screen: letters of 8 to 12 points; paper: of 6 to 9 points, PNG with 300 dots per inch.", panel=LOOK
-    )
-    signature: bool = option(
-        False, "Write below the figure what the numbers depend on; the file's metadata has it anyway.", panel=LOOK
-    )
-    title: bool = option(True, "Write title, model and data above the figure.", panel=LOOK)
-    dpi: int | None = option(
-        None, "Dots per inch of PNG; default: 150, with --style paper 300.", panel=LOOK, minimum=30, maximum=2400
-    )
 
 
 class Figures(PlainGroup):
@@ -84,7 +62,7 @@ def plot() -> None:
 
 
 def _command(figure: PlotFigure) -> Any:
-    runs, looks = _runs(figure), () if figure.page else (FigureLook,)
+    runs, looks = _runs(figure), () if figure.page else (FigureStyle,)
 
     @options_from(runs, FigureFile, figure.Options, *looks, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
@@ -120,15 +98,14 @@ def _figures(
     """Draw and write; all places to write to are checked before anything is read."""
     from headscope.report import styles
 
-    look = read(FigureLook, values)
-    style = styles.FigureStyle(look.style, look.width, title=look.title, signature=look.signature)
+    style = read(FigureStyle, values)
     if figure.runs == "each":
         targets = styles.target_paths(file.out, paths, figure=figure.stem, force=file.force)
         drawn = [figure.read([path]) for path in paths]
     else:
         targets, drawn = [styles.check_path(file.out, force=file.force)], [figure.read(paths)]
     return [
-        (runs, styles.write_figure(figure.drawn(runs, options, style), target, dpi=look.dpi, force=file.force))
+        (runs, styles.write_figure(figure.drawn(runs, options, style), target, dpi=style.dpi, force=file.force))
         for runs, target in zip(drawn, targets, strict=True)
     ]
 

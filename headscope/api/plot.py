@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -35,12 +36,7 @@ def plot(
     name: str = "heads",
     *,
     out: PathName | None = None,
-    dpi: int | None = None,
     force: bool = False,
-    style: str = "screen",
-    width: float | None = None,
-    title: bool = True,
-    signature: bool = False,
     **options: Any,
 ) -> Figure | Path:
     """Draw a figure of finished runs: what `headscope plot NAME` does; "report" writes a page and returns its path.
@@ -49,8 +45,9 @@ def plot(
     name: heads, functions, rankings, faithfulness, attention (`heads=`, `sentence=` or `index=`) or the figure of an
         analysis (positional, similarity, …) of a study; compare (`measure=`) of two; training (`axis=`) of runs of
         `train`, gates and confidence of one; pruning (`figure=`, `functions=`) of runs of `prune`; report of any runs.
-    out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
-    style: screen, or paper, which has letters of print; `width` in inches; whether to write `title` and `signature`.
+    out: a .png, .svg or .pdf file to write; `force` replaces a file that is there.
+    options: those of the figure, and `style` (screen, or paper, which has letters of print), `width` in inches, whether
+        to write `title` and `signature`, and `dpi` of PNG.
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
@@ -58,7 +55,8 @@ def plot(
     from headscope.report.styles import FigureStyle, check_page, check_path, write_figure
 
     figure = find_figure(name)
-    settings = configured(figure.Options, options, what=f"plot {name}")
+    look = {entry.name: options.pop(entry.name) for entry in fields(FigureStyle) if entry.name in options}
+    settings, looks = configured(figure.Options, options, what=f"plot {name}"), configured(FigureStyle, look)
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
     shown: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
     if strange := [run for run in shown if not isinstance(run, (Study, str, PathLike))]:
@@ -80,11 +78,10 @@ def plot(
             page = figure.drawn(figure.read(shown), settings)
         return save_page(page, path)
     _show_in_notebook()
-    looks = FigureStyle(style, width, title=title, signature=signature)
     with reading:
         drawn: Figure = figure.drawn(figure.read(shown), settings, looks)
     if path is not None:
-        write_figure(drawn, path, dpi=dpi, force=force)
+        write_figure(drawn, path, dpi=looks.dpi, force=force)
     return drawn
 
 

@@ -189,7 +189,7 @@ class Sheet(Figure):
                 warnings.filterwarnings("error", message="constrained_layout not applied")
                 engine.execute(self)
         except UserWarning:
-            smaller = "" if style.name == "paper" else ", or --style paper"
+            smaller = "" if style.style == "paper" else ", or --style paper"
             raise ConfigError(f"--width {width:g} is too narrow for this figure; give more{smaller}") from None
         for axes in self.axes:  # the solver's last digits differ from run to run, and files must not
             place = axes.get_position(original=True)

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from headscope.config.option import option
 from headscope.errors import ConfigError
 from headscope.files.output_checks import check_file
 from headscope.files.writing import write_atomically
@@ -17,36 +19,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOKS = Path(__file__).parent / "looks"
-STYLES = ("paper", "screen")
-NARROWEST, WIDEST = 2.0, 60.0  # inches that a figure may be asked to have
+look_option = partial(option, panel="Size and looks")
 FORMATS = (".png", ".svg", ".pdf")
 MOST_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
 
 
 @dataclass(frozen=True)
 class FigureStyle:
-    """`paper` has letters of 6 to 9 points, `screen` letters a third larger; `width` in inches is that of the figure.
+    """How figures are set: options of every figure's command, and of `headscope.plot`."""
 
-    Without a width a figure is as wide as its cells and panels need.
-    """
-
-    name: str = "screen"
-    width: float | None = None
-    title: bool = True
-    signature: bool = False
-
-    def __post_init__(self) -> None:
-        if self.name not in STYLES:
-            raise ConfigError(f"--style {self.name!r} is not known; choose from {', '.join(STYLES)}")
-        if self.width is not None and not NARROWEST <= self.width <= WIDEST:
-            raise ConfigError(f"--width {self.width:g}: give inches from {NARROWEST:g} to {WIDEST:g}")
+    style: Literal["screen", "paper"] = look_option(
+        "screen", "screen: letters of 8 to 12 points; paper: of 6 to 9 points, PNG with 300 dots per inch."
+    )
+    width: float | None = look_option(
+        None,
+        "Width of the figure; default: what its panels need. A column of a paper has 3.3, a page 6 to 7.",
+        metavar="INCHES",
+        minimum=2,
+        maximum=60,
+    )
+    title: bool = look_option(True, "Write title, model and data above the figure.")
+    signature: bool = look_option(
+        False, "Write below the figure what the numbers depend on; the file's metadata has it anyway."
+    )
+    dpi: int | None = look_option(
+        None, "Dots per inch of PNG; default: 150, with --style paper 300.", minimum=30, maximum=2400
+    )
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Within the block matplotlib draws in this style."""
         from matplotlib import style
 
-        with style.context([LOOKS / "headscope.mplstyle", LOOKS / f"{self.name}.mplstyle"]), warnings.catch_warnings():
+        with style.context([LOOKS / "headscope.mplstyle", LOOKS / f"{self.style}.mplstyle"]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
             yield
 
