@@ -9,10 +9,6 @@ from headscope.config.declarations import head_functions
 SINK = "first or special tokens (sink)"
 NONE = "none found"
 ROLES: Mapping[str, str] = {
-    "positional:-1": "previous token",
-    "positional:1": "next token",
-    "positional:+1": "next token",
-    "positional:0": "the token itself",
     "previous": "previous token",
     "duplicate": "earlier occurrences of the token",
     "induction": "induction",
@@ -30,6 +26,7 @@ ROLES: Mapping[str, str] = {
     "averages:before": "even weight over what precedes",
 }
 """Roles of labels that are no pattern."""
+NEAR = {-1: ROLES["previous"], 0: "the token itself", 1: "next token"}
 
 
 def role_of(label: str) -> str:
@@ -39,7 +36,7 @@ def role_of(label: str) -> str:
     kind, _, detail = label.partition(":")
     if kind == "positional" and detail.lstrip("+-").isdigit():
         offset = int(detail)
-        return f"{abs(offset)} tokens {'back' if offset < 0 else 'ahead'}"
+        return NEAR.get(offset) or f"{abs(offset)} tokens {'back' if offset < 0 else 'ahead'}"
     if kind == "syntactic":
         relation = detail.rstrip("<>")
         return f"dependent → head ({relation})" if detail.endswith("<") else f"head → dependent ({relation})"

@@ -158,8 +158,8 @@ def test_heads_are_named_by_what_they_follow_when_order_is_gone(tmp_path: Path) 
     assert together.loc["diagonal", "aer"] == 0 and together.loc["named aligned:fed", "texts"] == 41
 
 
-def test_a_random_model_has_no_such_head(tmp_path: Path) -> None:
-    for seed in (3, 5, 7):
+def test_random_models_have_no_such_head(tmp_path: Path) -> None:
+    for seed in range(10):
         checkpoint = tiny.checkpoint("mistral", seed)
         corpus = with_template(parallel(), TEMPLATE, examples=1)
         assert not measure(checkpoint, corpus, tmp_path).labels
