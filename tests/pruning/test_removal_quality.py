@@ -81,7 +81,8 @@ def test_what_a_refit_is_worth_is_measured_on_text_that_was_held_out(folder: Pat
     assert small.quality["after"]["value"] == pytest.approx(found)
     other = model.remove(GONE, valid=hs.Texts(lines[:7], labels=labels[:7]), metric="macro-f1")
     assert other.quality is not None and (other.quality["metric"], other.quality["sentences"]) == ("macro-f1", 7)
-    assert model.remove(GONE).quality is None
+    bare = model.remove(GONE).quality
+    assert bare is not None and (bare["metric"], Path(bare["text"]).name) == ("cosine", "sample.en"), "as the command"
     with pytest.raises(ConfigError, match="metric and margin"):
         model.remove(GONE, metric="accuracy")
 
