@@ -1,4 +1,4 @@
-"""Ablation of heads: the change of the objective when a head is closed."""
+"""What the objective loses without heads: one at a time, over random orders (Shapley), and along the way to none."""
 
 from __future__ import annotations
 
@@ -8,17 +8,31 @@ from typing import Literal
 
 import torch
 
-from headscope.attribution.gatevector import ablation, explained_batch
+from headscope.attribution.gatevector import ablation, explained_batch, integrated_gradients, shapley
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
 from headscope.engine.budget import affordable
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
+
+COMPLETE = 0.01  # a gap of more than this share of the whole is pointed out
+USELESS = 0.5  # beyond this values say little
+
+
+class _OfGates(Analysis):
+    reads = "contexts"
+    group = "importance"
+    default = False
+    needs = frozenset({"objective"})
+    layer_index: LayerIndex | None = None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        self.layer_index = resumable_layers(checkpoint.model)
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class AblationOptions:
 
 
 @analysis
-class Ablation(Analysis):
+class Ablation(_OfGates):
     """The objective's damage when one head is off and all others stay.
 
     Positive: the model needs the head. `loss`: rise of -log p in nats per predicted token; `top1`: fall of the intact
@@ -51,11 +65,7 @@ class Ablation(Analysis):
     """
 
     name = "ablation"
-    reads = "contexts"
-    group = "importance"
     order = 210
-    default = False
-    needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
     measures = (
         Measure(
@@ -68,11 +78,11 @@ class Ablation(Analysis):
         ),
     )
     Options = AblationOptions
-    layer_index: LayerIndex | None = None
     passes_needed = 1.0
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        self.layer_index = index = resumable_layers(checkpoint.model)
+        super().inspect(checkpoint)
+        index = self.layer_index
         layout = {layer: heads for layer, heads in checkpoint.layout.items() if heads}
         self.passes_needed += sum(heads * (index.above([layer]) if index else 1) for layer, heads in layout.items())
 
@@ -90,3 +100,120 @@ class Ablation(Analysis):
 
     def signature(self) -> dict[str, str]:
         return {"with": self.options.ablate_with}
+
+
+@dataclass(frozen=True)
+class ShapleyOptions:
+    """Options of `shapley`."""
+
+    shapley_samples: int = option(
+        25, "Random orders of all heads for `shapley`.", metavar="N", minimum=1, maximum=100_000
+    )
+
+
+@analysis
+class Shapley(_OfGates):
+    """Shapley values of heads from random orders (Castro et al. 2009; captum's ShapleyValueSampling).
+
+    Heads are opened one by one from none, and each is worth what the objective gains; mean over `shapley-samples`
+    orders, the same for all sentences. Values add up to the damage of all heads off, in the units of `ablation`. The
+    interval covers sentences, not orders.
+    """
+
+    name = "shapley"
+    order = 220
+    many_passes = True
+    sampled = True
+    summary = "Shapley value: mean gain by the head over random orders of all heads"
+    measures = (
+        Measure(
+            "shapley",
+            "Shapley value",
+            signed=True,
+            keep="highest",
+            why="they add least to the objective (Castro et al. 2009)",
+        ),
+    )
+    Options = ShapleyOptions
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        samples, seed = self.options.shapley_samples, self.run.seed
+        with (
+            torch.inference_mode(),
+            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as explained,
+        ):
+            values = shapley(explained.f, explained.gates, samples=samples, seed=seed, tick=self.tick)
+            return explained.ratios("shapley", values)
+
+    def signature(self) -> dict[str, str]:
+        return {"samples": str(self.options.shapley_samples)}
+
+
+@dataclass(frozen=True)
+class IntegratedGradientsOptions:
+    """Options of `integrated_gradients`."""
+
+    ig_steps: int = option(16, "Points of `integrated_gradients`.", metavar="N", minimum=1, maximum=1000)
+
+
+@analysis
+class IntegratedGradients(_OfGates):
+    """Integrated gradients over the gates of all heads, from 0 to 1 (Sundararajan et al. 2017; captum).
+
+    ∫ ∂f/∂gate while all gates open together, by `ig-steps` Gauss–Legendre points; f is the objective, positive where
+    the head helps. Values add up to f(all) − f(none) but for a reported gap, which is large where a norm follows the
+    sum of heads (Gemma 3, OLMo 2): take `shapley` there.
+    """
+
+    name = "integrated_gradients"
+    order = 230
+    many_passes = True
+    summary = "gradient of the objective by the head's gate, integrated from no heads to all"
+    measures = (
+        Measure(
+            "integrated_gradients",
+            "integrated gradients",
+            signed=True,
+            keep="highest",
+            why="they add least to the objective",
+        ),
+    )
+    Options = IntegratedGradientsOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.difference = self.gap = 0.0
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        """Every pass is a whole one."""
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        with explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, of="value") as explained:
+            values, gap = integrated_gradients(
+                explained.f, explained.gates, steps=self.options.ig_steps, tick=self.tick
+            )
+            self.gap += float(gap.double().abs().sum())
+            self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())
+            return explained.ratios("integrated_gradients", values)
+
+    def state(self) -> tuple[float, float]:
+        return self.difference, self.gap
+
+    def add_state(self, state: tuple[float, float]) -> None:
+        self.difference, self.gap = self.difference + state[0], self.gap + state[1]
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report = super().report(aggregates)
+        share = self.gap / self.difference if self.difference else 0.0
+        text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"
+        text += "; raise --ig-steps" if share > COMPLETE else ""
+        if share > USELESS:
+            text += (
+                ", many times over, or take shapley: the values say little, as f changes within little of the way "
+                "(a norm on what heads write makes it so, as in Gemma 3)"
+            )
+        report.remarks.append(text)
+        return report
+
+    def signature(self) -> dict[str, str]:
+        return {"steps": str(self.options.ig_steps)}

@@ -1,4 +1,4 @@
-"""The gradient of the objective with respect to each head's gate (Michel et al. 2019)."""
+"""Gradients of the objective with respect to each head's gate: Michel et al. 2019, Molchanov et al. 2019."""
 
 from __future__ import annotations
 
@@ -116,3 +116,40 @@ def normalised(total: Tensor, count: Tensor) -> Tensor:
     means = total / count
     length: Tensor = means.norm(dim=-1, keepdim=True)
     return means / length.clamp(min=torch.finfo(means.dtype).tiny)
+
+
+@analysis
+class Taylor(Analysis):
+    """Mean of (∂l/∂ξ)² for the gate ξ = 1 on a head's context (Molchanov et al. 2019, §3.2).
+
+    First-order squared change of the objective when the context becomes zero. l is a mean over a sentence's
+    predictions, or a batch's (`granularity=batch`); `token`: per position. Not normalised per layer.
+    """
+
+    name = "taylor"
+    reads = "contexts"
+    group = "importance"
+    order = 201
+    default = False
+    needs = frozenset({"gradient"})
+    summary = "squared first-order effect of a head's removal on the objective (Molchanov et al. 2019)"
+    measures = (
+        Measure(
+            "taylor",
+            "Taylor importance",
+            range=(0, None),
+            keep="highest",
+            why="their squared first-order effect on the objective is smallest",
+        ),
+    )
+    Options = GradientOptions
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
+        squares = gates.square()
+        if self.options.granularity != "token":
+            squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
+        return {"taylor": Ratio(squares.sum(dim=-1), counts, per_batch=per_batch)}
+
+    def signature(self) -> dict[str, str]:
+        return {"grain": self.options.granularity}

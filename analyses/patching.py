@@ -1,4 +1,4 @@
-"""Activation patching: what the answer to a prompt loses when one head gives what it gives on another prompt."""
+"""Patching: what the answer to a prompt loses when one head gives what it gives on another, exactly or by gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pandas as pd
 import torch
 
 from headscope.attribution.objectives.answer import AnswerObjective
-from headscope.attribution.patching import CONTEXT, PromptEffects, exact_effects
+from headscope.attribution.patching import (
+    CHANNELS,
+    CONTEXT,
+    PromptEffects,
+    exact_effects,
+    first_order_effects,
+    integrated_effects,
+)
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
@@ -34,12 +41,15 @@ class PatchingOptions:
     )
 
 
-class PromptAnalysis(Analysis):
-    """What analyses of prompts share: every prompt with its answers and what the model makes of them."""
+class _OfPrompts(Analysis):
+    reads = "contexts"
+    group = "prompts"
+    default = False
+    needs = frozenset({"contrast"})
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.prompts: dict[int, dict[str, Any]] = {}
+        self.prompts: dict[int, dict[str, Any]] = {}  # with its answers and what the model makes of them
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -76,7 +86,7 @@ class PromptAnalysis(Analysis):
 
 
 @analysis
-class Patching(PromptAnalysis):
+class Patching(_OfPrompts):
     """What the answer to a prompt loses when one head gives what it gives on the corrupt prompt.
 
     m = logit(answer) − logit(wrong answer), or log p(answer). The head's context is replaced at all positions and all
@@ -87,12 +97,8 @@ class Patching(PromptAnalysis):
     """
 
     name = "patching"
-    reads = "contexts"
-    group = "prompts"
     order = 400
-    default = False
     many_passes = True
-    needs = frozenset({"contrast"})
     summary = "what an answer loses when one head gives what it gives on the corrupt prompt"
     measures = (
         Measure(
@@ -124,6 +130,90 @@ class Patching(PromptAnalysis):
 
     def signature(self) -> dict[str, str]:
         return {"patched": f"{self.options.direction}/context"}
+
+
+@analysis
+class AttributionPatching(_OfPrompts):
+    """First-order estimate of `patching`: Σ (z − z') · ∂m/∂z over positions (Nanda 2023; Kramár et al. 2024).
+
+    z is a head's context in the changed run, z' in the other, m the objective of `patching`; mean over prompts, with
+    its signs. Two forward passes and one backward pass for all heads. Three more columns swap only queries, keys or
+    values and compute the context anew, softmax included: for queries and keys the correction of AtP*, with all
+    positions of a head at once. No GradDrop.
+    """
+
+    name = "attribution_patching"
+    order = 401
+    summary = "the effect of patching to first order, and what comes through queries, keys and values"
+    measures = (
+        Measure(
+            "attribution_patching",
+            "attribution patching",
+            unit="logits",
+            signed=True,
+            keep="highest",
+            why="the answer depends least on what they carry, to first order",
+        ),
+        Measure("attribution_patching_query", "attribution patching, queries", unit="logits", signed=True),
+        Measure("attribution_patching_key", "attribution patching, keys", unit="logits", signed=True),
+        Measure("attribution_patching_value", "attribution patching, values", unit="logits", signed=True),
+    )
+    Options = PatchingOptions
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        result = first_order_effects(checkpoint, batch, direction=self.options.direction)
+        names = {CONTEXT: self.name} | {channel: f"{self.name}_{channel}" for channel in CHANNELS}
+        return self.ratios(checkpoint, batch, result, names)
+
+    def signature(self) -> dict[str, str]:
+        return {"patched": f"{self.options.direction}/context"}
+
+
+@dataclass(frozen=True)
+class EapIgOptions:
+    """Options of `eap_ig`."""
+
+    eap_steps: int = option(
+        30,
+        "Points of `eap_ig` between the corrupt and the clean prompt.",
+        metavar="N",
+        panel=PANEL,
+        minimum=1,
+        maximum=1000,
+    )
+
+
+@analysis
+class EapIg(_OfPrompts):
+    """(z_clean − z_corrupt) · mean of ∂m/∂z along the path of input embeddings (EAP-IG, Hanna et al. 2024).
+
+    z is a head's context, m the objective of `patching`. Gradients are taken at e_corrupt + (n / N)(e_clean −
+    e_corrupt), n = 0 … N − 1 (`eap-steps`), as in the authors' program. The unit is a head, where the authors score
+    edges. Positive: the head speaks for the answer. N forward and backward passes, and two forward ones.
+    """
+
+    name = "eap_ig"
+    order = 402
+    many_passes = True
+    summary = "the effect of patching by gradients averaged from the corrupt prompt to the clean one"
+    measures = (
+        Measure(
+            "eap_ig",
+            "EAP-IG",
+            unit="logits",
+            signed=True,
+            keep="highest",
+            why="the answer depends least on what they carry, by integrated gradients",
+        ),
+    )
+    Options = EapIgOptions
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        result = integrated_effects(checkpoint, batch, steps=self.options.eap_steps)
+        return self.ratios(checkpoint, batch, result, {CONTEXT: self.name})
+
+    def signature(self) -> dict[str, str]:
+        return {"eap-steps": str(self.options.eap_steps)}
 
 
 def _row(

@@ -70,7 +70,7 @@ NEEDS = {
 def _kind(cls: Any) -> list[type]:
     """The documented classes of its own file that a class is a kind of."""
     bases = (base for base in cls.__mro__[1:-1] if base.__module__ == cls.__module__)
-    return [base for base in reversed(list(bases)) if "__doc__" in vars(base)]
+    return [base for base in reversed(list(bases)) if vars(base).get("__doc__")]
 
 
 def _described(cls: Any) -> list[str]:
