@@ -18,7 +18,7 @@ from tests.oracles.shuffled import in_folds
 
 ADDED = "last_layer"
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
-CLOSED_FORM = ("flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda")
+CLOSED_FORM = ("fisher", "flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda")
 every = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, ADDED], indirect=True)
 
 

@@ -11,7 +11,9 @@ import torch
 
 from headscope.engine.base import RunOptions
 from headscope.heads import HeadId, Site
-from headscope.model.taps import masked
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import AttentionSite, track_calls
+from headscope.model.taps import frozen_parameters, masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout
@@ -144,6 +146,42 @@ def test_obs_task_takes_out_what_the_objective_loses_least_by(kind: str) -> None
         assert found[head] == pytest.approx(score, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> None:
+    """Gates of ones [b u t] on the contexts of each unit, one a token, differentiated sentence by sentence."""
+    checkpoint, predictions = speakers.checkpoint(kind), 0
+    layout, squares = gate_layout(checkpoint.attention_sites), dict[tuple[HeadId, ...], float]()
+    for sentence in speakers.corpus(kind):
+        gates: list[tuple[tuple[HeadId, ...], torch.Tensor]] = []
+
+        def gated(
+            where: AttentionSite, context: torch.Tensor, gates: list[tuple[tuple[HeadId, ...], torch.Tensor]]
+        ) -> torch.Tensor:
+            context = context.clone()
+            for unit in layout.units:
+                heads = [head.head for head in unit if (head.site, head.layer) == (where.site, where.layer)]
+                if heads:
+                    gates.append((unit, context.new_ones(context.shape[2], requires_grad=True)))
+                    context[:, heads] = context[:, heads] * gates[-1][1][:, None]
+            return context
+
+        question = speakers.asked(kind, sentence)
+        with track_calls(checkpoint.model) as tracker, frozen_parameters(checkpoint.model):
+
+            def tap(call: AttentionCall, context: torch.Tensor, gates: Any = gates, tracker: Any = tracker) -> Any:
+                return gated(tracker.attention_site(call.module), context, gates)
+
+            with tapped(tap):
+                loss = question.loss(checkpoint)
+        gradients = torch.autograd.grad(loss, [gate for _, gate in gates])
+        for (unit, _), gradient in zip(gates, gradients, strict=True):
+            squares[unit] = squares.get(unit, 0.0) + float(gradient.square().sum())
+        predictions += len(question.labels)
+    found = criterion_named("fisher").scores(context_of(kind, options=RunOptions(objective="loss")))
+    for unit in layout.units:
+        assert all(found[head] == pytest.approx(squares[unit] / 2 / predictions, rel=1e-9) for head in unit)
+
+
 def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> None:
     """A head of zeros, and two heads that are the same: one of them is cheap, then the other is not."""
     checkpoint = speakers.checkpoint("bert", seed=21)
@@ -171,7 +209,7 @@ def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(scoring, "collect_moments", counted)
     context = context_of("bert")
-    for name in ("flap", "obs", "wanda", "obs", "output-norm", "obs-task", "obs-task"):
+    for name in ("flap", "obs", "wanda", "obs", "output-norm", "obs-task", "fisher"):
         criterion_named(name).scores(context)
     assert collected == [None, ""]
     criterion_named("obs").scores(replace(context, damping=0.5))
@@ -185,7 +223,7 @@ def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatc
     assert collected == [None, "", None, None, None, None, ""]
 
 
-@pytest.mark.parametrize("name", ["flap", "wanda", "output-norm"])
+@pytest.mark.parametrize("name", ["flap", "wanda", "output-norm", "fisher"])
 def test_heads_that_are_gone_are_masked(name: str) -> None:
     context, gone = context_of("marian"), [HeadId(Site.DECODER_SELF, 0, 1)]
     found = criterion_named(name).scores(replace(context, removed=gone))

@@ -95,9 +95,6 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
         links = [" ".join(f"{n}-{n}" for n, _ in enumerate(zip(*pair))) for pair in pairs]  # noqa: B905
         made["alignments"].write_text("\n".join(links) + "\n", encoding="utf-8")
     options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **made)
-    if name == "obs-measured":  # which wants more lines than these
-        lines = [*corpus.read()] * 4
-        corpus = replace(corpus, count=len(lines), read=lambda: iter(lines))
     scores = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
     assert set(scores) <= set(all_heads(checkpoint.layout)) and np.isfinite(list(scores.values())).any()
     if criterion.keep:

@@ -44,7 +44,8 @@ Place = tuple[Site, int]
 class ContextMoments:
     """Sums over `tokens` contexts x [m]: `total` Σ x, `products` Σ x xᵀ [m m], `norms` [h] Σ ‖x_h‖ of each head.
 
-    `fisher` is Σ g gᵀ [d d] where gradients were asked for.
+    Where gradients were asked for, `fisher` is Σ g gᵀ [d d], and `gates` Σ a aᵀ [h h] with a_h = x_h · ∂/∂x_h, the
+    gradient by a gate on head h at one token.
     """
 
     tokens: int
@@ -52,6 +53,7 @@ class ContextMoments:
     products: Tensor
     norms: Tensor
     fisher: Tensor | None = None
+    gates: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -218,8 +220,10 @@ class _Collector(ContextTap):
         self.objective = objective
         self.moments = Moments()
         self.waiting: dict[nn.Module, Place] = {}
-        self.outputs: list[tuple[Place, Tensor]] = []
-        self.differentiating = False
+        self.contexts: dict[Place, tuple[Tensor, int]] = {}
+        self.outputs: list[tuple[Place, Tensor, Tensor, int]] = []
+        self.differentiating, self.summing = False, True
+        self.projection_of = {place: projection for projection in self.projections for place in projection.places}
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -244,17 +248,20 @@ class _Collector(ContextTap):
     def _differentiate(self, batch: Batch, objective: Objective) -> None:
         ready = objective.prepared(self.checkpoint, batch)
         self.batch, self.outputs = ready, []
-        self.counting, self.differentiating = not objective.alters(self.checkpoint), True
+        self.counting, self.differentiating, self.summing = True, True, not objective.alters(self.checkpoint)
         with torch.enable_grad():
             outcome = objective.evaluate(self.checkpoint, objective.output(self.checkpoint, ready), ready)
             values = explained_values(outcome, batch.indices.tolist(), seed=objective.seed)
-        self.counting = self.differentiating = False
-        places, outputs = [place for place, _ in self.outputs], [output for _, output in self.outputs]
-        self.outputs = []
-        for place, gradient in zip(places, gradients_of(values, outputs), strict=True):
-            products = gram(self.rows(place, gradient))
-            sums = self.moments.sites[place]
+        self.counting, self.differentiating, self.summing = False, False, True
+        calls, self.outputs = self.outputs, []
+        gradients = gradients_of(values, [output for _, output, _, _ in calls])
+        for (place, _, contexts, heads), gradient in zip(calls, gradients, strict=True):
+            rows, sums = self.rows(place, gradient), self.moments.sites[place]
+            by_input = rows @ self.projection_of[place].weight.to(rows)  # [n h·k]
+            gates = gram((contexts * by_input).view(len(rows), heads, -1).sum(dim=-1))
+            products = gram(rows)
             sums.fisher = products if sums.fisher is None else sums.fisher.add_(products)
+            sums.gates = gates if sums.gates is None else sums.gates.add_(gates)
         self.moments.predictions += float(outcome.counts.sum())
         self._refuse_overflow(batch)
 
@@ -269,11 +276,15 @@ class _Collector(ContextTap):
         if place is None:
             return None
         output.requires_grad_()
-        self.outputs.append((place, output))
+        self.outputs.append((place, output, *self.contexts[place]))
         return output.clone()
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Add the contexts to the sums of their place."""
+        """Add the contexts to the sums of their place; keep them where gradients are to come."""
+        if self.differentiating:
+            self.contexts[place] = contexts, heads
+        if not self.summing:
+            return
         norms = contexts.view(len(contexts), heads, -1).norm(dim=-1).sum(dim=0)
         sums = ContextMoments(len(contexts), contexts.sum(dim=0), gram(contexts), norms)
         if place not in self.moments.sites:

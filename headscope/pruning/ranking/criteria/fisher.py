@@ -1,0 +1,42 @@
+"""What closing a head costs, by the gradient of its gate at every token."""
+
+from __future__ import annotations
+
+from headscope.attribution.objectives.base import Objective
+from headscope.data.corpus import check_predictions
+from headscope.engine.faithfulness.orders import Scores
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
+from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
+
+
+@criterion
+class TokenFisher(Criterion):
+    """Heads whose gates the objective depends on at many tokens stay (Fisher information of a gate a token).
+
+    ½ Σ_t (∂ℓ/∂g_t)² of the objective ℓ, divided by predictions: the second-order estimate of what closing the gate
+    costs. The gate of a key/value group multiplies the contexts of all its heads. One backward pass gives all of them,
+    comparable between layers. Heads are only masked, nothing is refitted.
+    """
+
+    name = "fisher"
+    summary = "Fisher information of a gate on the head at every token: what the objective loses without it, estimated"
+    why = "the objective depends least on their gates"
+    explains = True
+
+    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
+        """The curvature of objectives that compare vectors is sampled too (`explained_values`)."""
+        return super().draws(checkpoint, objective) or (objective is not None and objective.compares)
+
+    def scores(self, context: ScoringContext) -> Scores:
+        moments, scores = moments_of(context, gradients=True, removed=context.removed), dict[HeadId, float]()
+        assert context.corpus is not None, "moments_of refuses this"
+        check_predictions(moments.predictions, context.corpus.name)
+        for projection, sums in reached_modules(context, moments):
+            if sums.gates is not None:
+                for unit in projection.units:
+                    heads = sorted({head.head for head in unit})
+                    value = float(sums.gates[heads][:, heads].sum()) / (2 * moments.predictions)
+                    scores.update(dict.fromkeys(unit, value))
+        return for_all_heads(context, scores)
