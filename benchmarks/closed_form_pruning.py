@@ -46,11 +46,11 @@ from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of
+from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of
 
 METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),
-    *("flap", "wanda", "output-norm", "obs", "obs-task", "obs-measured", "obs-task:measured"),
+    *("flap", "wanda", "output-norm", "fisher", "obs", "obs-task", "obs:measured", "obs-task:measured"),
 )
 LEARNT = {"l0": L0Options, "subset": SubsetOptions}
 UPDATES = 150
@@ -141,7 +141,8 @@ def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[i
     criterion = criterion_named(name)
     scores = criterion.direction().apply(criterion.scores(context))
     if allocation == "measured":
-        scores = measured_scores(context, orders_of(context, layout.units, scores))
+        search = measured_allocation(context, layout.units, scores)
+        scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
     removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in sizes}
     return removed, time.monotonic() - began
 

@@ -51,7 +51,7 @@ from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
+from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint
 
 FILE = Path(__file__).parent / "pruning" / "study.csv"
 FIGURE = Path(__file__).parent / "pruning" / "figure.svg"
@@ -122,7 +122,8 @@ def removed_by(name: str, context: ScoringContext, sizes: Sequence[int]) -> dict
     chosen = criterion_named(criterion)
     scores = chosen.direction().apply(chosen.scores(context))
     if allocation == "measured":
-        scores = measured_scores(context, orders_of(context, layout.units, scores))
+        search = measured_allocation(context, layout.units, scores)
+        scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
     how = "per-layer" if allocation == "per-layer" else "global"
     return {kept: layout.closed(rank_heads(layout, kept, lambda gone: scores, allocation=how).kept) for kept in sizes}
 

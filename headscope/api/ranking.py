@@ -17,7 +17,7 @@ from headscope.model.discovery import eval_mode
 from headscope.progress import Progress
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.allocation import check_keep
-from headscope.pruning.ranking.rank_run import context_of, scores_between, scoring_of, shape_of
+from headscope.pruning.ranking.rank_run import allocation_of, context_of, scoring_of, shape_of
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.selection import open_selection, ranking_of, selection_signature
 from headscope.results.ranking import Ranking
@@ -51,7 +51,7 @@ def rank_open_model(
         first = score([])
         ranked = rank_heads(gating, gating.heads, lambda removed: first)
         if config.allocate == "measured":
-            first = scores_between(context, gating, ranked)
+            first = allocation_of(context, gating, ranked).take(gating.heads - len(gating.protected))
             ranked = rank_heads(gating, gating.heads, lambda removed: first)
         step(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,10 @@ class InputTexts:
     sources: tuple[str, ...]
     name: str
     feeds: tuple[ModelInputs, ...]
+
+    def first(self) -> InputTexts:
+        """The shortest batch alone, for a quick look."""
+        return replace(self, feeds=self.feeds[:1])
 
 
 def texts(

@@ -31,6 +31,7 @@ from headscope.config.declarations import imported
 from headscope.config.option import changed, flag, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
+from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, question
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
@@ -132,6 +133,8 @@ def opened_with(
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
     by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
+    if config.allocation == "measured":
+        by = config.by or "fisher"
     sizes = SweepContext(
         config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
     )
@@ -184,7 +187,7 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
 def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
     """Score the heads and allocate, unless the scores are kept from before."""
     ((method, seed),) = context.rankings(context.cells)
-    with progress("ranking heads", context.placed) as step:
+    with progress("ranking heads", context.passes) as step:
         context.scores(method, seed, step=step)
 
 
@@ -312,19 +315,26 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
     unpruned, *sized = _from_the_largest(opened.sizes)
     _check_removal(opened, sized[-1])
-    opened.sizes.cells = [unpruned, sized[0]]
-    rank(opened.sizes, progress=progress)
-    scoring, refit = opened.sizes.scoring, opened.config.refit
+    config, context = opened.config, opened.sizes
+    context.cells = [unpruned, sized[0]]
+    scoring = replace(context.scoring, options=RunOptions(seed=config.seed, objective=config.objective))
+    searches, refit = config.allocation == "measured", config.refit
+    with progress("reading the text", 1) as step:
+        moments = moments_of(scoring, gradients=searches) if searches or refit.method != "none" else None
+        step(1)
     bench = RefitBench(
         opened.checkpoint,
         opened.text,
         refit,
         add_bias=opened.export.adds_bias,
         batching=scoring.batching,
-        seed=opened.config.seed,
-        moments=None if refit.method == "none" else moments_of(scoring),  # which the ranking has collected
+        seed=config.seed,
+        moments=moments,
     )
-    opened.sizes.refit = lambda gone: _as_written(bench.compensated(list(gone)).checkpoint)
+    if refit.method == AUTO:  # else its held-out text is the one that the result is judged on
+        context.scoring = replace(scoring, bench=bench)
+    rank(context, progress=progress)
+    context.refit = lambda gone: _as_written(bench.compensated(list(gone)).checkpoint)
     heads, checkpoint = chosen_heads(opened, unpruned, sized, progress=progress), opened.checkpoint
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups)
     with progress("removing heads", 1) as step:
@@ -349,7 +359,7 @@ def _check_removal(opened: Opened, smallest: Cell) -> None:
     ranked = rank_heads(context.gating, smallest.keep, lambda gone: scores, allocation=context.config.allocation)
     heads = context.gating.closed(ranked.kept)
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups)
-    compare(checkpoint, opened.export.build(checkpoint, plan), heads, opened.compared)
+    compare(checkpoint, opened.export.build(checkpoint, plan), heads, opened.compared.first())
 
 
 def _as_written(made: Checkpoint) -> Checkpoint:

@@ -11,7 +11,7 @@ from scripts.documented import ROOT
 
 PLAIN = "least-squares"
 REFITS = ("none", "mean", PLAIN)
-BEST = ("obs-measured", "obs", "obs-task", "l0", "subset", "output-norm", "entropy:highest", "confidence")
+BEST = ("obs:measured", "obs", "obs-task", "l0", "subset", "output-norm", "entropy:highest", "confidence")
 ENCODER = (*BEST, "taylor", "wanda", "flap", "lrp", "gradient", "random", "magnitude", "entropy")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partialmethod
@@ -14,47 +13,42 @@ import pytest
 import torch
 from torch import nn
 
-from headscope.data.corpus import Corpus
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
-from headscope.heads import HeadId
-from headscope.model.prefix_cache import resumable_layers
-from headscope.pruning.closed_form import compensate as compensate_module
-from headscope.pruning.closed_form.compensate import ModuleOrder, RefittedCopy, compensate, measured_allocation
+from headscope.heads import HeadId, Site
+from headscope.pruning.closed_form import allocation
+from headscope.pruning.closed_form.allocation import MeasuredAllocation
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import Moments, collect_moments
-from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking import scoring
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.ranking.scoring import removal_order
+from headscope.results.ranking import Ranking
 from tests.oracles import checkpoints, speakers
 
 pytestmark = pytest.mark.slow
 
+OPTIONS = RefitOptions(add_bias=True)
 KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
 
 
 @cache
-def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, tuple[ModuleOrder, ...]]:
+def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, list[OutputProjection]]:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=19)
-    moments = collect_moments(checkpoint, corpus)
-    orders: list[ModuleOrder] = []
-    for projection in output_projections(checkpoint):
-        sums = moments.of(projection)
-        assert sums is not None
-        orders.append(
-            (projection, [step.block for step in removal_order(ScoringContext(checkpoint, corpus), projection, sums)])
-        )
-    return checkpoint, moments, DamageMeter.of(checkpoint, corpus.first(7)), tuple(orders)
+    meter = DamageMeter.of(checkpoint, corpus.first(7))
+    return checkpoint, collect_moments(checkpoint, corpus), meter, output_projections(checkpoint)
 
 
 def damage_without(kind: str, heads: Sequence[HeadId]) -> float:
     """Mean growth of the loss of a model that is refitted anew, sentence by sentence, without padding."""
     checkpoint, moments, _, _ = measured(kind)
-    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
+    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, OPTIONS)).model
     intact, altered = loss(kind, checkpoint.model), loss(kind, made)
     return altered - intact
 
@@ -72,9 +66,9 @@ def loss(kind: str, model: nn.Module) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
-    checkpoint, moments, meter, orders = measured(kind)
-    heads = [head for projection, units in orders for head in projection.units[units[0]]]
-    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
+    checkpoint, moments, meter, projections = measured(kind)
+    heads = [head for projection in projections for head in projection.units[0]]
+    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, OPTIONS)).model
     performance = meter.measure(made)
     assert performance.objective == "loss" and performance.sentences == 7
     assert performance.value == pytest.approx(loss(kind, made), rel=1e-9)
@@ -84,154 +78,122 @@ def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
     assert intact.predictions == performance.predictions >= 7
 
 
-def test_nothing_is_measured_on_lines_that_refits_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fourth of the text, and of a text of the user's as anchor; random subwords are refitted on alone."""
-    checkpoint, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=41)
-    other = [sentence.source for sentence in speakers.corpus("bert", count=68, seed=2)]
-    lines = {sentence.source for sentence in corpus} | set(other)
-    read: dict[str, list[list[str]]] = {"fitted": [], "measured": []}
+def search(kind: str) -> MeasuredAllocation:
+    """With estimates so low that every candidate is measured first."""
+    _, moments, meter, projections = measured(kind)
+    estimates = dict.fromkeys(all_units(kind), -9.0)
+    return MeasuredAllocation([meter, meter], moments, projections, estimates, OPTIONS)
 
-    def collected(its: Checkpoint, text: Corpus, *given: Any, **more: Any) -> Moments:
-        read["fitted"].append([sentence.source for sentence in text])
-        return collect_moments(its, text, *given, **more)
 
-    def metered(its: Checkpoint, text: Corpus, *given: Any, made: Any = DamageMeter.of, **more: Any) -> DamageMeter:
-        read["measured"].append([sentence.source for sentence in text])
-        found: DamageMeter = made(its, text, *given, **more)
-        return found
+@pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
+def test_the_cheapest_by_a_fresh_measurement_goes_next(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured again only when it is the cheapest by what was measured before; here with a model refitted anew."""
+    monkeypatch.setattr(allocation, "PASSES", 99)
+    left = {number: list(each.units) for number, each in enumerate(measured(kind)[3])}
+    costs = {(number, unit): -9.0 for number, units in left.items() for unit in [*units, ()]}
+    fresh, gone, damage, found = set[Any](), list[HeadId](), 0.0, search(kind).take(99)
+    while costs:
+        number, unit = key = min(costs, key=lambda key: (costs[key], key))
+        units = [unit] if unit else left[number]
+        if not set(units) <= set(left[number]) or (not unit and len(units) < 2):
+            del costs[key]
+        elif key not in fresh:
+            costs[key] = (damage_without(kind, [*gone, *chain(*units)]) - damage) / len(units)
+            fresh.add(key)
+        else:
+            gone += chain(*units)
+            damage += costs[key] * len(units)
+            assert min(found[head] for head in chain(*units)) >= damage - 1e-7
+            left[number] = [other for other in left[number] if other not in units]
+            fresh.clear()
+    assert sorted(found, key=lambda head: (found[head], gone.index(head))) == gone
 
-    monkeypatch.setattr(scoring, "collect_moments", collected)
-    monkeypatch.setattr(DamageMeter, "of", metered)
-    monkeypatch.setattr(scoring, "measured_allocation", lambda *given, **more: {})
-    for anchor, counts in (("", [16]), ("mixed", [16]), (other, [16, 17])):
-        for texts in read.values():
-            texts.clear()
-        scoring.measured_scores(ScoringContext(checkpoint, corpus, anchor=anchor), [])
-        assert [len(text) for text in read["measured"]] == counts
-        seen, measured = (Counter(chain(*read[name])) for name in ("fitted", "measured"))
-        whole = Counter(line.source for line in corpus) + Counter(other if anchor is other else [])
-        assert Counter({line: seen[line] for line in lines}) + measured >= whole >= measured
-        if anchor != "mixed":
-            assert seen + measured == whole
-    for count in (2 * scoring.FEWEST_MEASURED - 1, 3):
-        with pytest.raises(ConfigError, match=f"too few lines.*{count} of at least 32.*--by obs"):
-            scoring.measured_scores(ScoringContext(checkpoint, corpus.first(count)), [])
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_nested_and_modules_never_exceed_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "PASSES", 99)
+    one, heads = search(kind), len(all_units(kind)[0])
+    for count in range(heads, 3 * heads + 1, heads):
+        found = one.take(count)
+        first = sorted(found, key=found.__getitem__)[:count]
+        assert (
+            len(one.scores) == count and set(first) == set(one.scores) and found.keys() == set(chain(*all_units(kind)))
+        )
+        assert one.damage == pytest.approx(damage_without(kind, first), abs=1e-9)
+
+
+def all_units(kind: str) -> list[tuple[HeadId, ...]]:
+    return [unit for projection in measured(kind)[3] for unit in projection.units]
+
+
+def test_passes_are_said_beforehand_and_estimates_decide_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, steps = search("bert"), list[int]()
+    tries.take(2, step=steps.append)
+    assert len(steps) == tries.passes <= 2 * allocation.PASSES
+    monkeypatch.setattr(allocation, "PASSES", 0)
+    _, moments, meter, projections = measured("bert")
+    estimates = {unit: 9.0**number for number, unit in enumerate(reversed(all_units("bert")))}
+    blind = MeasuredAllocation([meter], moments, projections, estimates, OPTIONS)
+    found = blind.take(len(estimates))
+    assert blind.passes == 0 and sorted(found, key=found.__getitem__) == list(chain(*reversed(all_units("bert"))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_passes_begin_at_the_layer_that_differs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers to the last digit as of whole passes; feed-forward blocks are run less often."""
-    _, moments, meter, orders = measured(kind)
-    runs, of_layers = list[str](), [projection.owner for projection, _ in orders]
+    """The same numbers to the last digit as of whole passes; output projections of lower layers are run less often."""
+    runs = list[str]()
 
-    def allocated() -> tuple[dict[HeadId, float], dict[str, float], list[str]]:
+    def searched(known: bool, **options: Any) -> tuple[dict[HeadId, float], int]:
+        with monkeypatch.context() as patch:
+            if not known:
+                patch.setattr(allocation, "resumable_layers", lambda model: None)
+            patch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, **options))
+            tries = search(kind)
+        for projection in tries.projections:
+            tries.trial.model.get_submodule(projection.owner).register_forward_hook(lambda *_: runs.append(""))
         runs.clear()
-        known: dict[str, float] = {}
-        return measured_allocation([meter, meter], moments, orders, known=known), known, [*runs]
+        return tries.take(99), len(runs)
 
-    def counted(self: RefittedCopy, *given: Any, made: Any = RefittedCopy.__init__) -> None:
-        made(self, *given)
-        for owner in of_layers:
-            self.model.get_submodule(owner).register_forward_hook(lambda *_, owner=owner: runs.append(owner))
-
-    def probed(model: nn.Module) -> Any:
-        found = resumable_layers(model)
-        runs.clear()
-        return found
-
-    monkeypatch.setattr(RefittedCopy, "__init__", counted)
-    monkeypatch.setattr(compensate_module, "resumable_layers", probed)
-    scores, known, fewer = allocated()
-    monkeypatch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, most=3000))
-    found, alike, some = allocated()
-    assert (found, alike) == (scores, known) and len(fewer) < len(some), "as far as memory goes"
-    monkeypatch.setattr(compensate_module, "resumable_layers", lambda model: None)
-    assert allocated() == (scores, known, runs) and len(some) < len(runs)
-    counts = {owner: (fewer.count(owner), runs.count(owner)) for owner in of_layers}
-    assert all(shared <= whole for shared, whole in counts.values()) and len(fewer) < len(runs)
-    assert counts[of_layers[0]][0] < 0.8 * counts[of_layers[0]][1]
+    shared, some, whole = searched(True), searched(True, most=3000), searched(False)
+    assert shared[0] == some[0] == whole[0] and shared[1] < some[1] < whole[1], "as far as memory goes"
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_every_step_takes_the_module_that_does_the_least_damage(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every module is measured at every step; the lazy evaluation measures few, and takes the same ones."""
-    _, moments, meter, orders = measured(kind)
-    known: dict[str, float] = {}
-    found = measured_allocation([meter], moments, orders, known=known)
-    half = dict(list(known.items())[: len(known) // 2])
-    with monkeypatch.context() as patch:
-        measures, measure = iter(range(len(known) - len(half))), DamageMeter.measure
-        patch.setattr(DamageMeter, "measure", lambda *given, **how: (next(measures), measure(*given, **how))[1])
-        again = measured_allocation([meter], moments, orders, known=half)
-    assert again == found and half == known and next(measures, None) is None
-    fewer: dict[str, float] = {}
-    first = measured_allocation([meter], moments, orders, most=2, known=fewer)
-    placed = sorted(found, key=found.__getitem__)[:3]
-    assert [first[head] for head in placed] == [found[head] for head in placed] and fewer.keys() < known.keys()
-    assert first.keys() == found.keys() and min(first.keys() - set(placed), key=first.__getitem__) not in placed
-    gone: list[HeadId] = []
-    numbers = [0] * len(orders)
-    previous = 0.0
-    for _ in range(sum(len(units) for _, units in orders)):
-        trials = {
-            number: damage_without(kind, [*gone, *projection.units[units[numbers[number]]]])
-            for number, (projection, units) in enumerate(orders)
-            if numbers[number] < len(units)
-        }
-        number = min(trials, key=lambda candidate: trials[candidate])
-        projection, units = orders[number]
-        unit = projection.units[units[numbers[number]]]
-        score = found[unit[0]]
-        assert {found[head] for head in unit} == {score}
-        assert score == pytest.approx(max(trials[number], previous), abs=1e-7)
-        assert score > previous or not gone
-        gone, previous = [*gone, *unit], score
-        numbers[number] += 1
-    assert sorted(found, key=lambda head: (found[head], gone.index(head))) == gone
+def test_what_is_measured_no_refit_saw() -> None:
+    """The last fifth of the text, and the second text where that is measured in the same unit."""
+    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=41)
+    context = ScoringContext(checkpoint, corpus)
+    gates = gate_layout(checkpoint.attention_sites)
+    scores = {head: float(number) for number, head in enumerate(chain(*gates.units))}
+    tries = scoring.measured_allocation(context, gates.units, scores)
+    assert [meter.sentences for meter in tries.meters] == [8, 24]
+    assert tries.moments.of(tries.projections[0]) is not None
+    fitted = collect_moments(checkpoint, corpus.first(33))
+    assert torch.equal(*(each.of(tries.projections[0]).products for each in (tries.moments, fitted)))  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="too few to refit"):
+        scoring.measured_allocation(ScoringContext(checkpoint, corpus.first(8)), gates.units, scores)
+    with pytest.raises(ConfigError, match="no score"):
+        scoring.measured_allocation(context, gates.units, {})
 
 
-def test_the_criterion_measures_on_its_text_and_heads_that_are_protected_never_go() -> None:
-    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=37)
-    heads = [HeadId.parse(name) for name in ("encoder-self.0.0", "encoder-self.0.2", "encoder-self.1.1")]
-    context = ScoringContext(checkpoint, corpus, candidates=frozenset(heads))
-    scores = criterion_named("obs-measured").scores(context)
-    assert {head for head, score in scores.items() if score == score} == set(heads)
-    _, _, last = sorted(heads, key=lambda head: scores[head])
-    fitted, measured = scoring.held_apart(corpus)
-    moments, meter = collect_moments(checkpoint, fitted), DamageMeter.of(checkpoint, measured)
-    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
-    assert scores[last] == pytest.approx(meter.measure(made).damage, abs=1e-6)
-
-
-def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> None:
-    """`--by obs --allocate measured` is `obs-measured`; by another criterion modules lose their heads in its order."""
+def test_units_are_tried_in_the_order_of_any_ranking_and_protected_heads_stay(tmp_path: Path) -> None:
     NATIVE.save(checkpoints.small(), tmp_path / "whole")
     lines = [" ".join("abcdefg"[(n * k) % 7] for k in range(1, 3 + n % 4)) for n in range(1, 49)]
     for name, sign in (("a", 1), ("b", -1)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines[::sign]), encoding="utf-8")
 
-    def chosen(out: str, **options: Any) -> Any:
+    def chosen(out: str, **options: Any) -> Ranking:
         texts = {"source": tmp_path / "a", "target": tmp_path / "b"}
         keep = {"keep": 8, "checkpoint": str(tmp_path / "whole"), "device": "cpu", "valid_sentences": 3}
         return run_ranking(RankConfig(**{"out": tmp_path / out, **keep, **texts, **options}))
 
-    first = chosen("first", by="obs", allocate="measured")
-    assert first.tables["ranking"].equals(chosen("second", by="obs-measured").tables["ranking"])
+    first = chosen("first", by="fisher", allocate="measured", protect="cross.0.*")
     assert first.record["ranking"]["allocate"] == "measured" and "allocate:measured" in str(first.signature)
-    by_size = chosen("third", by="magnitude", allocate="measured").tables["ranking"]
-    magnitudes = chosen("fourth", by="magnitude").tables["ranking"]
+    assert len(first.kept) == 8 and not [head for head in first.removed if head.site is Site.CROSS and head.layer == 0]
     places = ["site", "layer"]
-    for place, rows in by_size.groupby(places):
-        alone = magnitudes.set_index(places).loc[[place]]
-        assert rows["head"].tolist() == alone["head"].tolist()
-    equal = (
-        chosen("fifth", by="obs", allocate="per-layer").tables["ranking"].groupby(places)["kept"].agg(["sum", "count"])
-    )
+    equal = chosen("second", by="obs", allocate="per-layer").ranking.groupby(places)["kept"].agg(["sum", "count"])
     assert ((equal["sum"] - equal["count"] * 8 / equal["count"].sum()).abs() < 1).all()
     damped = [chosen(f"damped{number}", by="obs", damping=damping) for number, damping in enumerate((1e-4, 10.0))]
-    assert not damped[0].tables["ranking"].equals(damped[1].tables["ranking"]) and "damping:10" in str(
-        damped[1].signature
-    )
+    assert not damped[0].ranking.equals(damped[1].ranking) and "damping:10" in str(damped[1].signature)
 
 
 def test_vectors_are_compared_by_their_cosine() -> None:

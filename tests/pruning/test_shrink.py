@@ -17,8 +17,9 @@ import headscope as hs
 from headscope.config import EvaluateConfig
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.run import run_evaluation
+from headscope.heads import HeadId
 from headscope.pruning import shrink
-from headscope.pruning.closed_form.compensate import measured_allocation
+from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import SHARES
@@ -70,7 +71,7 @@ def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, comman
     status, shown, error = command(*asked(folder, "--keep", 3, "--out", tmp_path / "small"))
     assert status == 0, error
     given: dict[str, Any] = {"checkpoint": str(folder / "encoder"), "source": folder / "learn", "device": "cpu"}
-    ranked = run_ranking(RankConfig(**given, by="obs", keep=3, allocate="measured", out=tmp_path / "ranked"))
+    ranked = run_ranking(RankConfig(**given, by="fisher", keep=3, allocate="measured", out=tmp_path / "ranked"))
     by_hand: dict[str, Any] = {
         "heads": str(tmp_path / "ranked/removed.txt"),
         "valid_source": folder / "judge",
@@ -218,22 +219,20 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
         (tmp_path / name).symlink_to(folder / name)
     (tmp_path / "judge").write_text(5 * (folder / "text").read_text())
     search = ("--valid-source", tmp_path / "judge", "--metric", "token-l2", "--max-drop", "0.1")
-    states, allocation = set[str](), measured_allocation
+    counts, take = list[int](), MeasuredAllocation.take
 
-    def watched(*arguments: Any, known: dict[str, float], **options: Any) -> Any:
-        found = allocation(*arguments, known=known, **options)
-        states.update(known)
-        return found
+    def watched(self: MeasuredAllocation, heads: int, **options: Any) -> dict[HeadId, float]:
+        counts.append(heads)
+        return take(self, heads, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("headscope.pruning.ranking.scoring.measured_allocation", watched)
+        patch.setattr(MeasuredAllocation, "take", watched)
         status, _, error = command(*asked(tmp_path, *search, "--out", tmp_path / "found"))
     assert status == 0, error
     removed = record(tmp_path / "found")["removed"]
     tried = [6 - read["cell"]["keep"] for read in cells_in(tmp_path / "found") if read["cell"]["keep"] is not None]
     assert len(removed) < max(tried) < 5, "a size fails that is not the smallest"
-    gone = [sum(map(int, state.split())) for state in states]
-    assert max(gone) <= max(tried) + 2 < 6, "the one that exceeds it, and what would come next"
+    assert counts == sorted(tried), "one search goes on"
     status, _, error = command(*asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
     assert status == 0, error
     assert record(tmp_path / "asked")["removed"] == removed

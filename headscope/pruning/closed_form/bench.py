@@ -36,6 +36,8 @@ HALF = 0.5
 """The strength that `auto` tries too: on text of another kind the whole way may be too far."""
 CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
+SEARCHED, FEWEST_SEARCHED = 500, 8
+"""Subwords of each text that a search measures on, and lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
 
@@ -89,6 +91,17 @@ class RefitBench:
             own = OBJECTIVES.get(PREDICTED).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
             objective = PREDICTED if own is None else ""
         return self._meter(corpus, objective), corpus
+
+    def search_meters(self) -> list[DamageMeter]:
+        """Meters of parts of both texts, to measure many candidates by; of one if they have two objectives."""
+        held_out, (check, text) = self.held_out, self.check
+        meters = [(held_out, self.text.held_out), (check, text)]
+        return [
+            meter if short is corpus else self._meter(short, meter.objective.name)
+            for meter, corpus in meters
+            for short in [capped(self.checkpoint, corpus, positions=SEARCHED, fewest=FEWEST_SEARCHED)]
+            if meter.objective.name == held_out.objective.name
+        ]
 
     def _meter(self, corpus: Corpus, objective: str) -> DamageMeter:
         reading: dict[str, Any] = {"batching": self.batching, "objective": objective, "seed": self.seed}

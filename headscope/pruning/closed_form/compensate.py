@@ -2,19 +2,14 @@
 
 The masked model has the intact one's size: the columns of removed heads are zero, the others and the bias are
 refitted. What a smaller model must give is what this one gives.
-
-How many heads each module loses is chosen by the objective that is measured after refitting. Inside a module the order
-is given (greedy block OBS is nearly the best there); what an error of a module's output costs at the end of the model
-is not known from the module alone.
 """
 
 from __future__ import annotations
 
 import copy
-import heapq
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,10 +19,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, refuse_absent
 from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
-from headscope.model.prefix_cache import resumable_layers
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
-from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
@@ -97,19 +90,32 @@ def refit_module(
     projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: RefitOptions
 ) -> ModuleRefit:
     """What makes up for some heads of one module."""
-    columns, affine = projection.columns(heads), projection.has_bias or options.add_bias
-
     weight, mean, second = projection.weight, moments.mean, moments.second
-    nothing, refit = (
-        compensation(method, weight, columns, mean=mean, second=second, affine=affine, share=options.damping)
-        for method in ("none", options.method)
-    )
-    refit = interpolate(nothing, refit, options.strength)
+    nothing = solve_refit(projection, moments, heads, replace(options, method="none"))
+    refit = solve_refit(projection, moments, heads, options)
     energy = float(((weight @ second) * weight).sum()) or 1.0  # E‖W x‖²
     error, error_without = (
         reconstruction_error(weight, weights, mean=mean, second=second) / energy for weights in (refit, nothing)
     )
-    return ModuleRefit(projection, refit, error, error_without, affine)
+    return ModuleRefit(projection, refit, error, error_without, projection.has_bias or options.add_bias)
+
+
+def solve_refit(
+    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: RefitOptions
+) -> SolvedRefit:
+    """The weight and the shift of one module that make up for some heads."""
+    weight, columns = projection.weight, projection.columns(heads)
+    refit = compensation(
+        options.method,
+        weight,
+        columns,
+        mean=moments.mean,
+        second=moments.second,
+        affine=projection.has_bias or options.add_bias,
+        share=options.damping,
+    )
+    nothing = SolvedRefit(weight.index_fill(1, columns, 0.0), torch.zeros_like(refit.shift))
+    return interpolate(nothing, refit, options.strength)
 
 
 class RefittedCopy:
@@ -151,96 +157,15 @@ class RefittedCopy:
         elif has_added_bias(owner) or bool(refit.shift.any()):
             add_bias(owner, refit.shift.to(weight))
 
-
-ModuleOrder = tuple[OutputProjection, Sequence[int]]
-"""A module, and its units in the order in which they go."""
-MEASURED = 128
-"""Sentences that an allocation is measured on at most."""
-TIE = 1e-9
-"""By how much a score is above the one before it where the damage did not grow."""
-
-
-def measured_allocation(
-    meters: Sequence[DamageMeter],
-    moments: ModuleMoments,
-    orders: Sequence[ModuleOrder],
-    options: RefitOptions | None = None,
-    *,
-    most: int | None = None,
-    step: Callable[[int], None] = lambda count: None,
-    known: MutableMapping[str, float] | None = None,
-) -> dict[HeadId, float]:
-    """The damage once a head and all before it are gone and the rest is refitted; next goes what does least damage.
-
-    Greedy over modules by the objective on the texts of `meters` (their mean); a module is measured again only when it
-    is the cheapest by what was measured before (lazy evaluation, Minoux 1978). Scores are made to rise, for the damage
-    itself can fall. Where `most` heads are to go, it ends with the unit that exceeds them; the others are ordered by
-    what one more of their module would do. `step` is called after every unit, and with 0 after every measurement;
-    `known` keeps these by how many units of every module are gone. Passes begin at the layer whose module loses the
-    unit.
-    """
-    refit = _cached_refits(moments, orders, options or RefitOptions())
-    known = {} if known is None else known
-    trial = RefittedCopy(meters[0].checkpoint, [projection for projection, _ in orders])
-    gone, damage, scores = [0] * len(orders), 0.0, dict[HeadId, float]()
-    layer_index = resumable_layers(trial.model)
-    shared = [None if layer_index is None else SharedLayers(layer_index) for _ in meters]
-
-    def measured(number: int) -> float:
-        """The damage with one more unit of a module gone."""
-        state = " ".join(str(count + (other == number)) for other, count in enumerate(gone))
-        if state not in known:
-            for other, count in enumerate(gone):
-                trial.put(orders[other][0], refit(other, count + (other == number)))
-            places = orders[number][0].places
-            known[state] = fmean(
-                meter.measure(trial.model, layers=layers, places=places).damage
-                for meter, layers in zip(meters, shared, strict=True)
-            )
-            step(0)
-        return known[state]
-
-    waiting = [(measured(number), number, 0) for number, (_, units) in enumerate(orders) if units]
-    heapq.heapify(waiting)
-    worst, taken = 0.0, 0
-    while waiting and (most is None or len(scores) <= most):
-        after, number, at = heapq.heappop(waiting)
-        if at < taken:
-            heapq.heappush(waiting, (measured(number), number, taken))
-            continue
-        projection, units = orders[number]
-        growth, damage = after - damage, after
-        waiting = [(cost + growth, other, when) for cost, other, when in waiting]
-        unit = projection.units[units[gone[number]]]
-        gone[number] += 1
-        taken += 1
-        for layers in filter(None, shared):
-            layers.forget(projection.places)
-        worst = max(damage, worst + TIE)
-        scores.update(dict.fromkeys(unit, worst))
-        step(1)
-        if gone[number] < len(units):
-            heapq.heappush(waiting, (measured(number), number, taken))
-    for _, number, _ in sorted(waiting):
-        projection, units = orders[number]
-        for left in units[gone[number] :]:
-            worst += TIE
-            scores.update(dict.fromkeys(projection.units[left], worst))
-    return scores
-
-
-def _cached_refits(
-    moments: ModuleMoments, orders: Sequence[ModuleOrder], options: RefitOptions
-) -> Callable[[int, int], SolvedRefit]:
-    """From the number of a module and how many of its units are gone to its refit; two of a module are kept."""
-    refits: dict[tuple[int, int], SolvedRefit] = {}
-
-    def refit(number: int, count: int) -> SolvedRefit:
-        if (number, count) not in refits:
-            projection, units = orders[number]
-            heads = [head for unit in units[:count] for head in projection.units[unit]]
-            refits.pop((number, count - 2), None)
-            refits[number, count] = refit_module(projection, reached(moments, projection), heads, options).refit
-        return refits[number, count]
-
-    return refit
+    @contextmanager
+    def with_refit(self, projection: OutputProjection, refit: SolvedRefit) -> Iterator[None]:
+        """Within the block the projection has this refit, afterwards the weights that it had."""
+        owner = self.model.get_submodule(projection.owner)
+        before = {name: values.detach().clone() for name, values in owner.named_parameters()}
+        self.put(projection, refit)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, values in owner.named_parameters():
+                    values.copy_(before.get(name, torch.zeros_like(values)))

@@ -17,9 +17,12 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
-from headscope.model.discovery import eval_mode
+from headscope.model.discovery import eval_mode, find_attention
 from headscope.model.prefix_cache import LayerIndex, SiteLayer, stored_output
 from headscope.pruning.closed_form.moments import text_batches
+
+MEASURED = 128
+"""Sentences that are enough to compare modules on."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ class DamageMeter:
         """
         altered = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = predictions = 0.0
+        find_attention(altered.model)  # its probe, where a bias was added, is no pass over the text
         with eval_mode(altered.model), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
                 shared = nullcontext() if layers is None else layers.passing(number, places)

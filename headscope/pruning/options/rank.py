@@ -29,7 +29,7 @@ Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 ALLOCATE = (
     "Heads that layers keep. global: as scores say; per-layer: the same share; uniform: the same number, in whole "
     "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
-    "measured: as the loss says after refits (--compensate; slow)."
+    "measured: as the loss says after refits, single groups and whole layers (slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
 
@@ -39,7 +39,7 @@ class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows."""
 
     by: str = heads_option(
-        help="obs-task, obs, lrp, gradient, magnitude or others (`headscope list criteria`); with --from a column "
+        help="fisher, obs-task, obs, lrp, magnitude or others (`headscope list criteria`); with --from a column "
         "of its heads.csv; or a CSV file of site,layer,head and scores.",
         metavar="NAME|FILE.csv",
     )
@@ -65,7 +65,7 @@ class RankConfig(SelectionConfig):
     )
     anchor: tuple[str, ...] = compensation_option(
         (),
-        f"{ANCHOR} Heads that are chosen by measuring (obs-measured, --allocate measured) are measured so too.",
+        f"{ANCHOR} --allocate measured refits so too.",
         metavar="NAME|FILE[,TARGET]",
         flagless=True,
     )
@@ -112,7 +112,7 @@ class RankConfig(SelectionConfig):
     @property
     def measures(self) -> bool:
         """Whether heads are chosen by what is measured once the others are refitted."""
-        return self.allocate == "measured" or self.by == "obs-measured"
+        return self.allocate == "measured"
 
     @property
     def end(self) -> End | None:

@@ -43,8 +43,8 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     )
     by: str = heads_option(
         "",
-        "What heads are ranked by, as in prune sweep --methods; default: obs-task where there is something to predict, "
-        "else obs.",
+        "What heads are ranked by, as in prune sweep --methods; default: fisher, without --allocate measured obs-task "
+        "where there is something to predict, else obs.",
     )
     allocate: Allocation | None = heads_option(
         None,

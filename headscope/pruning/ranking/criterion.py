@@ -24,6 +24,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
+from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.refit import DAMPING, OtherText
 from headscope.pruning.scores_file import scores_in
@@ -61,8 +62,9 @@ class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
     Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O, `anchor` for what is measured
-    with W_O refitted. Of several `processes` each reads its share of the text, and all get the scores. `measured` holds
-    what several criteria, and a refit, measure alike of the intact model; `replace` hands it on.
+    with W_O refitted, `bench` for what that is fitted to and measured on (None: parts of the corpus). Of several
+    `processes` each reads its share of the text, and all get the scores. `measured` holds what several criteria, and a
+    refit, measure alike of the intact model; `replace` hands it on.
     """
 
     checkpoint: Checkpoint
@@ -74,6 +76,7 @@ class ScoringContext:
     whole_groups: bool = True
     damping: float = DAMPING
     anchor: OtherText = ""
+    bench: RefitBench | None = None
     processes: Processes = ALONE
     measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 

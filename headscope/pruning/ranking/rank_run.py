@@ -25,6 +25,7 @@ from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
+from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.gate_layout import GateLayout, tie_remarks
 from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
@@ -43,7 +44,7 @@ from headscope.pruning.ranking.criterion import (
     criterion_named,
 )
 from headscope.pruning.ranking.ranking import Ranked, rank_heads
-from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
+from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
     OpenedSelection,
@@ -91,8 +92,11 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
     if config.allocate == "measured" and processes.main:
-        measured = scores_between(context, gates, ranked)
-        ranked = rank_heads(gates, keep, lambda removed_heads: measured)
+        search = allocation_of(context, gates, ranked)
+        gone = gates.heads - keep
+        with progress(f"measuring, at most {search.most_passes(gone)} times", search.most_passes(gone)) as step:
+            measured = search.take(gone, step=step)
+        ranked = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, measured))
     return Outcome(context, keep, scoring, ranked)
 
 
@@ -244,11 +248,10 @@ def _fixed(
     return Scoring(lambda removed_heads: signed, direction, label, facts)
 
 
-def scores_between(context: ScoringContext, gates: GateLayout, ranked: Ranked) -> Scores:
-    """Inside modules the order of a ranking; between them the objective, measured once what is left is refitted."""
+def allocation_of(context: ScoringContext, gates: GateLayout, ranked: Ranked) -> MeasuredAllocation:
+    """The search for the heads that go, which tries those with the lowest scores of a ranking first."""
     by_unit = zip(gates.units, ranked.scores.tolist(), strict=True)
-    scores = {head: score for unit, score in by_unit for head in unit}
-    return measured_scores(context, orders_of(context, set(gates.units), scores))
+    return measured_allocation(context, gates.units, {head: score for unit, score in by_unit for head in unit})
 
 
 def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:

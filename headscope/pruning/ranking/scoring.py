@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from torch import Tensor
 
-from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import anchor_sources
-from headscope.pruning.closed_form.bench import refitted
-from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
-from headscope.pruning.closed_form.damage import DamageMeter, lines, spread
-from headscope.pruning.closed_form.moments import ContextMoments, Mixture, ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.allocation import MeasuredAllocation
+from headscope.pruning.closed_form.bench import RefitBench, refitted
+from headscope.pruning.closed_form.calibration import split_text
+from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
-from headscope.pruning.options.refit import RefitOptions, anchor_name
-from headscope.pruning.ranking.criterion import ScoringContext
-
-FEWEST_MEASURED = 16
-"""Lines that an allocation is measured on at least (benchmarks/allocation_lines.py)."""
+from headscope.pruning.options.refit import AUTO_DAMPING, DAMPING, Refit, RefitOptions
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Sequence[HeadId] = ()) -> Moments:
@@ -123,76 +118,30 @@ def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]
     return scores
 
 
-def measured_scores(
-    context: ScoringContext,
-    orders: Sequence[ModuleOrder],
-    *,
-    most: int | None = None,
-    step: Callable[[int], None] = lambda count: None,
-    known: MutableMapping[str, float] | None = None,
-) -> Scores:
-    """Scores by `measured_allocation` of a context's objective, on lines of its text that no refit is fitted to.
+def measured_allocation(context: ScoringContext, units: Collection[Unit], scores: Scores) -> MeasuredAllocation:
+    """The search for the `units` that go, by a context's objective; they are tried first in the order of `scores`.
 
-    With an anchor refits are anchored; where that is a text, lines of it are held out and measured on as well.
+    A unit is estimated to cost what `fisher` says of the one with the same rank, so scores need no unit of their own.
+    ConfigError for a unit without a score.
     """
-    moments, meters = _measuring(context)
-    options = RefitOptions(damping=context.damping)
-    return for_all_heads(
-        context, measured_allocation(meters, moments, orders, options, most=most, step=step, known=known)
-    )
+    fisher = criterion_named("fisher").scores(context)
+    costs, ranks = ({unit: fmean(by.get(head, math.nan) for head in unit) for unit in units} for by in (fisher, scores))
+    for unit in units:
+        if math.isnan(ranks[unit]) or math.isnan(costs[unit]):
+            raise ConfigError(f"{unit[0]} has no score, so nothing can be allocated by it")
+    estimates = dict(zip(sorted(units, key=ranks.__getitem__), sorted(costs.values()), strict=True))
+    bench = context.bench or _bench_of(context)
+    projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
+    options = RefitOptions(damping=AUTO_DAMPING if context.damping == DAMPING else context.damping)
+    options = replace(options, add_bias=bench.add_bias)
+    moments = bench.anchored_moments(context.anchor)
+    return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
 
 
-def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter]]:
-    """What allocations of one context are refitted by, and measured with; made once."""
-    checkpoint, corpus, seed = context.checkpoint, context.corpus, context.options.seed
-    if corpus is None:
+def _bench_of(context: ScoringContext) -> RefitBench:
+    """A bench that fits refits to a context's text without its last fifth, and measures on that."""
+    if context.corpus is None:
         raise ConfigError("an allocation is measured on text: give --source FILE")
-    objective = context.options.objective
-    key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, anchor_name(context.anchor)
-    if key not in context.measured:
-        fitted, measured = held_apart(corpus)
-        beside = {name: text() for name, text in anchor_sources(checkpoint, fitted, context.anchor, seed=seed).items()}
-        held_out = [measured]
-        if own := beside.get("text"):
-            beside["text"], measured = held_apart(own)
-            held_out.append(measured)
-        of_texts = [
-            collect_moments(checkpoint, text, batching=context.batching, processes=context.processes)
-            for text in (fitted, *beside.values())
-        ]
-        reading: dict[str, Any] = {"batching": context.batching, "seed": seed, "objective": objective}
-        meters = [DamageMeter.of(checkpoint, text, **reading) for text in held_out]
-        context.measured[key] = Mixture([(each, 1 / len(of_texts)) for each in of_texts]), meters
-    made: tuple[ModuleMoments, list[DamageMeter]] = context.measured[key]
-    return made
-
-
-def held_apart(corpus: Corpus) -> tuple[Corpus, Corpus]:
-    """A text to refit on, and a fourth of its lines, 16 to 128, as far apart as can be, which are held out of it."""
-    count = min(MEASURED, max(FEWEST_MEASURED, corpus.count // 4))
-    if corpus.count < 2 * FEWEST_MEASURED:
-        raise ConfigError(
-            f"{corpus.name}: too few lines to allocate heads by measuring, {corpus.count} of at least "
-            f"{2 * FEWEST_MEASURED} ({count} are held out to measure on); give more text, or rank without measuring "
-            "(--by obs, --allocate global)"
-        )
-    chosen = spread(corpus.count, count)
-    return lines(corpus, [not each for each in chosen]), lines(corpus, chosen)
-
-
-def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:
-    """The units of every module that the context's text reaches, those of the lowest mean score first.
-
-    Only `units` go. ConfigError where one of them has no score.
-    """
-    orders: list[ModuleOrder] = []
-    for projection, _ in reached_modules(context, moments_of(context)):
-        means = {
-            number: fmean(scores.get(head, math.nan) for head in unit)
-            for number, unit in enumerate(projection.units)
-            if unit in units
-        }
-        if unscored := [number for number, mean in means.items() if math.isnan(mean)]:
-            raise ConfigError(f"{projection.units[unscored[0]][0]} has no score, so nothing can be allocated by it")
-        orders.append((projection, sorted(means, key=means.__getitem__)))
-    return orders
+    text = split_text(context.corpus, None, sentences=context.corpus.count)
+    refit = Refit(objective=context.options.objective)
+    return RefitBench(context.checkpoint, text, refit, batching=context.batching, seed=context.options.seed)

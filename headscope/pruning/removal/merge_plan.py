@@ -17,8 +17,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.removal_plan import RemovalPlan
-from headscope.pruning.closed_form.compensate import MEASURED
-from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.damage import MEASURED, DamageMeter
 
 GroupSets = tuple[tuple[int, ...], ...]
 

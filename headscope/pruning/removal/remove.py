@@ -227,7 +227,7 @@ def remove_planned(
     if bench is not None:
         if not (removal.merged or bench.recent):  # what cannot be removed is refused before it is refitted
             progress("comparing")
-            compare(checkpoint, export.build(checkpoint, removal), removal.removed, data)
+            compare(checkpoint, export.build(checkpoint, removal), removal.removed, data.first())
         progress("refitting")
         compensated = bench.compensated(removal.removed)
         whole = compensated.checkpoint

@@ -35,6 +35,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.taps import masked
+from headscope.pruning.closed_form.allocation import PASSES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.options.learn import LEARNERS, LearnConfig
@@ -43,7 +44,7 @@ from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
+from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, refitted_checkpoint
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, OpenedSelection, open_selection, pass_tokens
 from headscope.pruning.sweep.cells import (
@@ -98,7 +99,7 @@ class SweepContext:
             self.remarks += text_remarks(reference_texts(self.checkpoint, valid), text)
         self.data = ValidationText(valid, reading, search, text, intact=self.checkpoint)
         self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
-        self._measured: dict[tuple[str, int], dict[str, float]] = {}  # from which a smaller size goes on
+        self._searches: dict[tuple[str, int], MeasuredAllocation] = {}  # which go on to smaller sizes
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
@@ -174,10 +175,11 @@ class SweepContext:
         return most if most < len(self.gating.gated_heads) else None
 
     @property
-    def placed(self) -> int:
-        """How many units an allocation by measuring places, about: `scores` calls `step` for each."""
-        units, most = len(self.gating.units), self.most_removed
-        return units if most is None else min(units, most * units // len(self.gating.gated_heads) + 1)
+    def passes(self) -> int:
+        """How many measurements an allocation takes at most: `scores` calls `step` after each."""
+        if self.config.allocate != "measured":
+            return 1
+        return PASSES * -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
 
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
@@ -187,9 +189,10 @@ class SweepContext:
         scores = self._by_criterion[method, seed]
         if self.config.allocate != "measured":
             return scores
-        known, most = self._measured.setdefault((method, seed), {}), self.most_removed
-        orders = orders_of(context, set(self.gating.units), scores)
-        return measured_scores(context, orders, most=most, step=step, known=known)
+        if (method, seed) not in self._searches:
+            self._searches[method, seed] = measured_allocation(context, self.gating.units, scores)
+        most = self.most_removed or len(self.gating.gated_heads)
+        return for_all_heads(context, self._searches[method, seed].take(most, step=step))
 
     def folder(self, cell: Cell) -> Path:
         """Where the run of a cell writes."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from headscope.data.encoded import Batch
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
-from headscope.pruning.closed_form.compensate import MEASURED
+from headscope.pruning.closed_form.damage import MEASURED
 from headscope.pruning.closed_form.moments import Place, text_batches
 from headscope.pruning.closed_form.streams import module_calls
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion

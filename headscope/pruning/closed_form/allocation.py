@@ -1,0 +1,148 @@
+"""Which heads go, by what the model loses once the output projections are refitted: a lazy greedy search.
+
+Candidates are single units and, together, all that is left of an attention module, at the price of its units. A heap
+orders them by estimates at first, then by what they were measured to cost. The cheapest is measured with its module
+refitted, and pushed back; it goes when it is still first (lazy evaluation, Minoux 1978).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from headscope.heads import HeadId
+from headscope.model.prefix_cache import resumable_layers
+from headscope.pruning.closed_form.compensate import RefittedCopy, reached, solve_refit
+from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
+from headscope.pruning.closed_form.moments import ModuleMoments
+from headscope.pruning.closed_form.output_projections import OutputProjection
+from headscope.pruning.closed_form.refit import SolvedRefit
+from headscope.pruning.gate_layout import Unit
+from headscope.pruning.options.refit import RefitOptions
+
+PASSES = 3
+"""Measurements for every unit that goes, at most; when they are used up, the last known costs decide."""
+MODULE = -1
+"""In the place of a unit: all that is left of its module."""
+TIE = 1e-9
+"""By how much a score is above the one before it where the damage did not grow."""
+
+
+class Cut(NamedTuple):
+    """A unit of a module, or all of it, what it costs a unit, and how many were made before it was measured."""
+
+    cost: float
+    module: int
+    unit: int
+    measured_after: int = -1
+
+
+class MeasuredAllocation:
+    """Takes units out of a copy of a model, the cheapest first, by the mean damage on the texts of `meters`.
+
+    Only units with `estimates` of their cost alone, in the unit of the damage, may go.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[DamageMeter],
+        moments: ModuleMoments,
+        projections: Sequence[OutputProjection],
+        estimates: Mapping[Unit, float],
+        options: RefitOptions,
+    ) -> None:
+        self.meters, self.moments, self.projections, self.options = meters, moments, projections, options
+        self.trial = RefittedCopy(meters[0].checkpoint, projections)
+        layer_index = resumable_layers(self.trial.model)
+        self.shared = [None if layer_index is None else SharedLayers(layer_index) for _ in meters]
+        self.left = [
+            [unit for unit, heads in enumerate(projection.units) if heads in estimates] for projection in projections
+        ]
+        self.gone: list[list[int]] = [[] for _ in projections]
+        self.scores: dict[HeadId, float] = {}
+        self.damage, self.cuts, self.passes = 0.0, 0, 0
+        self.waiting = list[Cut]()
+        for number, units in enumerate(self.left):
+            costs = [estimates[projections[number].units[unit]] for unit in units]
+            self.waiting += [Cut(cost, number, unit) for cost, unit in zip(costs, units, strict=True)]
+            if len(costs) > 1:
+                self.waiting.append(Cut(fmean(costs), number, MODULE))
+        heapq.heapify(self.waiting)
+
+    def take(self, heads: int, *, step: Callable[[int], None] = lambda count: None) -> dict[HeadId, float]:
+        """Scores of all heads, once so many are gone: the damage with a head and all before it gone.
+
+        The others follow in the order of their last known costs. `step` is called after every measurement.
+        """
+        budget = self.passes + self.most_passes(heads)
+        set_aside = list[Cut]()
+        while len(self.scores) < heads and self.waiting:
+            cut = heapq.heappop(self.waiting)
+            units = self._units(cut)
+            if not units:
+                continue
+            is_stale, size = cut.measured_after < self.cuts, self._count(cut.module, units)
+            if cut.unit == MODULE and (len(self.scores) + size > heads or (is_stale and self.passes >= budget)):
+                set_aside.append(cut)
+            elif is_stale and self.passes < budget:
+                cost = (self._measure(cut.module, units) - self.damage) / len(units)
+                heapq.heappush(self.waiting, Cut(cost, cut.module, cut.unit, self.cuts))
+                step(1)
+            else:
+                self._remove(cut, units)
+        for cut in set_aside:
+            heapq.heappush(self.waiting, cut)
+        return self.scores | self._scores_of_others()
+
+    def most_passes(self, heads: int) -> int:
+        """How many measurements it takes at most until so many heads are gone."""
+        sizes = [len(self.projections[number].units[unit]) for number, units in enumerate(self.left) for unit in units]
+        return PASSES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
+
+    def _units(self, cut: Cut) -> list[int]:
+        """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""
+        left = self.left[cut.module]
+        if cut.unit == MODULE:
+            return left if len(left) > 1 else []
+        return [cut.unit] if cut.unit in left else []
+
+    def _count(self, number: int, units: Sequence[int]) -> int:
+        return sum(len(self.projections[number].units[unit]) for unit in units)
+
+    def _refit(self, number: int, units: Sequence[int]) -> SolvedRefit:
+        projection = self.projections[number]
+        heads = [head for unit in units for head in projection.units[unit]]
+        return solve_refit(projection, reached(self.moments, projection), heads, self.options)
+
+    def _measure(self, number: int, units: Sequence[int]) -> float:
+        """The damage with these units gone too."""
+        projection = self.projections[number]
+        self.passes += 1
+        with self.trial.with_refit(projection, self._refit(number, [*self.gone[number], *units])):
+            return fmean(
+                meter.measure(self.trial.model, layers=layers, places=projection.places).damage
+                for meter, layers in zip(self.meters, self.shared, strict=True)
+            )
+
+    def _remove(self, cut: Cut, units: Sequence[int]) -> None:
+        projection = self.projections[cut.module]
+        self.gone[cut.module] += units
+        self.left[cut.module] = [unit for unit in self.left[cut.module] if unit not in units]
+        self.trial.put(projection, self._refit(cut.module, self.gone[cut.module]))
+        for layers in filter(None, self.shared):
+            layers.forget(projection.places)
+        self.cuts += 1
+        self.damage += cut.cost * len(units)
+        before = max(self.scores.values(), default=0.0)
+        for number, unit in enumerate(units, start=1):
+            self.scores.update(dict.fromkeys(projection.units[unit], max(self.damage, before) + number * TIE))
+
+    def _scores_of_others(self) -> dict[HeadId, float]:
+        worst, scores = max(self.scores.values(), default=0.0), dict[HeadId, float]()
+        for cut in sorted(self.waiting):
+            if cut.unit != MODULE and self._units(cut):
+                worst += TIE
+                scores.update(dict.fromkeys(self.projections[cut.module].units[cut.unit], worst))
+        return scores
