@@ -146,7 +146,7 @@ def test_passes_begin_at_the_layer_that_differs(kind: str, monkeypatch: pytest.M
     def searched(known: bool, **options: Any) -> tuple[dict[HeadId, float], int]:
         with monkeypatch.context() as patch:
             if not known:
-                patch.setattr(allocation, "resumable_layers", lambda model: None)
+                patch.setattr(SharedLayers, "of", lambda model: None)
             patch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, **options))
             tries = search(kind)
         for projection in tries.projections:
@@ -190,10 +190,12 @@ def test_units_are_tried_in_the_order_of_any_ranking_and_protected_heads_stay(tm
     assert first.record["ranking"]["allocate"] == "measured" and "allocate:measured" in str(first.signature)
     assert len(first.kept) == 8 and not [head for head in first.removed if head.site is Site.CROSS and head.layer == 0]
     places = ["site", "layer"]
-    equal = chosen("second", by="obs", allocate="per-layer").ranking.groupby(places)["kept"].agg(["sum", "count"])
+    equal = (
+        chosen("second", by="obs", allocate="per-layer").tables["ranking"].groupby(places)["kept"].agg(["sum", "count"])
+    )
     assert ((equal["sum"] - equal["count"] * 8 / equal["count"].sum()).abs() < 1).all()
     damped = [chosen(f"damped{number}", by="obs", damping=damping) for number, damping in enumerate((1e-4, 10.0))]
-    assert not damped[0].ranking.equals(damped[1].ranking) and "damping:10" in str(damped[1].signature)
+    assert not damped[0].scores.equals(damped[1].scores) and "damping:10" in str(damped[1].signature)
 
 
 def test_vectors_are_compared_by_their_cosine() -> None:

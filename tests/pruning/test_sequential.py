@@ -94,14 +94,16 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_outputs_of_feed_forward_blocks_are_refitted_too(kind: str) -> None:
+@pytest.mark.parametrize("in_turn", [True, False], ids=["attention too", "after attention"])
+def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
-    options = RefitOptions(damping=1e-3, sequential=True, feed_forward=True)
-    refits = sequential_refits(checkpoint, texts(kind), gone(kind), options)
+    options = RefitOptions(damping=1e-3, feed_forward=True, sequential=in_turn)
+    refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), Refit()).refits(gone(kind), options)
     whole = blocks(checkpoint, kind)
     found = [number for number, refit in enumerate(refits) if refit.projection.owner in whole]
     assert [refits[number].projection.owner for number in found] == list(whole)
     assert set(found) < set(range(len(refits))) and refits[0].projection.owner not in whole
+    assert in_turn or found == [*range(len(refits) - len(whole), len(refits))]
     for number in found:
         refit, owner = refits[number], refits[number].projection.owner
         before = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
@@ -112,7 +114,7 @@ def test_outputs_of_feed_forward_blocks_are_refitted_too(kind: str) -> None:
         wanted, shift = oracle.refitted_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
         assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
         assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
-        assert refit.refit.damping > 0.05 * np.cov(inputs.T).trace() / len(weight.T) and refit.residual
+        assert refit.refit.damping > 0.4 * np.cov(inputs.T).trace() / len(weight.T) and refit.residual
         assert 0 < refit.error < refit.error_without
 
 

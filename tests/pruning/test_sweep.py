@@ -29,7 +29,6 @@ from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cells import Cell, read_cells
@@ -171,21 +170,18 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
         assert row["value"] != pytest.approx(plain, rel=1e-4)
 
 
-def test_a_cell_has_the_heads_that_prune_rank_leaves(
-    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scoring, "FEWEST_MEASURED", 7)
+def test_a_cell_has_the_heads_that_prune_rank_leaves(words: dict[str, Any], tmp_path: Path) -> None:
     kept = {}
     for allocate in ("global", "per-layer", "measured"):
         options: dict[str, Any] = {"allocate": allocate, "batch_tokens": 241}
         out = tmp_path / allocate
-        sweep = run_sweep(config(words, out, methods=("entropy",), metric="perplexity", **options))
+        sweep = run_sweep(config(words, out, methods=("entropy",), keep=(5,), metric="perplexity", **options))
         assert (f"allocate:{allocate}" in str(sweep.signature)) == (allocate != "global")
-        kept[allocate] = set(read_cells(out)["entropy-keep3-seed1"]["kept"])
+        kept[allocate] = set(read_cells(out)["entropy-keep5-seed1"]["kept"])
     for allocate in ("per-layer", "measured"):
         texts = {name: words[name] for name in ("checkpoint", "source", "target")}
         options = {"allocate": allocate, "batch_tokens": 241}
-        choice = run_ranking(RankConfig(**texts, out=tmp_path / f"rank {allocate}", by="entropy", keep=3, **options))
+        choice = run_ranking(RankConfig(**texts, out=tmp_path / f"rank {allocate}", by="entropy", keep=5, **options))
         ranking = choice.tables["ranking"]
         stays = {f"{row.site}.{row.layer}.{row.head}" for row in ranking[ranking.kept == 1].itertuples()}
         assert kept[allocate] == stays != kept["global"]

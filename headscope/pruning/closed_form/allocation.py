@@ -1,8 +1,9 @@
 """Which heads go, by what the model loses once the output projections are refitted: a lazy greedy search.
 
-Candidates are single units and, together, all that is left of an attention module, at the price of its units. A heap
-orders them by estimates at first, then by what they were measured to cost. The cheapest is measured with its module
-refitted, and pushed back; it goes when it is still first (lazy evaluation, Minoux 1978).
+Candidates are single units and, together, all that is left of an attention module, at the price of its units. Heaps
+order them by estimates, times the ratio of what was measured to what was estimated so far, and by what they were last
+measured to cost. The cheapest is measured with its module refitted, and pushed back; it goes when it is still first
+(lazy evaluation, Minoux 1978).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headscope.heads import HeadId
-from headscope.model.prefix_cache import resumable_layers
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached, solve_refit
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import ModuleMoments
@@ -22,7 +22,7 @@ from headscope.pruning.closed_form.refit import SolvedRefit
 from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.refit import RefitOptions
 
-PASSES = 3
+PASSES = 2
 """Measurements for every unit that goes, at most; when they are used up, the last known costs decide."""
 MODULE = -1
 """In the place of a unit: all that is left of its module."""
@@ -55,21 +55,21 @@ class MeasuredAllocation:
     ) -> None:
         self.meters, self.moments, self.projections, self.options = meters, moments, projections, options
         self.trial = RefittedCopy(meters[0].checkpoint, projections)
-        layer_index = resumable_layers(self.trial.model)
-        self.shared = [None if layer_index is None else SharedLayers(layer_index) for _ in meters]
+        self.shared = [SharedLayers.of(self.trial.model) for _ in meters]
         self.left = [
             [unit for unit, heads in enumerate(projection.units) if heads in estimates] for projection in projections
         ]
         self.gone: list[list[int]] = [[] for _ in projections]
         self.scores: dict[HeadId, float] = {}
         self.damage, self.cuts, self.passes = 0.0, 0, 0
-        self.waiting = list[Cut]()
+        self.estimated, self.measured = 0.0, 0.0
+        self.untried, self.tried = list[Cut](), list[Cut]()
         for number, units in enumerate(self.left):
             costs = [estimates[projections[number].units[unit]] for unit in units]
-            self.waiting += [Cut(cost, number, unit) for cost, unit in zip(costs, units, strict=True)]
+            self.untried += [Cut(cost, number, unit) for cost, unit in zip(costs, units, strict=True)]
             if len(costs) > 1:
-                self.waiting.append(Cut(fmean(costs), number, MODULE))
-        heapq.heapify(self.waiting)
+                self.untried.append(Cut(fmean(costs), number, MODULE))
+        heapq.heapify(self.untried)
 
     def take(self, heads: int, *, step: Callable[[int], None] = lambda count: None) -> dict[HeadId, float]:
         """Scores of all heads, once so many are gone: the damage with a head and all before it gone.
@@ -78,8 +78,8 @@ class MeasuredAllocation:
         """
         budget = self.passes + self.most_passes(heads)
         set_aside = list[Cut]()
-        while len(self.scores) < heads and self.waiting:
-            cut = heapq.heappop(self.waiting)
+        while len(self.scores) < heads and (self.untried or self.tried):
+            cut = self._cheapest()
             units = self._units(cut)
             if not units:
                 continue
@@ -88,18 +88,27 @@ class MeasuredAllocation:
                 set_aside.append(cut)
             elif is_stale and self.passes < budget:
                 cost = (self._measure(cut.module, units) - self.damage) / len(units)
-                heapq.heappush(self.waiting, Cut(cost, cut.module, cut.unit, self.cuts))
+                if cut.measured_after < 0:
+                    self.estimated, self.measured = self.estimated + cut.cost, self.measured + max(cost, 0.0)
+                heapq.heappush(self.tried, Cut(cost, cut.module, cut.unit, self.cuts))
                 step(1)
             else:
                 self._remove(cut, units)
         for cut in set_aside:
-            heapq.heappush(self.waiting, cut)
+            heapq.heappush(self.untried if cut.measured_after < 0 else self.tried, cut)
         return self.scores | self._scores_of_others()
 
     def most_passes(self, heads: int) -> int:
         """How many measurements it takes at most until so many heads are gone."""
         sizes = [len(self.projections[number].units[unit]) for number, units in enumerate(self.left) for unit in units]
         return PASSES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
+
+    def _cheapest(self) -> Cut:
+        """The cut at the top of both heaps, estimates scaled by what came of earlier ones."""
+        scale = self.measured / self.estimated if self.estimated > 0 else 1.0
+        if not self.tried or (self.untried and min(scale, 1.0) * self.untried[0].cost < self.tried[0].cost):
+            return heapq.heappop(self.untried)
+        return heapq.heappop(self.tried)
 
     def _units(self, cut: Cut) -> list[int]:
         """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""
@@ -141,7 +150,7 @@ class MeasuredAllocation:
 
     def _scores_of_others(self) -> dict[HeadId, float]:
         worst, scores = max(self.scores.values(), default=0.0), dict[HeadId, float]()
-        for cut in sorted(self.waiting):
+        for cut in [*sorted(self.tried), *sorted(self.untried)]:
             if cut.unit != MODULE and self._units(cut):
                 worst += TIE
                 scores.update(dict.fromkeys(self.projections[cut.module].units[cut.unit], worst))

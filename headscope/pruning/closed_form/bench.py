@@ -19,19 +19,12 @@ from headscope.model.stored_weights import round_weights
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import anchor_sources, anchor_texts, capped, opened, second_text, subwords
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, best_candidate
-from headscope.pruning.closed_form.compensate import (
-    ModuleRefit,
-    RefittedCopy,
-    compensate,
-    heads_by_module,
-)
+from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, compensate, heads_by_module
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import AUTO, OtherText, Refit, RefitOptions, anchor_name
 
-TRIED_ANCHORS: tuple[OtherText, ...] = ("none", "mixed")
-"""Anchors of least squares that `auto` compares where none is given."""
 HALF = 0.5
 """The strength that `auto` tries too: on text of another kind the whole way may be too far."""
 CHECK_SHARE, CHECKED = 4, 24
@@ -80,6 +73,17 @@ class RefitBench:
         """What the intact model says of held-out text."""
         return self._meter(self.text.held_out, self.options.objective)
 
+    @property
+    def compares(self) -> bool:
+        """Whether the objective compares vectors with those of the intact model."""
+        return self.held_out.objective.compares
+
+    @property
+    def search_anchor(self) -> OtherText:
+        """What stands beside the calibration text where nothing is said: mixed text, for language models none."""
+        one_sided = self.checkpoint.decodes and not self.checkpoint.two_sided
+        return self.options.anchor if self.options.anchor or one_sided else "mixed"
+
     @cached_property
     def check(self) -> tuple[DamageMeter, Corpus]:
         """What it says of the second text; of random subwords its own predictions count, not what follows there."""
@@ -118,11 +122,14 @@ class RefitBench:
 
     def _compensated(self, heads: Sequence[HeadId]) -> Compensated:
         began = time.monotonic()
-        choice = self._chosen(heads) if self.options.method == AUTO else None
-        options = choice.taken.options if choice is not None else self.options.options(add_bias=self.add_bias)
-        refits = self.refits(heads, options)
+        performance, choice = {"intact": self.held_out.of_intact}, None
+        if self.options.method == AUTO:
+            choice, refits = self._chosen(heads)
+            options = choice.taken.options
+        else:
+            options = self.options.options(add_bias=self.add_bias)
+            refits = self.refits(heads, options)
         model, seconds = self.copy_with(refits).model, time.monotonic() - began
-        performance = {"intact": self.held_out.of_intact}
         if choice is None and options.method == "none":
             with masked(self.checkpoint.model, heads):
                 performance["removed"] = self.held_out.measure(self._pooled)
@@ -138,22 +145,26 @@ class RefitBench:
         compensated = self.checkpoint.with_model(model)
         return Compensated(compensated, options, self.text, refits, performance, seconds, choice, digest)
 
-    def refits(self, heads: Collection[HeadId], options: RefitOptions) -> Sequence[ModuleRefit]:
+    def refits(self, heads: Collection[HeadId], options: RefitOptions) -> list[ModuleRefit]:
         """The refits of every module that changes."""
-        if options.sequential or (self.altered is not None and options.method != "none"):
-            texts = anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed)
-            return sequential_refits(
-                self.checkpoint,
-                self.text.calibration,
-                heads,
-                options,
-                altered=self.altered,
-                batching=self.batching,
-                beside=texts,
-            )
-        if self.altered is not None:
-            return []
-        return compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
+        in_turn, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
+        if options.method != "none" and (in_turn or options.feed_forward):
+            at_once = [] if in_turn else self.refits(heads, replace(options, feed_forward=False))
+            refits += at_once
+            if in_turn or at_once:
+                refits += sequential_refits(
+                    self.checkpoint,
+                    self.text.calibration,
+                    heads,
+                    options,
+                    at_once=at_once,
+                    altered=self.altered,
+                    batching=self.batching,
+                    beside=anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed),
+                )
+        elif self.altered is None:
+            refits += compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
+        return refits
 
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""
@@ -176,29 +187,39 @@ class RefitBench:
         without = "masking" if self.altered is None else "merging"
         return Choice(candidates, taken, self.check[1].name, self.check[1].count, without)
 
-    def _chosen(self, heads: Sequence[HeadId]) -> Choice:
-        """What harms least of masking and all that is tried; asked for, the best is also refitted module by module."""
-        modules = [projection for projection, gone in heads_by_module(self.checkpoint, heads) if gone]
-        nothing, copy = self._masked(heads), RefittedCopy(self.checkpoint, modules)
-        candidates = [nothing]
+    def _chosen(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
+        """What harms least of masking and all that is tried, with its refits.
+
+        Asked for, the best is also refitted module after module. Feed-forward blocks follow where both texts gain.
+        """
+        nothing, requested = self._masked(heads), self.options
+        candidates, best, best_refits = [nothing], nothing, list[ModuleRefit]()
+
+        def attempt(options: RefitOptions, *, on_both: bool = False) -> None:
+            nonlocal best, best_refits
+            refits = self.refits(heads, options)
+            found = self._candidate(options, self.copy_with(refits).model)
+            candidates.append(found)
+            if found.gains_on(best) if on_both else best_candidate([best, found], nothing) is found:
+                best, best_refits = found, refits
+
         for options in self.tried(heads):
-            copy.load_weights(self.refits(heads, options))
-            candidates.append(self._candidate(options, copy.model))
-        if self.options.sequential and heads:
+            attempt(options)
+        if requested.sequential and heads:
             refits = [candidate for candidate in candidates if candidate.options.method == "least-squares"]
-            best = best_candidate(refits, nothing).options
-            options = replace(best, strength=1.0, sequential=True, feed_forward=self.options.feed_forward)
-            candidates.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
-        return self._choice(candidates, best_candidate(candidates, nothing))
+            attempt(replace(best_candidate(refits, nothing).options, strength=1.0, sequential=True))
+        if best.options.method == "least-squares" and (requested.feed_forward or self.compares):
+            attempt(replace(best.options, feed_forward=True), on_both=True)
+        return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
     def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
         requested, modules = self.options, heads_by_module(self.checkpoint, heads)
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
         refit = replace(requested.options(add_bias=self.add_bias), sequential=False, feed_forward=False)
-        anchors = TRIED_ANCHORS
-        if requested.anchor:
-            anchors = ("none", requested.anchor) if anchor_name(requested.anchor) else ("none",)
+        anchors: list[OtherText] = ["none"]
+        if anchor_name(self.search_anchor):
+            anchors.append(self.search_anchor)
         strengths = (1.0, HALF) if requested.strength == 1 else (requested.strength,)
         return [
             *([RefitOptions(method="mean", add_bias=self.add_bias)] if biased else []),

@@ -159,6 +159,10 @@ class Candidate:
         how += [f"damping {self.options.damping:g}"] * refits + partly(self.options, " ")
         return ", ".join([self.options.method, *how])
 
+    def gains_on(self, other: Candidate) -> bool:
+        """Whether it does less damage than another on both texts."""
+        return self.held_out.damage < other.held_out.damage and self.check.damage < other.check.damage
+
     def harms(self, masked: Candidate) -> tuple[float, float]:
         """Its damage on both texts as shares of that of the masked heads; 0 where neither is worse than intact."""
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))

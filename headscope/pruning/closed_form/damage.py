@@ -18,7 +18,7 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode, find_attention
-from headscope.model.prefix_cache import LayerIndex, SiteLayer, stored_output
+from headscope.model.prefix_cache import LayerIndex, SiteLayer, resumable_layers, stored_output
 from headscope.pruning.closed_form.moments import text_batches
 
 MEASURED = 128
@@ -46,6 +46,12 @@ class SharedLayers:
     layer_index: LayerIndex
     outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)
     most: int = 1 << 31
+
+    @classmethod
+    def of(cls, model: nn.Module) -> SharedLayers | None:
+        """None where the layers of a model cannot be told apart."""
+        layer_index = resumable_layers(model)
+        return None if layer_index is None else cls(layer_index)
 
     def below(self, places: Collection[SiteLayer]) -> list[nn.Module]:
         """The layers that are computed before those that have an attention of `places`."""

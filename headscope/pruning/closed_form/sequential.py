@@ -2,13 +2,15 @@
 
 The target of a refitted module is what the intact one gives at the same token (ZipLM, Kurtić et al. 2023, and others
 calibrate this way), plus what the residual stream there has lost, so that errors of earlier modules are made up for
-too. Two passes over the text for every module, each no further than the module, from the first that loses heads on;
-those after it that lose none are refitted too, and where that is asked for the outputs of feed-forward blocks.
+too. Both models are run once, layer by layer, from the first that loses heads on; modules after it that lose none are
+refitted too, and where that is asked for the outputs of feed-forward blocks. These can also follow refits of all
+attention modules at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +23,10 @@ from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
+from headscope.model.discovery import find_attention
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
+from headscope.pruning.closed_form.damage import SharedLayers
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.closed_form.output_projections import (
     FeedForwardOutput,
@@ -34,7 +38,7 @@ from headscope.pruning.closed_form.streams import CallReader
 from headscope.pruning.options.refit import RefitOptions
 
 LinearPart = OutputProjection | FeedForwardOutput
-BLOCK_DAMPING = 0.1
+BLOCK_DAMPING = 0.5
 """Least damping of feed-forward blocks: most have four times the columns of W_O, and follow the text that they see."""
 
 
@@ -86,6 +90,7 @@ def sequential_refits(
     heads: Collection[HeadId],
     options: RefitOptions | None = None,
     *,
+    at_once: Collection[ModuleRefit] = (),
     altered: Checkpoint | None = None,
     residual: bool = True,
     batching: BatchingOptions | None = None,
@@ -93,9 +98,10 @@ def sequential_refits(
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
-    With `altered`, a model with merged key/value groups, all its modules are refitted to what the intact ones give.
-    With `residual` a module also makes up for what earlier refits left of the change of the residual stream. Texts
-    `beside` the corpus have their weights, and the corpus what is left of 1.
+    After refits `at_once` of attention modules, those of feed-forward blocks alone. With `altered`, a model with merged
+    key/value groups, all its modules are refitted to what the intact ones give. With `residual` a module also makes up
+    for what earlier refits left of the change of the residual stream. Texts `beside` the corpus have their weights, and
+    the corpus what is left of 1.
     """
     options = options or RefitOptions()
     if options.method != "least-squares":
@@ -105,24 +111,30 @@ def sequential_refits(
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
     first = next(losing, len(modules))
     copy = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
+    copy.load_weights(at_once)
     blocks: Sequence[FeedForwardOutput] = ()
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
-    texts = [(corpus, 1 - sum(text.weight for text in beside)), *beside]
+    both = checkpoint, checkpoint.with_model(copy.model)
+    texts = [WeightedText(corpus, 1 - sum(text.weight for text in beside)), *beside]
+    prefixes = [[SharedLayers.of(each.model) for each in both] for _ in texts]
     refits = []
     parts: list[tuple[LinearPart, frozenset[HeadId]]] = []
     for projection, of_module in modules[first:]:  # and after each the blocks that follow it
         after = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
-        parts += [(projection, of_module), *after]
+        parts += [*([] if at_once else [(projection, of_module)]), *after]
     for part, of_module in parts:
-        pruned = checkpoint.with_model(copy.model)
+        for each in both:
+            find_attention(each.model)  # its probe, where a bias was added, is no pass over the text
         pairs = [
-            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, of_module, residual)
-            for text, _ in texts
+            _pair_moments(both, text_batches(checkpoint, text, batching), part, of_module, residual, of_text)
+            for (text, _), of_text in zip(texts, prefixes, strict=True)
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
         refits.append(_refit(part, pair, of_module, options, altered=altered is not None))
         copy.put(part, refits[-1].refit)
+        for layers in filter(None, (pruned for _, pruned in prefixes)):
+            layers.forget(part.places)
     return refits
 
 
@@ -173,19 +185,22 @@ def _error(refit: SolvedRefit, pair: PairMoments) -> float:
 
 
 def _pair_moments(
-    checkpoint: Checkpoint,
-    pruned: Checkpoint,
+    both: tuple[Checkpoint, Checkpoint],
     texts: Iterable[Batch],
     part: LinearPart,
     heads: Collection[HeadId],
     residual: bool,
+    prefixes: Sequence[SharedLayers | None],
 ) -> PairMoments:
-    readers = [CallReader(model, part) for model in (checkpoint, pruned)]
+    readers = [CallReader(model, part) for model in both]
     weight, removed = part.weight.to(readers[0].device), part.columns(heads)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
-    for batch in texts:
-        on_device = batch.to(checkpoint.device)
-        for whole, smaller in zip(*(reader.of(on_device) for reader in readers), strict=True):
+    for number, batch in enumerate(texts):
+        on_device, calls = batch.to(both[0].device), []
+        for reader, layers in zip(readers, prefixes, strict=True):
+            with nullcontext() if layers is None else layers.passing(number, part.places):
+                calls.append(reader.of(on_device))
+        for whole, smaller in zip(*calls, strict=True):
             known = residual and whole.stream is not None and smaller.stream is not None
             lost = whole.inputs[:, removed] @ weight[:, removed].T
             missing = whole.stream - smaller.stream if known else None

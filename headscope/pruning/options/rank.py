@@ -31,7 +31,7 @@ ALLOCATE = (
     "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
     "measured: as the loss says after refits, single groups and whole layers (slow)."
 )
-SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
+SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (a pass each)."
 
 
 @dataclass(frozen=True, kw_only=True)

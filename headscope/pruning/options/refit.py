@@ -28,8 +28,8 @@ class RefitOptions:
     """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
 
     `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
-    `sequential`: module after module (see `sequential`), for least squares only; `feed_forward`: then the outputs of
-    feed-forward blocks too. `anchor` says whose moments are added
+    `sequential`: module after module (see `sequential`), for least squares only; `feed_forward`: the outputs of
+    feed-forward blocks too, block after block. `anchor` says whose moments are added
     to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. `strength` is how far a
     projection goes from what it was, without the removed columns (0), to its refit (1).
     """
@@ -55,8 +55,8 @@ class Refit:
 
     `damping` is λ as a share of the mean second moment of the contexts; None is 1e-4, and 0.1 of "auto".
     `sentences` of the text are calibrated on.
-    `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far;
-    with `feed_forward` the outputs of feed-forward blocks are refitted too, which makes up for most, and takes longest.
+    `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
+    `feed_forward`: after that the outputs of feed-forward blocks are refitted too, block after block.
     `objective` is what held-out text is measured by (empty: what fits the model).
     `anchor` adds the moments of other text to those of the calibration text, so that a refit holds there too: "mixed"
     (random subwords, and the words of the calibration text in random order), "none", or a text of your own.
@@ -93,8 +93,6 @@ class Refit:
         for name, is_set in refits.items():
             if is_set and self.method not in ("least-squares", AUTO):
                 raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
-        if self.feed_forward and not self.sequential:
-            raise ConfigError("--feed-forward refits module after module; give --sequential too")
         if self.strength < 1 and (self.sequential or self.method == "none"):
             other = "--sequential makes up for all that went before" if self.sequential else "nothing is refitted"
             raise ConfigError(f"--strength {self.strength:g} is for refits of all modules at once; {other}")

@@ -147,7 +147,7 @@ class RemoveConfig(SmallerModelOptions):
             method=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential or merges or self.feed_forward,
+            sequential=self.sequential or merges,
             feed_forward=self.feed_forward,
             objective=self.objective,
             anchor=as_text(self.anchor),

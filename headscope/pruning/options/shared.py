@@ -62,8 +62,8 @@ class SmallerModelOptions(HubOptions, EngineFileOptions, BleuOption, PruningFold
     )
     feed_forward: bool = compensation_option(
         False,
-        "Refit module after module, the outputs of feed-forward blocks too, which then make up for heads as well; "
-        "loses less, takes many passes.",
+        "Then refit outputs of feed-forward blocks too, one after the other: they make up for heads as well; auto does "
+        "so by itself where vectors are compared.",
     )
     calibration_sentences: int = compensation_option(1000, "Sentences of --source to refit on.", minimum=1)
     check: tuple[str, ...] = data_option(

@@ -94,7 +94,6 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         return Refit(
             method=self.compensate,
             sentences=self.calibration_sentences,
-            sequential=self.feed_forward,
             feed_forward=self.feed_forward,
             objective=self.objective,
             check=as_text(self.check) if self.check and self.compensate != "none" else (),

@@ -134,7 +134,7 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
     options = RefitOptions(damping=AUTO_DAMPING if context.damping == DAMPING else context.damping)
     options = replace(options, add_bias=bench.add_bias)
-    moments = bench.anchored_moments(context.anchor)
+    moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
 
 
