@@ -70,6 +70,7 @@ def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Pa
         50,
         "--set",
         "positional.min-instances=500",
+        "--no-figures",
         "--device",
         "cpu",
     )
