@@ -18,7 +18,6 @@ from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.study import run_analysis
 from headscope.errors import (
     ConfigError,
-    HeadscopeError,
     OutputError,
     options_as_flags,
     python_errors,
@@ -251,22 +250,6 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 # What goes wrong.
 
 
-def test_a_study_says_what_it_lacks(pair: hs.Model) -> None:
-    study = pair.analyze(SOURCES[:3], only="confidence", bootstrap=5)
-    for call, message in (
-        (lambda: study.table("positonal"), "no positonal.csv"),
-        (lambda: study.plot("positional"), "analyze with also positional"),
-        (lambda: study.plot("similarity"), "similarity"),
-        (lambda: study.plot("faithfulness"), "analyze with faithfulness"),
-        (
-            lambda: study.plot("heads", colour=1),
-            "plot heads 'colour'.*measure, range, sort",
-        ),
-        (lambda: study.plot("heads", measure="entropy"), "'entropy'"),
-        (lambda: pair.rank(by="entropy", study=study), "heads.csv.*'entropy'"),
-    ):
-        with pytest.raises(HeadscopeError, match=message):
-            call()
 
 
 def test_what_lies_in_a_folder_is_replaced_only_with_force(pair: hs.Model, tmp_path: Path) -> None:

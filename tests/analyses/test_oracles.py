@@ -603,22 +603,3 @@ def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:
     }
 
 
-def test_heads_that_do_nothing_have_no_likeness() -> None:
-    """A context that never changes has no CKA, a projection of zeros no subspace; other heads keep theirs."""
-    checkpoint = tiny.checkpoint("bert", 1)
-    model: Any = checkpoint.model
-    with torch.no_grad():
-        model.encoder.layer[0].attention.self.value.weight[5:10] = 0
-    study = analyze(
-        checkpoint,
-        tiny.corpus(1),
-        analyses=[ANALYSES.get("similarity"), ANALYSES.get("distinctness")],
-        options=RunOptions(),
-        replicates=REPLICATES,
-    )
-    first = study.heads[study.heads.layer == 0].set_index("head")
-    for column in ("similarity_cka", "overlap_v", "rank_ov"):
-        assert first[column].isna().tolist() == [False, True, False], column
-    cka = study.arrays["encoder-self/0/cka"]
-    assert np.isnan(cka[1]).all() and np.isnan(cka[:, 1]).all() and first.similarity_cka[0] == cka[0, 2]
-    assert first.overlap_v[0] == first.overlap_v[2] and first.overlap_q.notna().all()

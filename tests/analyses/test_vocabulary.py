@@ -11,9 +11,7 @@ from headscope.analyses.vocabulary import BETWEEN, TOKENS, decomposed
 from headscope.description.tokens import TokenReader
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.results.study import Study
-from tests.makers.decoders import byte_level, decoder
 from tests.oracles import full_circuits, speakers
 from tests.oracles.run_options import run_options
 
@@ -76,14 +74,6 @@ def test_named_tokens() -> None:
         run(kind, vocabulary_tokens=("no such thing",))
 
 
-def test_tokens_of_bytes_are_named_as_text() -> None:
-    its = HuggingFaceCheckpoint(path="tiny", model=decoder("llama"), tokenizer=byte_level(), digest="0" * 64)
-    chosen, tables = choose_analyses(only=["vocabulary"]), []
-    for token in ("Ċ", "\n"):
-        options = run_options(vocabulary_tokens=(token,), vocabulary_directions=1)
-        found = analyze(its, speakers.corpus("llama"), analyses=chosen, options=options, replicates=11)
-        tables.append(found.tables["vocabulary_tokens"])
-    assert tables[0].equals(tables[1]) and set(tables[0]["token"]) == {"Ċ"}
 
 
 def test_equal_singular_values_are_one_group() -> None:

@@ -39,12 +39,6 @@ def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., s
     assert [line.split()[1:] for line in said] == [["2", "False"]] * len(COMMANDS)
 
 
-def test_only_what_was_left_out_is_said_to_be(
-    command: Command, caption_files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    given = ("--source", caption_files[0], "--only", "sink", "--bootstrap", 11, "--no-figures", "--device", "cpu")
-    status, shown, _ = command("analyze", MODEL, *given, "--out", tmp_path / "run")
-    assert status == 0 and "Not measured: cross and decoder-self (need a --target" in shown and "out: all" not in shown
 
 
 def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:

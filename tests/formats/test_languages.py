@@ -13,7 +13,6 @@ from tokenizers import processors
 
 import headscope as hs
 from headscope.data.encoded import IGNORED
-from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from tests.makers import decoders
@@ -104,19 +103,6 @@ def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -
     assert best.score == pytest.approx(theirs.item(), rel=1e-5)
 
 
-def test_without_a_named_language_nothing_is_written(tmp_path: Path) -> None:
-    """It would be that of the source, or the likeliest."""
-    _saved(tmp_path, "nllb")
-    checkpoint = open_checkpoint(str(tmp_path), device="cpu")
-    assert checkpoint.encode(TEXT, side="source", limit=9)
-    calls: list[Any] = [
-        lambda: checkpoint.encode(TARGET, side="target", limit=9),
-        lambda: checkpoint.labels(TARGET, limit=9),
-        lambda: checkpoint.translations(TEXT, TranslateOptions()),
-    ]
-    for call in calls:
-        with pytest.raises(CheckpointError, match=r"202 languages .* --tgt-lang"):
-            call()
 
 
 @pytest.mark.slow

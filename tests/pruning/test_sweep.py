@@ -18,15 +18,12 @@ from matplotlib.text import Text
 from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
-from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import ConfigError, DataError, HeadscopeError
 from headscope.evaluation.before_after import compare_scores
-from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, Translations, ValidationText, grouped
+from headscope.evaluation.metrics.base import METRICS, Translations, grouped
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
@@ -39,7 +36,7 @@ from headscope.results.sweep import Sweep, open_pruned
 from headscope.training.from_scratch import config_without
 from tests.makers.figures import draw
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
-from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
+from tests.oracles import checkpoints, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -414,22 +411,6 @@ def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path
     assert verdicts["0.0001"]["verdict"].tolist() != ["non-inferior"] and verdicts["9"]["worse"].iloc[0] > 0
 
 
-def test_what_a_model_reaches_that_has_learnt_nothing() -> None:
-    wanted = [0, 0, 0, 2, 1, 0, 2]
-    sentences = [Sentence(n, "a", None, None, labels=Labels((label,))) for n, label in enumerate(wanted)]
-    corpus = Corpus("x", 7, "", lambda: iter(sentences), has_labels=True)
-    its = checkpoints.hugging("gpt2")
-    data = ValidationText(corpus, LikelihoodOptions(99, 99), TranslateOptions())
-    floors = {name: METRICS.get(name).floor(its, data) for name in METRICS.names()}
-    values = {name: floor.value for name, floor in floors.items() if floor is not None}
-    assert values == {
-        "accuracy": 4 / 7,
-        "bleu": 1.0,
-        "chrf": 0.0,
-        "loss": pytest.approx(-sum(share * math.log(share) for share in (4 / 7, 2 / 7, 1 / 7))),
-        "macro-f1": pytest.approx(classifiers.macro_f1([0] * 7, wanted)),
-        "perplexity": len(tiny.PIECES),
-    }
 
 
 # Going on, sharing out, refusing.

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from headscope.config.declarations import head_functions
-from headscope.errors import ConfigError, OutputError
+from headscope.errors import ConfigError
 from headscope.report.grid import cell_lines
 from headscope.report.marks import arrow, contrast, fit, functions_of, signed
 from headscope.report.sheet import Sheet, swatch
-from headscope.report.styles import FigureStyle, target_paths, write_figure
+from headscope.report.styles import FigureStyle, target_paths
 from headscope.results.study import Study
-from tests.makers.figures import draw
 from tests.makers.runs import make_run
 
 
@@ -80,12 +79,3 @@ def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
         target_paths(tmp_path / "x.jpg", one, figure="heads")
 
 
-@pytest.mark.slow
-def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Study], tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "x.png"
-    write_figure(draw("functions", runs["small"]), path, dpi=40)
-    with pytest.raises(OutputError, match=r"x\.png.*--force"):
-        write_figure(draw("functions", runs["small"]), path, dpi=40)
-    write_figure(draw("functions", runs["small"]), path, dpi=40, force=True)
-    with pytest.raises(OutputError, match=r"y\.png.*(Not a directory|File exists)"):
-        write_figure(draw("functions", runs["small"]), path / "y.png", dpi=40)

@@ -96,15 +96,3 @@ def test_a_variant_that_did_nothing_says_so(
     assert about["result"]["remarks"] == list(found.remarks)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("mae", {"gate_every": 2}), ("swap", {"dynamic": ("hard",)}), ("mixing", {"start_after": 1.0})],
-)
-def test_what_comes_when_the_run_goes_on_is_remarked_no_more(
-    name: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    assert run(tmp_path, name, options)[0].remarks
-    found, heard = run(tmp_path, name, options, max_epochs=2, resume=True)
-    assert not found.remarks and not heard
-    again, heard = run(tmp_path, name, options, max_epochs=2, resume=True)  # it has ended
-    assert not again.remarks and not heard

@@ -270,19 +270,6 @@ def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
     assert str(chosen[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
 
 
-@pytest.mark.parametrize(
-    ("name", "most", "fork", "message"),
-    [
-        ("hard", 9, False, "cross.*18.*16.*--dynamic-max-switches"),
-        ("soft", 5, False, "0.*3.*5.*4"),
-        ("local", 3, False, "cross.0.*6.*4"),
-        ("soft", 3, True, "3.*4 layers"),
-        ("local", 3, True, "3.*4 heads"),
-    ],
-)
-def test_more_swaps_than_heads_are_refused(name: str, most: int, fork: bool, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        pairs(name, most, fork=fork)
 
 
 def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
