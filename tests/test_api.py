@@ -250,8 +250,6 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 # What goes wrong.
 
 
-
-
 def test_what_lies_in_a_folder_is_replaced_only_with_force(pair: hs.Model, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")

@@ -157,8 +157,6 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     np.testing.assert_allclose(study.heads.direct_logit, expected, rtol=1e-6)
 
 
-
-
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
     """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""

@@ -601,5 +601,3 @@ def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:
         ("obj>", -1, 1 / 3),
         ("obj<", -3, 1 / 3),
     }
-
-

@@ -74,8 +74,6 @@ def test_named_tokens() -> None:
         run(kind, vocabulary_tokens=("no such thing",))
 
 
-
-
 def test_equal_singular_values_are_one_group() -> None:
     torch.manual_seed(3)
     basis = torch.linalg.qr(torch.randn(11, 5, dtype=torch.float64))[0]

@@ -39,8 +39,6 @@ def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., s
     assert [line.split()[1:] for line in said] == [["2", "False"]] * len(COMMANDS)
 
 
-
-
 def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
     status, out, _ = command("list", "--json")
     assert status == 0 and {"analyses", "criteria", "metrics"} < json.loads(out).keys()

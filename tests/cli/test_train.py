@@ -77,8 +77,6 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     assert found["d_model"] == 16 and found["average"] == 10 and found["updates"] == 1
 
 
-
-
 def test_another_variant_is_not_resumed(headscope: Command, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()

@@ -52,6 +52,7 @@ def test_step_up_procedure() -> None:
             assert set(np.flatnonzero(adjust(p) <= level)) == evidence.rejected(p.tolist(), level)
     with_gaps = np.array([0.01, np.nan, 0.04, np.nan])
     np.testing.assert_allclose(adjust(with_gaps), [0.02, np.nan, 0.04, np.nan])
+    np.testing.assert_allclose(adjust(np.array([0.04, 0.041])), [0.041, 0.041])  # the smaller p is no larger
 
 
 def test_p_is_that_of_its_re_derivation() -> None:

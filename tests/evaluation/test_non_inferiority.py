@@ -172,3 +172,10 @@ def test_a_fixed_sequence_ends_at_the_first_size_that_fails() -> None:
 def test_margins(text: str, value: float, words: str) -> None:
     margin = Margin.parse(text)
     assert margin.of(35.5) == pytest.approx(value) and str(margin) == words
+
+
+@pytest.mark.parametrize("sentences", [8, 20, 59])
+def test_few_sentences_establish_nothing_but_a_large_loss(sentences: int) -> None:
+    found = judge(np.zeros(1 + sentences), margin=50.0, largest=1.0)
+    assert found.verdict == "not established" and found.worse_limit < found.margin
+    assert judge(np.full(1 + sentences, 60.0), margin=50.0, largest=1.0).verdict == "worse"

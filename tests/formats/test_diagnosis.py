@@ -242,9 +242,3 @@ def test_files_say_what_they_are(tmp_path: Path, case: str) -> None:
 
 
 # Damage that checksums tell
-
-
-
-
-
-

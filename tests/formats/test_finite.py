@@ -122,8 +122,6 @@ def test_a_fairseq_file_is_named_by_its_own_names(tmp_path: Path, copies: bool) 
         open_checkpoint(str(path), device="cpu")
 
 
-
-
 def test_tensors_of_every_type_are_looked_at() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e5m2):
         values = torch.zeros(2, 3).to(dtype)
@@ -160,8 +158,6 @@ WHERE = r"arise at decoder\.layers\.1\.ffn\.outer, after cross\.1; its weights a
 def test_analyses_stop_with_the_layer(name: str) -> None:
     with pytest.raises(NumericalError, match=WHERE):
         analyze(overflowing(), pairs(), analyses=[ANALYSES.get(name)], options=RunOptions(objective="loss"))
-
-
 
 
 @pytest.mark.parametrize("beam", [1, 2])

@@ -103,8 +103,6 @@ def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -
     assert best.score == pytest.approx(theirs.item(), rel=1e-5)
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LANGUAGES)
 def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Path, kind: str) -> None:

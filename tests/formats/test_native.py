@@ -227,8 +227,6 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         open_checkpoint(str(folder), device="cpu")
 
 
-
-
 # Vocabularies and plain values.
 
 
@@ -251,8 +249,6 @@ def test_text_that_is_already_split() -> None:
     assert its.spans("x `y", [5]) is None
     assert its.decode([4, 5, 2], keep_pieces=True) == "x `y"
     assert its.plain_ids() == [1, *range(4, 19)]
-
-
 
 
 def test_a_sentencepiece_model(tmp_path: Path) -> None:

@@ -128,3 +128,14 @@ def test_capture_and_gates_reach_the_search() -> None:
         closed = find(made, source, mask, config)
     assert [its[0].score for its in closed] != [its[0].score for its in plain]
     assert [its[0].score for its in find(made, source, mask, config)] == [its[0].score for its in plain]
+
+
+def test_length_bounds() -> None:
+    source, mask = sources()
+    config = SearchConfig(beam=3, max_ratio=1.0, max_extra=0, min_ratio=1.0, min_extra=0)
+    found = find(model(2), source, mask, config)
+    assert [len(its[0].ids) - 1 for its in found] == mask.sum(dim=1).tolist()
+    short = find(model(2), source, mask, SearchConfig(beam=3, max_extra=50, min_extra=50, limit=4))
+    assert [len(its[0].ids) for its in short] == [5, 5, 5]
+    padded = search(model(2), source, mask, start=2, end=2, pad=1, config=config, lengths=torch.tensor([7, 7, 7]))
+    assert [len(its[0].ids) - 1 for its in padded] == [7, 7, 7]

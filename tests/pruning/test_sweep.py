@@ -411,8 +411,6 @@ def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path
     assert verdicts["0.0001"]["verdict"].tolist() != ["non-inferior"] and verdicts["9"]["worse"].iloc[0] > 0
 
 
-
-
 # Going on, sharing out, refusing.
 
 

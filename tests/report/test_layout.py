@@ -77,5 +77,3 @@ def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
         target_paths(tmp_path / "d", one * 2, figure="heads")
     with pytest.raises(ConfigError, match=r"\.jpg.*\.png, \.svg, \.pdf"):
         target_paths(tmp_path / "x.jpg", one, figure="heads")
-
-

@@ -94,5 +94,3 @@ def test_a_variant_that_did_nothing_says_so(
         assert expected is None or any(expected in text for text in said), said
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert about["result"]["remarks"] == list(found.remarks)
-
-

@@ -270,8 +270,6 @@ def test_hard_swaps_of_the_forks_scores(shared: Path) -> None:
     assert str(chosen[0]) == "cross.1.0 ↔ cross.0.3"  # with the last cell 2.1 would be ahead of 1.0
 
 
-
-
 def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
     its, _ = mhr.theirs(SHIPPED)
     model, before = its.model, state(its.model)
