@@ -42,7 +42,7 @@ DEMONSTRATION = OutputKind(
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
-EXPLAINED = 200  # sentences whose translations are explained: a backward pass for each of their tokens
+EXPLAINED = 80  # sentences whose translations are explained: a backward pass for each of their tokens
 FITS = {"explained_rows": 1000, "explained_steps": 10}  # enough to see what explains a head, in a third of the time
 MEASURE = "lrp"  # what heads of the translation model are ranked by
 SHARE = 0.5  # of the heads that stay
