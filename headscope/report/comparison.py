@@ -150,7 +150,7 @@ class StudyComparison(Result):
                 for name in self.shared
                 if np.isfinite(own[name]) and np.isfinite(other[name])
             ]
-        text = f"{', '.join(others)} differ in layout; no head of theirs is compared"
+        text = f"the layouts of {', '.join(others)} differ: no head there is compared"
         for answer in _shown("Means over heads", text, ("site", "measure", *self.names), rows):
             yield replace(answer, caution=not answer.detail)
 
