@@ -87,7 +87,8 @@ class Criterion(ABC):
     `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
     removed first, as …". `reads_text` says whether it needs a text; `changes` whether scores depend on which heads are
     gone, so that scoring anew means something; `one_pass` whether a pass over the text gives them; `refits` whether
-    other heads are refitted, so that damping means something; `explains` whether scores are about the objective;
+    other heads are refitted, so that damping means something; `explains` whether scores are about the objective,
+    `probes` whether by random probes of the vectors that it compares (`explained_values`);
     `sampled` whether they follow from the seed whatever that is.
     """
 
@@ -100,11 +101,14 @@ class Criterion(ABC):
     one_pass: bool = True
     refits: bool = False
     explains: bool = False
+    probes: bool = False
     sampled: bool = False
 
     def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
         """Whether scores follow from the seed; those of an objective do where it hides tokens at random."""
-        return self.sampled or (self.explains and objective is not None and objective.alters(checkpoint))
+        if objective is None or not self.explains:
+            return self.sampled
+        return self.sampled or objective.alters(checkpoint) or (self.probes and objective.compares)
 
     @abstractmethod
     def scores(self, context: ScoringContext) -> Scores:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from headscope.attribution.objectives.base import Objective
 from headscope.data.corpus import check_predictions
 from headscope.engine.faithfulness.orders import Scores
-from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
@@ -23,11 +21,7 @@ class TokenFisher(Criterion):
     name = "fisher"
     summary = "Fisher information of a gate on the head at every token: what the objective loses without it, estimated"
     why = "the objective depends least on their gates"
-    explains = True
-
-    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
-        """The curvature of objectives that compare vectors is sampled too (`explained_values`)."""
-        return super().draws(checkpoint, objective) or (objective is not None and objective.compares)
+    explains = probes = True
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, scores = moments_of(context, gradients=True, removed=context.removed), dict[HeadId, float]()

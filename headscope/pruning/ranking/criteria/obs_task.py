@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from headscope.attribution.objectives.base import Objective
 from headscope.data.corpus import check_predictions
 from headscope.engine.faithfulness.orders import Scores
-from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.refit import weigh
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import (
@@ -30,11 +28,7 @@ class TaskOptimalBrainSurgeon(Criterion):
     why = "the objective loses least without them, the other heads refitted"
     changes = False
     refits = True
-    explains = True
-
-    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
-        """The curvature of objectives that compare vectors is sampled too (`explained_values`)."""
-        return super().draws(checkpoint, objective) or (objective is not None and objective.compares)
+    explains = probes = True
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
