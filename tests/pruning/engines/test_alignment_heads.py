@@ -262,7 +262,7 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     done = run_analysis(config)
     table = done.heads[done.heads["site"] == "cross"]
     best = table.sort_values("aligned_predicted").iloc[-1]
-    assert f"mean over cross.{best['layer']}.{best['head']}" in done.remarks[-1]
+    assert f"mean over cross.{best['layer']}.{best['head']}" in done.record["alignment_heads"]
     assert int(read_model(folder).arrays["decoder/alignment_layer"][1]) == best["layer"]
     with pytest.raises(ConfigError, match="--only alignment"):
         run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
@@ -270,7 +270,7 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     study = hs.load(trained()).analyze(
         captions("en"), target=captions("de"), only="alignment", max_sentences=40, **more
     )
-    assert study.write_alignment(folder, heads=3) in done.remarks[-1]
+    assert study.write_alignment(folder, heads=3) in done.record["alignment_heads"]
     entropy = hs.load(trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="entropy")
     with pytest.raises(ConfigError, match="alignment"):
         entropy.write_alignment(folder)

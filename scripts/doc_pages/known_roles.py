@@ -1,0 +1,32 @@
+"""The table of docs/analyze.md on heads whose roles others established, of benchmarks/known_roles.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pandas as pd
+
+from scripts.doc_pages.pruning_report import table
+from scripts.documented import ROOT
+
+HEAD = ("model: role (source)", "known heads", "labelled", "others labelled", "AUC", "all off", "ten random sets")
+
+
+def known_roles() -> str:
+    """A row a role: which of its heads have the label, which others, and what they are worth together."""
+    roles = pd.read_csv(ROOT / "benchmarks" / "known_roles.csv", keep_default_na=False)
+    return table(HEAD, map(_cells, roles.to_dict("records")))
+
+
+def _cells(row: dict[Hashable, Any]) -> list[str]:
+    measured = bool(row["label"])
+    return [
+        f"{row['model']}: {row['role']} ({row['source']})",
+        row["heads"],
+        f"{float(row['labelled']):.0f} of {len(row['heads'].split())}" if measured else "no measure",
+        row["false"],
+        f"{float(row['auc']):.3f}" if measured else "",
+        f"{row['ablation']:.3f} ({row['objective']})",
+        f"{row['random_low']:.3f} to {row['random_high']:.3f}",
+    ]
