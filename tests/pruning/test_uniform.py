@@ -17,6 +17,7 @@ from headscope.pruning.ranking.allocation import uniform_counts, uniform_keep
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove
 from tests.makers import decoders
+from tests.oracles import checkpoints
 
 
 def scores_of(gates: GateLayout) -> dict[HeadId, float]:
@@ -67,3 +68,25 @@ def test_what_it_chooses_is_a_plain_class(
     assert status == 0, said
     small: Any = hs.load(str(tmp_path / "ranked" / "pruned")).model
     assert type(small).__name__ == "MistralForCausalLM" and small.config.num_attention_heads == 6
+
+
+def test_groups_and_protected_heads_are_counted() -> None:
+    sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
+    gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 1, 5)])
+    scores = scores_of(gates)
+    kept = gates.without(gates.closed(rank_heads(gates, 12, lambda gone: scores, allocation="uniform").kept))
+    assert [sum(head.layer == layer for head in kept) for layer in range(3)] == [4, 4, 4]
+    assert set(kept) >= {HeadId(Site.DECODER_SELF, 1, 4), HeadId(Site.DECODER_SELF, 1, 5)}
+    emptied = gate_layout(checkpoints.small().attention_sites)
+    with pytest.raises(ConfigError, match="decoder"):
+        uniform_keep(emptied, 0.5)
+    with pytest.raises(ConfigError, match=r"--keep 10.*6 or 12"):
+        uniform_counts(gates, 10)
+
+
+def test_a_layer_whose_heads_are_all_protected_keeps_them() -> None:
+    sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
+    gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 0, head) for head in range(8)])
+    with pytest.raises(ConfigError, match=r"--keep 12.*keep 24$"):  # it left 8, 4 and 4, which are 16
+        rank_heads(gates, 12, lambda gone: scores_of(gates), allocation="uniform")
+    assert bool(rank_heads(gates, 24, lambda gone: scores_of(gates), allocation="uniform").kept.all())
