@@ -65,9 +65,8 @@ def test_text_among_numbers_is_refused(column: str, run: Path, headscope: Comman
         assert (status, one_line(err)) == (2, True) and column in err and "numbers" in err
 
 
-@pytest.mark.parametrize("figure", ["positional", "report"])
-def test_a_table_that_is_cut_off_or_lacks_whole_numbers_is_refused(figure: str, run: Path, headscope: Command) -> None:
-    command = ["plot", figure, str(run), "--out", str(run.parent / ("p.html" if figure == "report" else "p.png"))]
+def test_a_table_that_is_cut_off_or_lacks_whole_numbers_is_refused(run: Path, headscope: Command) -> None:
+    command = ["plot", "positional", str(run), "--out", str(run.parent / "p.png")]
     path, whole = run / "positional.csv", pd.read_csv(run / "positional.csv")
     for column in ("offset", "count"):
         for value in (float("nan"), 0.5):
