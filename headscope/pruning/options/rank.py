@@ -29,7 +29,7 @@ Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 ALLOCATE = (
     "Heads that layers keep. global: as scores say; per-layer: the same share; uniform: the same number, in whole "
     "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
-    "measured: as the loss says after refits, single groups and whole layers (slow)."
+    "measured: as the loss says after refits (slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (a pass each)."
 
