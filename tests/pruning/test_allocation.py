@@ -133,6 +133,9 @@ def test_passes_are_said_beforehand_and_estimates_decide_without_them(monkeypatc
     monkeypatch.setattr(allocation, "PASSES", 0)
     _, moments, meter, projections = measured("bert")
     estimates = {unit: 9.0**number for number, unit in enumerate(reversed(all_units("bert")))}
+    unknown = MeasuredAllocation([meter], moments, projections, dict.fromkeys(estimates, 0.0), OPTIONS)
+    unknown.take(1)
+    assert unknown.passes == len(estimates) and all(cut.measured_after == 0 for cut in unknown.tried)
     blind = MeasuredAllocation([meter], moments, projections, estimates, OPTIONS)
     found = blind.take(len(estimates))
     assert blind.passes == 0 and sorted(found, key=found.__getitem__) == list(chain(*reversed(all_units("bert"))))

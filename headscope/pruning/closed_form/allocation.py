@@ -9,6 +9,7 @@ measured to cost. The cheapest is measured with its module refitted, and pushed 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -42,7 +43,8 @@ class Cut(NamedTuple):
 class MeasuredAllocation:
     """Takes units out of a copy of a model, the cheapest first, by the mean damage on the texts of `meters`.
 
-    Only units with `estimates` of their cost alone, in the unit of the damage, may go.
+    Only units with `estimates` of their cost alone, in the unit of the damage, may go. Those that are estimated at
+    nothing are measured before any goes.
     """
 
     def __init__(
@@ -99,16 +101,17 @@ class MeasuredAllocation:
         return self.scores | self._scores_of_others()
 
     def most_passes(self, heads: int) -> int:
-        """How many measurements it takes at most until so many heads are gone."""
+        """How many measurements it takes at most until so many heads are gone: unknown ones and a few a unit."""
         sizes = [len(self.projections[number].units[unit]) for number, units in enumerate(self.left) for unit in units]
-        return PASSES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
+        unknown = sum(not cut.cost for cut in self.untried)
+        return unknown + PASSES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
 
     def _cheapest(self) -> Cut:
         """The cut at the top of both heaps, estimates scaled by what came of earlier ones."""
         scale = self.measured / self.estimated if self.estimated > 0 else 1.0
-        if not self.tried or (self.untried and min(scale, 1.0) * self.untried[0].cost < self.tried[0].cost):
-            return heapq.heappop(self.untried)
-        return heapq.heappop(self.tried)
+        estimate = self.untried[0].cost if self.untried else math.inf
+        is_next = not self.tried or not estimate or min(scale, 1.0) * estimate < self.tried[0].cost
+        return heapq.heappop(self.untried if is_next else self.tried)
 
     def _units(self, cut: Cut) -> list[int]:
         """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""

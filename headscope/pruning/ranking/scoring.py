@@ -121,8 +121,8 @@ def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]
 def measured_allocation(context: ScoringContext, units: Collection[Unit], scores: Scores) -> MeasuredAllocation:
     """The search for the `units` that go, by a context's objective; they are tried first in the order of `scores`.
 
-    A unit is estimated to cost what `fisher` says of the one with the same rank, so scores need no unit of their own.
-    ConfigError for a unit without a score.
+    A unit is estimated to cost what `fisher` says of the one with the same rank, so scores need no unit of their own;
+    nothing where vectors are compared, whose curvature is only sampled. ConfigError for a unit without a score.
     """
     fisher = criterion_named("fisher").scores(context)
     costs, ranks = ({unit: fmean(by.get(head, math.nan) for head in unit) for unit in units} for by in (fisher, scores))
@@ -131,6 +131,8 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
             raise ConfigError(f"{unit[0]} has no score, so nothing can be allocated by it")
     estimates = dict(zip(sorted(units, key=ranks.__getitem__), sorted(costs.values()), strict=True))
     bench = context.bench or _bench_of(context)
+    if bench.compares:
+        estimates = dict.fromkeys(estimates, 0.0)
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
     options = RefitOptions(damping=AUTO_DAMPING if context.damping == DAMPING else context.damping)
     options = replace(options, add_bias=bench.add_bias)

@@ -179,7 +179,9 @@ class SweepContext:
         """How many measurements an allocation takes at most: `scores` calls `step` after each."""
         if self.config.allocate != "measured":
             return 1
-        return PASSES * -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
+        gone = -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
+        compares = self.objective is not None and self.objective.compares
+        return PASSES * gone + len(self.gating.units) * compares
 
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
