@@ -103,16 +103,16 @@ class Alignment(Analysis):
         Measure("aligned_predicted", "argmax on the source of the next word", range=(0, 1)),
         Measure("aligned_fed", "argmax on the source of the word read", range=(0, 1)),
         Measure("aligned_next", "argmax on the source of the word after", range=(0, 1)),
-        Measure("aligned_successor", "argmax after the source of the word read", range=(0, 1)),
+        Measure("aligned_successor", "argmax after the source of the word read", range=(0, 1), needs="template"),
         *(
-            Measure(f"lift_{name}{run}", f"share beyond rolled links, {name}{words}", range=(-1, 1))
+            Measure(f"lift_{name}{run}", f"share beyond rolled links, {name}{words}", range=(-1, 1), needs="template")
             for name in ("fed", "predicted", "successor")
             for run, words in (("", ""), ("_scrambled", ", scrambled source"))
         ),
         Measure("aer_predicted", "alignment error rate, predicted word", range=(0, 1)),
         Measure("aer_fed", "alignment error rate, word read", range=(0, 1)),
         Measure("aer_next", "alignment error rate, word after", range=(0, 1)),
-        Measure("aligned_lag", "argmax behind the begin of the next word", unit="s", signed=True),
+        Measure("aligned_lag", "argmax behind the begin of the next word", unit="s", signed=True, needs="word_times"),
         Measure("source_coverage", "source words looked at", range=(0, 1)),
         Measure("monotonicity", "moves to the right", range=(0, 1)),
         Measure("final_punctuation", "weight on final punctuation", range=(0, 1)),

@@ -290,9 +290,9 @@ def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: 
         raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {why[analysis]}")
 
 
-def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
-    """The columns of heads.csv that `prune rank` can measure; `parsed` with those that need parses."""
-    lacking = {"contrast", "exclude_sinks"} | (set() if parsed else {"parse"})
+def rankable_columns() -> dict[str, Measure]:
+    """The columns of heads.csv that `prune rank` can measure, which has neither parses nor prompts."""
+    lacking = {"contrast", "exclude_sinks", "parse", "template", "word_times"}
     columns = measured_columns().items()
     return {
         name: measure for name, (analysis, measure) in columns if lacking.isdisjoint({*analysis.needs, measure.needs})

@@ -174,19 +174,15 @@ def criterion(cls: type[Criterion]) -> type[Criterion]:
     return CRITERIA.register(cls.name, cls, where=cls.__module__)
 
 
-def rankable_names(*, parsed: bool = False) -> list[str]:
-    """What heads can be ranked by: criteria, and columns of analyses; `parsed` with those that need parses."""
-    return sorted({*CRITERIA.names(), *rankable_columns(parsed=parsed)})
+def rankable_names() -> list[str]:
+    """What heads can be ranked by: criteria, and columns of analyses that a text alone gives."""
+    return sorted({*CRITERIA.names(), *rankable_columns()})
 
 
-def criterion_named(name: str, *, parsed: bool = False) -> Criterion:
-    """The criterion of that name, or that column of `heads.csv`.
-
-    ConfigError for a name that is neither, with the nearest one, and for columns that need parses where `parsed` is
-    False.
-    """
-    if name not in rankable_names(parsed=parsed):
-        known = unknown("criterion", name, rankable_names(parsed=parsed))
+def criterion_named(name: str) -> Criterion:
+    """The criterion of that name, or that column of `heads.csv`; ConfigError for another, with the nearest one."""
+    if name not in rankable_names():
+        known = unknown("criterion", name, rankable_names())
         raise ConfigError(f"{known}; other columns of heads.csv: give --from RUN")
     return CRITERIA.get(name)() if name in CRITERIA.names() else column_named(name)
 
