@@ -266,11 +266,13 @@ class Alignment(Analysis):
 
     def _together(self, report: AnalysisReport) -> pd.DataFrame:
         named = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
-        on_cpu = {n: {layer: part.cpu() for layer, part in layers.items()} for n, layers in self.between.items()}
-        return joint_error_rates(on_cpu, self.tables, named)
+        return joint_error_rates(self._between_on_cpu(), self.tables, named)
+
+    def _between_on_cpu(self) -> dict[int, dict[int, Tensor]]:
+        return {n: {layer: part.cpu() for layer, part in layers.items()} for n, layers in self.between.items()}
 
     def state(self) -> Any:
-        return self.unlocated, self.between, self.tables
+        return self.unlocated, self._between_on_cpu(), self.tables
 
     def add_state(self, state: Any) -> None:
         unlocated, between, tables = state
