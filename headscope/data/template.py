@@ -57,8 +57,8 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
         first = list(islice(sentences, examples + 1))
         recent: deque[Sentence] = deque(maxlen=examples)
         for place, sentence in enumerate(chain(first, sentences)):
-            shown = recent if place > examples else [other for other in first if other is not sentence]
-            prefix = "".join(f"{filled(other)}\n\n" for other in shown)
+            context = recent if place > examples else [other for other in first if other is not sentence]
+            prefix = "".join(f"{filled(other)}\n\n" for other in context)
             start = len(prefix) + len(before)
             pair = Pair(
                 sentence.source, sentence.target or "", (start, start + len(sentence.source) + len(between)), ()

@@ -12,7 +12,7 @@ import pytest
 
 from headscope.analyses.alignment import Alignment
 from headscope.config import AnalyzeOptions
-from headscope.data.batching import batches
+from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus, Pair, Sentence
 from headscope.data.encoded import IGNORED
 from headscope.data.template import scrambled, with_template, words_in_texts
@@ -163,6 +163,16 @@ def test_random_models_have_no_such_head(tmp_path: Path) -> None:
         checkpoint = tiny.checkpoint("mistral", seed)
         corpus = with_template(parallel(), TEMPLATE, examples=1)
         assert not measure(checkpoint, corpus, tmp_path).labels
+
+
+@pytest.mark.parametrize("limit", [5, 23])
+def test_texts_that_are_cut_have_the_words_that_are_left(limit: int, tmp_path: Path) -> None:
+    checkpoint, corpus = tiny.checkpoint("mistral", 7), with_template(parallel(), TEMPLATE, examples=1)
+    path = written(tmp_path / "links", links_of(corpus))
+    options = run_options(alignments=path, batching=BatchingOptions(limit=limit))
+    study = analyze(checkpoint, corpus, analyses=[Alignment], options=options, replicates=97)
+    assert study.record["data"]["truncated"] and not study.labels
+    assert ("alignment_together" in study.tables) is (limit == 23)
 
 
 def test_error_rate_by_hand() -> None:

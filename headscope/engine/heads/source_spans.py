@@ -118,9 +118,9 @@ def looks(heads: HeadBatch, spans: Sequence[SourceSpan]) -> tuple[dict[str, Rati
             [_hits(of_text, span, name) for of_text, span in zip(weights, spans, strict=True)]
         )  # [b 3 h]
         count = torch.tensor([[float(len(span.relations[name].queries))] for span in spans])
-        shown = {"aligned": hits[:, 0], "rolled": hits[:, 1], "lift": hits[:, 0] - hits[:, 1], "diagonal": hits[:, 2]}
-        ratios |= {f"{kind}_{name}": Ratio(total, count) for kind, total in shown.items()}
-    return ratios, [_between_words(*each) for each in zip(weights, spans, strict=True)]
+        totals = {"aligned": hits[:, 0], "rolled": hits[:, 1], "lift": hits[:, 0] - hits[:, 1], "diagonal": hits[:, 2]}
+        ratios |= {f"{kind}_{name}": Ratio(total, count) for kind, total in totals.items()}
+    return ratios, [_between_words(*of_text) for of_text in zip(weights, spans, strict=True)]
 
 
 def _hits(weights: Tensor, span: SourceSpan, name: str) -> Tensor:
@@ -133,6 +133,8 @@ def _hits(weights: Tensor, span: SourceSpan, name: str) -> Tensor:
 
 
 def _between_words(weights: Tensor, span: SourceSpan) -> Tensor:
+    if not span.linked.numel():  # of a text that was cut
+        return weights.new_zeros(len(weights), 0, 0)
     of_word = torch.nn.functional.one_hot(span.words, span.linked.shape[1]).to(weights.dtype)  # [k n]
     of_words = weights[:, span.fed] @ of_word
     return of_words / of_words.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
@@ -168,10 +170,10 @@ def joint_error_rates(
         own = [heads.index((head.layer, head.head)) for head in named]
         candidates["named aligned:fed"] = own, looks_of(own, list(texts))
     if all(halves):
-        crossed = looks_of(best(halves[0]), halves[1]) | looks_of(best(halves[1]), halves[0])
-        candidates[f"best {BEST} of the other half"] = [], crossed
-    straight = {number: diagonal(*text.shape[1:]).numpy() for number, text in texts.items()}
-    candidates["diagonal"] = [], straight
+        held_out = looks_of(best(halves[0]), halves[1]) | looks_of(best(halves[1]), halves[0])
+        candidates[f"best {BEST} of the other half"] = [], held_out
+    diagonals = {number: diagonal(*text.shape[1:]).numpy() for number, text in texts.items()}
+    candidates["diagonal"] = [], diagonals
     rows = [
         {
             "which": which,
