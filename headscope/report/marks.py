@@ -120,8 +120,9 @@ def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Ar
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
     *("#7f3fbf", "#8c6d1f", "#882255", "#44aa99", "#999933", "#dd1c77", "#74a00b", "#fb8072", "#4c6cd4", "#b15928"),
+    "#a05195",
 )
-"""Okabe and Ito's colours but yellow, too light for lines, and black, which a dark page hides; and ten more."""
+"""Okabe and Ito's colours but yellow, too light for lines, and black, which a dark page hides; and eleven more."""
 SITE_COLORS = {"encoder-self": "#0072b2", "decoder-self": "#d55e00", "cross": "#009e73"}
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 CHANCE = "#999999"

@@ -13,11 +13,7 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import Omissions, batches
-from headscope.engine.faithfulness.comparison import (
-    RemovalSteps,
-    compare_rankings,
-    plan_removals,
-)
+from headscope.engine.faithfulness.comparison import ORDERS, RemovalSteps, compare_rankings, plan_removals
 from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
 from headscope.engine.study import run_analysis
@@ -92,7 +88,7 @@ def test_areas_against_a_slow_sum() -> None:
     ]
     assert comparison.rankings["area_random"][0] == pytest.approx(np.mean(areas))
     assert comparison.rankings["area_random_sd"][0] == pytest.approx(np.std(areas, ddof=1))
-    curve = comparison.curves.query("ranking == 'true' and order == @ORDERS[0]")
+    curve = comparison.curves[(comparison.curves["ranking"] == "true") & (comparison.curves["order"] == ORDERS[0])]
     assert curve["harm"].tolist() == pytest.approx(np.cumsum([0, *order]).tolist())
     assert (curve["harm_low"] <= curve["harm"] + 1e-9).all() and (curve["harm"] <= curve["harm_high"] + 1e-9).all()
 
