@@ -94,9 +94,9 @@ class Ablation(_OfGates):
             torch.inference_mode(),
             explained_batch(
                 checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=self.options.ablate_with
-            ) as explained,
+            ) as explanation,
         ):
-            return explained.ratios("ablation", ablation(explained.f, explained.gates, tick=self.tick))
+            return explanation.ratios("ablation", ablation(explanation.f, explanation.gates, tick=self.tick))
 
     def signature(self) -> dict[str, str]:
         return {"with": self.options.ablate_with}
@@ -140,10 +140,12 @@ class Shapley(_OfGates):
         samples, seed = self.options.shapley_samples, self.run.seed
         with (
             torch.inference_mode(),
-            explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as explained,
+            explained_batch(
+                checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last"
+            ) as explanation,
         ):
-            values = shapley(explained.f, explained.gates, samples=samples, seed=seed, tick=self.tick)
-            return explained.ratios("shapley", values)
+            values = shapley(explanation.f, explanation.gates, samples=samples, seed=seed, tick=self.tick)
+            return explanation.ratios("shapley", values)
 
     def signature(self) -> dict[str, str]:
         return {"samples": str(self.options.shapley_samples)}
@@ -188,13 +190,15 @@ class IntegratedGradients(_OfGates):
         """Every pass is a whole one."""
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        with explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, of="value") as explained:
+        with explained_batch(
+            checkpoint, self.objective, batch, layer_index=self.layer_index, of="value"
+        ) as explanation:
             values, gap = integrated_gradients(
-                explained.f, explained.gates, steps=self.options.ig_steps, tick=self.tick
+                explanation.f, explanation.gates, steps=self.options.ig_steps, tick=self.tick
             )
             self.gap += float(gap.double().abs().sum())
             self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())
-            return explained.ratios("integrated_gradients", values)
+            return explanation.ratios("integrated_gradients", values)
 
     def state(self) -> tuple[float, float]:
         return self.difference, self.gap

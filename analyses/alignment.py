@@ -178,8 +178,8 @@ class Alignment(Analysis):
         for number, name in enumerate(("final_punctuation", "end_of_sentence")):
             ratios[name] = heads.over_queries(on_end[..., number])
         words = plan.source_word[:, None].expand(-1, argmax.shape[1], -1).gather(-1, argmax)  # [b h t]
-        seen = torch.where(queries[:, None], words, -1)
-        ratios["source_coverage"] = Ratio(distinct(seen).sum(-1).float(), plan.source_words[:, None])
+        visible_words = torch.where(queries[:, None], words, -1)
+        ratios["source_coverage"] = Ratio(distinct(visible_words).sum(-1).float(), plan.source_words[:, None])
         if self.of_sound:
             ratios["aligned_lag"] = plan.lag(argmax)
         for name, offset in self.offsets.items():
@@ -196,9 +196,9 @@ class Alignment(Analysis):
         ratios, weights = looks(heads, spans)
         if heads.batch.kind == "scrambled":
             return {f"{name}_scrambled": ratio for name, ratio in ratios.items()}
-        for number, span, between in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
-            if number < KEPT and between.shape[1]:
-                self.between.setdefault(number, {})[heads.layer] = between
+        for number, span, source_weights in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
+            if number < KEPT and source_weights.shape[1]:
+                self.between.setdefault(number, {})[heads.layer] = source_weights
                 self.tables[number] = span.linked.numpy(), span.sure.numpy()
         return ratios
 
@@ -224,7 +224,7 @@ class Alignment(Analysis):
         if not links.donors:
             return {}
         first = [sentence for sentence, _ in links.donors]
-        texts = [each.source for each in first], [each.target or "" for each in first]
+        texts = [example.source for example in first], [example.target or "" for example in first]
         source = pad_side(self.checkpoint.encode(texts[0], side="source", limit=DEFAULT_LIMIT))
         target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
@@ -247,13 +247,13 @@ class Alignment(Analysis):
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         for name in AHEAD:
             for place in aggregates.site_layers(f"aligned_{name}"):
-                found = _Relation.of(aggregates, name, place, self.offsets[name])
-                columns.setdefault(f"aligned_{name}", {})[place] = found.share
+                relation = _Relation.of(aggregates, name, place, self.offsets[name])
+                columns.setdefault(f"aligned_{name}", {})[place] = relation.share
                 if not self.of_sound:  # positions are no words, whose error rate it would be
-                    columns.setdefault(f"aer_{name}", {})[place] = found.aer
-                tables.append(found.table())
+                    columns.setdefault(f"aer_{name}", {})[place] = relation.aer
+                tables.append(relation.table())
                 if name in LABELLED:
-                    found.test(tests, self.run.of_largest_weights)
+                    relation.test(tests, self.run.of_largest_weights)
         tests.conclude(report)
         report.columns = [
             Column(name, columns[name]) if name in columns else aggregates.column(name)
@@ -265,8 +265,8 @@ class Alignment(Analysis):
         return report
 
     def _together(self, report: AnalysisReport) -> pd.DataFrame:
-        named = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
-        return joint_error_rates(self._between_on_cpu(), self.tables, named)
+        labelled_heads = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
+        return joint_error_rates(self._between_on_cpu(), self.tables, labelled_heads)
 
     def _between_on_cpu(self) -> dict[int, dict[int, Tensor]]:
         return {n: {layer: part.cpu() for layer, part in layers.items()} for n, layers in self.between.items()}
@@ -275,9 +275,9 @@ class Alignment(Analysis):
         return self.unlocated, self._between_on_cpu(), self.tables
 
     def add_state(self, state: Any) -> None:
-        unlocated, between, tables = state
-        self.unlocated += unlocated
-        self.between |= between
+        unlocated_count, source_weights, tables = state
+        self.unlocated += unlocated_count
+        self.between |= source_weights
         self.tables |= tables
 
     def signature(self) -> dict[str, str]:
@@ -327,9 +327,11 @@ class _Relation:
         hits = aggregates.by_sentence(f"aligned_{name}", site_layer)  # [g h], [g 1]
         hard = aggregates.by_sentence(f"hard_aligned_{name}", site_layer)
         fixed = [part[:, None] for part in aggregates.by_sentence(f"others_{name}", first)[0].unbind(dim=-1)]
-        shuffled, hard_shuffled = (aggregates.by_sentence(f"{h}shuffled_{name}", site_layer)[0] for h in ("", "hard_"))
+        by_shuffle, hard_shuffled = (
+            aggregates.by_sentence(f"{h}shuffled_{name}", site_layer)[0] for h in ("", "hard_")
+        )
         hard_even = aggregates.by_sentence(f"hard_even_{name}", first)[0]
-        by_all = dict(zip(("offset", "diagonal", "even", "shuffled"), (*fixed, shuffled), strict=True))
+        by_all = dict(zip(("offset", "diagonal", "even", "shuffled"), (*fixed, by_shuffle), strict=True))
         by_hard = {"hard_even": hard_even, "hard_shuffled": hard_shuffled}
         baselines = {
             kind: (part.sum(dim=0) / count.sum(dim=0)).expand(hits[0].shape[1]).numpy()
@@ -360,8 +362,8 @@ class _Relation:
         chance = np.max([self.baselines[kind] for kind in self.by_chance], axis=0)
         least = np.max([times * self.baselines[kind] for kind, times in TIMES.items()], axis=0)
         for kind, by_chance in self.by_chance.items():
-            others = by_chance.expand_as(self.hard[0])
-            p.append(above_chance(self.hard[0], others, self.hard[1], threshold=0, times=TIMES[kind])[0])
+            chance_rates = by_chance.expand_as(self.hard[0])
+            p.append(above_chance(self.hard[0], chance_rates, self.hard[1], threshold=0, times=TIMES[kind])[0])
         better = self.hard_share.value >= least
         tests.add(
             self.site_layer,

@@ -174,15 +174,15 @@ class CausalHeadGating(Analysis):
 
 
 def _table(gates: FittedGates) -> pd.DataFrame:
-    kept, shed = split_gates(gates.kept, gates.layout), split_gates(gates.shed, gates.layout)
+    keep_gates, shed_gates = split_gates(gates.kept, gates.layout), split_gates(gates.shed, gates.layout)
     return head_table(
         {
             place: {
-                "kept": kept[place].mean(dim=0),
-                "shed": shed[place].mean(dim=0),
-                "facilitating_share": (shed[place] >= THRESHOLD).double().mean(dim=0),
-                "interfering_share": (1 - kept[place] >= THRESHOLD).double().mean(dim=0),
+                "kept": keep_gates[place].mean(dim=0),
+                "shed": shed_gates[place].mean(dim=0),
+                "facilitating_share": (shed_gates[place] >= THRESHOLD).double().mean(dim=0),
+                "interfering_share": (1 - keep_gates[place] >= THRESHOLD).double().mean(dim=0),
             }
-            for place in kept
+            for place in keep_gates
         }
     )

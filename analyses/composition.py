@@ -75,21 +75,21 @@ class Composition(Analysis):
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         layers = [layer for (site, layer), heads in checkpoint.layout.items() if site is Site.DECODER_SELF and heads]
-        few = "is for models of at least two layers" if len(layers) < 2 else None
-        return why_no_stream(checkpoint, embeddings=False) or few
+        why_too_shallow = "is for models of at least two layers" if len(layers) < 2 else None
+        return why_no_stream(checkpoint, embeddings=False) or why_too_shallow
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=False)
-        written: dict[SiteLayer, Tensor] = {}
+        output_spectra: dict[SiteLayer, Tensor] = {}
         for later in stream.site_layers:
             reader, parts = stream.factors(later), dict[str, list[PairScores]]()
-            for earlier, spectrum in written.items():
+            for earlier, spectrum in output_spectra.items():
                 for kind, scores in compositions(stream.factors(earlier), reader, spectrum).items():
                     parts.setdefault(kind, []).append(scores)
-            heads = [HeadId(*earlier, head) for earlier in written for head in range(checkpoint.layout[earlier])]
+            heads = [HeadId(*earlier, head) for earlier in output_spectra for head in range(checkpoint.layout[earlier])]
             for kind, part in parts.items():
                 self.compositions[later, kind] = LayerComposition(heads, PairScores.joined(part))
-            written[later] = spectra(reader.value, centred_output(reader))
+            output_spectra[later] = spectra(reader.value, centred_output(reader))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = AnalysisReport(), LabelTests(min_instances=0)
@@ -116,7 +116,7 @@ class Composition(Analysis):
                 rate=Rate("as a composition score, 1 at most", "of unrelated heads"),
             )
         tests.conclude(report)
-        report.columns = [Column(f"composition_{kind}", found) for kind, found in columns.items() if found]
+        report.columns = [Column(f"composition_{kind}", estimates) for kind, estimates in columns.items() if estimates]
         if {kind for _, kind in self.compositions} == {"v"}:
             report.remarks = [f"composition: of values alone, {UNTOLD}"]
         report.tables["composition"] = pd.DataFrame(list(self._rows()))
@@ -205,8 +205,9 @@ def compositions(writer: HeadFactors, reader: HeadFactors, spectrum: Tensor) -> 
     output, value_gram = centred_output(writer), _gram(writer.value)
     n = output.shape[-1] - reader.centred
     scores = {}
-    for kind, (left, right) in rights.items():
-        squares, read = _squares(output, value_gram, left, _gram(right)), spectra(right, left.transpose(1, 2))
+    for kind, (left_map, right) in rights.items():
+        squares = _squares(output, value_gram, left_map, _gram(right))
+        read = spectra(right, left_map.transpose(1, 2))
         scale = spectrum.sum(dim=-1)[:, None] * read.sum(dim=-1)  # ‖W_OV‖² ‖R‖² [e h]
         flat, flat_read = (part.square().sum(dim=-1) / part.sum(dim=-1).square() for part in (spectrum, read))
         variance = 2 * (flat[:, None] - 1 / n) * (flat_read - 1 / n) / max((n - 1) * (n + 2), 1)

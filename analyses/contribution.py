@@ -63,8 +63,8 @@ class Contribution(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site_layer, matrices in output_slices(checkpoint).items():
             assert isinstance(matrices, Tensor)
-            written = precise(matrices)
-            self.grams[site_layer] = written @ written.transpose(1, 2)  # [h k k]
+            output = precise(matrices)
+            self.grams[site_layer] = output @ output.transpose(1, 2)  # [h k k]
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]

@@ -82,18 +82,18 @@ class CopySuppression(Analysis):
         report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
         shares: dict[SiteLayer, Estimate] = {}
         chances: dict[SiteLayer, Estimate] = {}
-        for site_layer, lowered in self.lowered.items():  # [n h]
-            counts = torch.ones(len(lowered), 1, dtype=torch.float64)
-            evenly = torch.full_like(lowered, self.chance)
+        for site_layer, is_lowest in self.lowered.items():  # [n h]
+            counts = torch.ones(len(is_lowest), 1, dtype=torch.float64)
+            evenly = torch.full_like(is_lowest, self.chance)
             shares[site_layer], chances[site_layer] = (
-                aggregates.bootstrap.over_units(values, counts) for values in (lowered, evenly)
+                aggregates.bootstrap.over_units(values, counts) for values in (is_lowest, evenly)
             )
             tests.add_above_chance(
                 site_layer,
                 "copy_suppression",
                 "copy-suppression",
                 shares[site_layer],
-                (lowered, counts),
+                (is_lowest, counts),
                 evenly,
                 threshold=THRESHOLD,
                 times=TIMES_CHANCE,
@@ -117,11 +117,11 @@ def lowest(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: T
     contexts = states @ heads.value  # [h n k]
     size = max(1, CELLS // (contexts.shape[-1] * len(stream.readout.weight)))
     for some, output in zip(contexts.split(size), heads.output.split(size), strict=True):
-        table, lowered = stream.unembed(output), []  # [h k V]
+        table, is_lowest = stream.unembed(output), []  # [h k V]
         for context, own_ids in zip(some.split(ROWS, dim=1), ids.split(ROWS), strict=True):
             logits = context @ table  # [h n V]
             own = logits.gather(-1, own_ids[None, :, None].expand(len(some), -1, 1))
-            reached = stream.reaches_logits(context @ output, logits)
-            lowered.append(((logits < own).sum(dim=-1) < LOWEST) & reached)
-        parts.append(torch.cat(lowered, dim=1))
+            is_reachable = stream.reaches_logits(context @ output, logits)
+            is_lowest.append(((logits < own).sum(dim=-1) < LOWEST) & is_reachable)
+        parts.append(torch.cat(is_lowest, dim=1))
     return torch.cat(parts)

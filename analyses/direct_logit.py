@@ -82,8 +82,8 @@ class DirectLogit(Analysis):
             stack.callback(self._forget)
             if self.readout.norm is not None:
                 stack.enter_context(self.readout.norm.module.register_forward_hook(self._end))
-            for place, written in self.readout.written.items():
-                if (norm := written.norm) is not None:
+            for place, stream_write in self.readout.written.items():
+                if (norm := stream_write.norm) is not None:
                     stack.enter_context(norm.module.register_forward_hook(partial(self._wrote, place, norm)))
             yield
 
@@ -102,13 +102,13 @@ class DirectLogit(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels
         assert labels is not None, "the batch was read without labels"
-        counted = labels != IGNORED  # [b t]
-        towards, place = self._towards(labels, counted, heads.context.dtype), (heads.site, heads.layer)
+        has_label = labels != IGNORED  # [b t]
+        towards, place = self._towards(labels, has_label, heads.context.dtype), (heads.site, heads.layer)
         if place in self.scales:
             towards = towards * self.scales[place].to(towards.dtype)
         per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[place].to(towards.dtype))
         values = torch.einsum("bhtk,bhtk->bh", heads.context, per_head)
-        return {"direct_logit": Ratio(values, counted.sum(dim=-1, keepdim=True))}
+        return {"direct_logit": Ratio(values, has_label.sum(dim=-1, keepdim=True))}
 
     def _towards(self, labels: Tensor, counted: Tensor, dtype: torch.dtype) -> Tensor:
         """What a written vector is worth at every position [b t d], once per batch; zero where nothing is predicted."""

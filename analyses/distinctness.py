@@ -74,23 +74,29 @@ class Distinctness(Analysis):
                 f"{site_layer[0]}.{site_layer[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
             ]
             heads = self.heads[site_layer]
-            factored = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
-            for letter, factors in factored.items():
+            factors_by_letter = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
+            for letter, factors in factors_by_letter.items():
                 cosine, angles = of_heads(cosines(factors.dots), heads), of_heads(principal_cosines(factors), heads)
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
-                    others = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool), torch.nan).nanmean(dim=-1)
-                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = Estimate.exact(others)
+                    mean_to_others = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool), torch.nan).nanmean(
+                        dim=-1
+                    )
+                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = Estimate.exact(mean_to_others)
                 tables.append(_table(site_layer, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
-                if first in factored and second in factored:
-                    rank = effective_rank(*(_repeated(factored[one].triangle, heads) for one in (first, second)))
+                if first in factors_by_letter and second in factors_by_letter:
+                    rank = effective_rank(
+                        *(_repeated(factors_by_letter[one].triangle, heads) for one in (first, second))
+                    )
                     columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
-        shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
-        joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
-        report_tables = {"distinctness": pd.DataFrame(joined)} if tables else {}
-        return AnalysisReport(columns=shown, tables=report_tables, remarks=remarks)
+        report_columns = [Column(name, estimates) for name, estimates in sorted(columns.items())]
+        table_columns = {
+            name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())
+        }
+        report_tables = {"distinctness": pd.DataFrame(table_columns)} if tables else {}
+        return AnalysisReport(columns=report_columns, tables=report_tables, remarks=remarks)
 
 
 def units(slices: Slices) -> Tensor:
@@ -156,10 +162,10 @@ def _pairs(products: Tensor) -> Tensor:
 
 def _cholesky(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L [h k k] of W Wᵀ = L Lᵀ, its inverse, and a bound of its condition number [h] (infinite where there is none)."""
-    lower, failed = torch.linalg.cholesky_ex(squares)
+    lower, info = torch.linalg.cholesky_ex(squares)
     inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1], dtype=lower.dtype), upper=False)
     bound = lower.flatten(1).norm(dim=1) * inverse.flatten(1).norm(dim=1)
-    return lower, inverse, bound.masked_fill(failed > 0, torch.inf)
+    return lower, inverse, bound.masked_fill(info > 0, torch.inf)
 
 
 def cosines(dots: Tensor) -> Tensor:
@@ -175,10 +181,10 @@ def principal_cosines(slices: FactoredSlices) -> Tensor:
     """
     h, k = len(slices.triangle), slices.inner.shape[-1]
     first, second = torch.triu_indices(h, h, offset=1)
-    squared = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
+    squared_cosines = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
         -1
     )  # cheaper than singular values
-    pair_cosines = squared.clamp(0, 1).sqrt()  # [p k]
+    pair_cosines = squared_cosines.clamp(0, 1).sqrt()  # [p k]
     matrix: Tensor = pair_cosines.new_ones(h, h, k)
     matrix[first, second] = matrix[second, first] = pair_cosines
     matrix[slices.lacking] = matrix[:, slices.lacking] = torch.nan

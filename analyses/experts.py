@@ -94,9 +94,11 @@ class ExpertUse(Analysis):
         if site_layer not in self.mixtures:
             return {}
         raw_gates, mixture = self.gates.pop(site_layer), self.mixtures[site_layer]
-        best, log_gates = (each.to(widest(each.device)) for each in (most_responsible(raw_gates), raw_gates))  # [b p e]
-        counted = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
-        weight = counted.to(log_gates.dtype)
+        best, log_gates = (
+            scores.to(widest(scores.device)) for scores in (most_responsible(raw_gates), raw_gates)
+        )  # [b p e]
+        is_query = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
+        weight = is_query.to(log_gates.dtype)
         gates, ties = log_gates.exp(), best.sum(dim=-1, keepdim=True)  # [b p e], [b p 1]
         values = {
             "entropy": -(gates * log_gates).sum(dim=-1, keepdim=True),
@@ -111,10 +113,10 @@ class ExpertUse(Analysis):
 
     def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
         """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
-        counted = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
+        has_one_expert = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
         cells = best.argmax(dim=-1) * self.vocabulary + heads.query_side.ids  # [b t]
         counts = best.new_zeros(experts * self.vocabulary)
-        counts.index_add_(0, cells.flatten(), counted.flatten().to(counts.dtype))
+        counts.index_add_(0, cells.flatten(), has_one_expert.flatten().to(counts.dtype))
         return Ratio(counts.view(1, experts, -1), counts.new_ones(1), per_batch=True)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -128,14 +130,14 @@ class ExpertUse(Analysis):
             entropy = _interval("entropy", aggregates.ratio("entropy", *site_layer), 0)
             tied = _interval("tied", aggregates.ratio("tied", *site_layer), 0)
             gates.append({**location, "experts": mixture.experts, **entropy, "even": math.log(mixture.experts), **tied})
-            measured = {name: aggregates.ratio(name, *site_layer) for name in ("responsibility", "share")}
+            estimates = {name: aggregates.ratio(name, *site_layer) for name in ("responsibility", "share")}
             lacks = [
                 ";".join(str(head) for head in row.nonzero()[:, 0].tolist())
                 for row in 1 - membership(mixture.heads, mixture.size)
             ]
             for number, missing in enumerate(lacks):
                 cells = {
-                    k: v for name, estimate in measured.items() for k, v in _interval(name, estimate, number).items()
+                    k: v for name, estimate in estimates.items() for k, v in _interval(name, estimate, number).items()
                 }
                 experts.append({**location, "expert": number, "lacks": missing, **cells})
             counts = aggregates.group_sums("tokens", site_layer).total.sum(dim=0)
@@ -166,8 +168,8 @@ class ExpertUse(Analysis):
 def mutual_information(counts: Tensor) -> Tensor:
     """log p(t, e) / (p(t) p(e)) in nats for counts [e V]; -inf where a token never stands with an expert."""
     total, of_expert, of_token = counts.sum(), counts.sum(dim=1, keepdim=True), counts.sum(dim=0)
-    expected = (of_expert * of_token / total).clamp_min(1e-300)
-    return torch.where(counts > 0, (counts / expected).log(), -torch.inf)
+    expectation = (of_expert * of_token / total).clamp_min(1e-300)
+    return torch.where(counts > 0, (counts / expectation).log(), -torch.inf)
 
 
 @analysis

@@ -119,7 +119,7 @@ class ExplainedShares(Analysis):
         self.sentences = max(1, corpus.count)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        chosen: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
+        choices: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
         first, t = heads.first_query, heads.queries.shape[1]
         numbers = heads.batch.indices.tolist()
         keys = heads.keys & (heads.key_side.real.cumsum(dim=-1) > 1)
@@ -130,7 +130,7 @@ class ExplainedShares(Analysis):
         self.waiting_sharp.append((heads.site, heads.layer, sharp))
         inside = [
             part._replace(positions=part.positions[(part.positions >= first) & (part.positions < first + t)])
-            for part in chosen
+            for part in choices
         ]
         inside = [part for part in inside if len(part.positions)]
         if inside:
@@ -164,18 +164,18 @@ class ExplainedShares(Analysis):
     def _settle(self) -> None:
         """Move what was observed of earlier batches to the CPU, and sort it in."""
         rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
-        found = fetch([*rows, *(sharp.found for *_, sharp in self.waiting_sharp)])
-        for (site, layer, chosen, *_), weights, visible in zip(self.waiting, found[::2], found[1::2], strict=False):
-            sizes = [len(part.positions) for part in chosen]
+        arrays = fetch([*rows, *(sharp.found for *_, sharp in self.waiting_sharp)])
+        for (site, layer, choices, *_), weights, visible in zip(self.waiting, arrays[::2], arrays[1::2], strict=False):
+            sizes = [len(part.positions) for part in choices]
             parts = zip(weights.split(sizes), visible.bool().split(sizes), strict=True)
-            for part, (own, seen) in zip(chosen, parts, strict=True):
+            for part, (own, own_visible) in zip(choices, parts, strict=True):
                 pairs = self.samples[site].tokens[part.number]
                 count = len(pairs.key)
-                kept = SampledRows(
-                    own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous()
+                sampled_rows = SampledRows(
+                    own[..., :count].transpose(1, 2).contiguous(), own_visible[:, :count].contiguous()
                 )  # [n s h]
-                self.samples[site].add(layer, part.number, kept)
-        for (site, layer, sharp), sharpest in zip(self.waiting_sharp, found[len(rows) :], strict=True):
+                self.samples[site].add(layer, part.number, sampled_rows)
+        for (site, layer, sharp), sharpest in zip(self.waiting_sharp, arrays[len(rows) :], strict=True):
             self.examples[site].add(layer, sharp._replace(found=sharpest))
         self.waiting, self.waiting_sharp = [], []
 
@@ -189,24 +189,32 @@ class ExplainedShares(Analysis):
             tables["examples"] += [about | row for row in self.examples[site].rows(self._readers(site))]
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
-            counted = self.run.counted
-            if counted.exclude_sinks or (not counted.keep_special and sample.resting() > MANY_SINKS):
+            query_choice = self.run.counted
+            if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting() > MANY_SINKS):
                 self.beyond.add(site)
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
-                laid = lay_out(sample, layers, embeddings, exclude_sinks=site in self.beyond)
-                fits, title = FOLDS * len(laid.inventory.groups()), f"describing heads of {site.value}"
+                layout = lay_out(sample, layers, embeddings, exclude_sinks=site in self.beyond)
+                fits, title = FOLDS * len(layout.inventory.groups()), f"describing heads of {site.value}"
                 with aggregates.progress(title, fits, unit="fits") as step:
-                    found = explained(laid, steps=self.options.explained_steps, step=step)
-                pairs = leading_pairs(laid, found.position, found.pairs, self._readers(site))
+                    explanation = explained(layout, steps=self.options.explained_steps, step=step)
+                pairs = leading_pairs(layout, explanation.position, explanation.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
-                estimates = _estimates(laid, found, aggregates.bootstrap, site, beyond_sinks=site in self.beyond)
+                estimates = _estimates(
+                    layout, explanation, aggregates.bootstrap, site, beyond_sinks=site in self.beyond
+                )
                 for name, of_layers in estimates.items():
                     columns[name] |= of_layers
-                functions = functions_for(site, [p for part in laid.pairs for p in part])
-                sums = masses(laid, functions, found.position)
+                functions = functions_for(site, [p for part in layout.pairs for p in part])
+                sums = masses(layout, functions, explanation.position)
                 tables["pair_functions"] += add_tests(
-                    tests, sums, laid, found.sentences, aggregates.bootstrap, site, beyond_sinks=site in self.beyond
+                    tests,
+                    sums,
+                    layout,
+                    explanation.sentences,
+                    aggregates.bootstrap,
+                    site,
+                    beyond_sinks=site in self.beyond,
                 )
         tests.conclude(report)
         report.columns = [Column(name, estimates) for name, estimates in columns.items() if estimates]
@@ -216,14 +224,15 @@ class ExplainedShares(Analysis):
 
     def _remarks(self) -> list[str]:
         remarks = []
-        most = max((len(sample.tokens) for sample in self.samples.values()), default=0)
-        if most < FEW:
+        sentence_count = max((len(sample.tokens) for sample in self.samples.values()), default=0)
+        if sentence_count < FEW:
             remarks.append(
-                f"explained: {most} sentences are few; shares on those held out come out lower than from {FEW} or more"
+                f"explained: {sentence_count} sentences are few; "
+                f"shares on those held out come out lower than from {FEW} or more"
             )
-        passed = max((sample.passed_over for sample in self.samples.values()), default=0)
-        if passed:
-            remarks.append(f"explained: {passed} sentences are too long to keep rows of their attention")
+        skip_count = max((sample.passed_over for sample in self.samples.values()), default=0)
+        if skip_count:
+            remarks.append(f"explained: {skip_count} sentences are too long to keep rows of their attention")
         return remarks
 
     def state(self) -> Any:
@@ -235,8 +244,8 @@ class ExplainedShares(Analysis):
         samples, examples = state
         for site, sample in samples.items():
             self.samples.setdefault(site, SiteSample()).merge(sample)
-        for site, found in examples.items():
-            self.examples.setdefault(site, Examples()).merge(found)
+        for site, site_examples in examples.items():
+            self.examples.setdefault(site, Examples()).merge(site_examples)
 
     def signature(self) -> dict[str, str]:
         names = PAIR_FUNCTIONS.names()
@@ -264,17 +273,17 @@ def _estimates(
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
     before = torch.zeros_like(found.room)
     parts = {}
-    for group, gained in found.gained.items():
-        parts[f"explained_{group}"] = gained - before
-        before = gained
+    for group, gained_sum in found.gained.items():
+        parts[f"explained_{group}"] = gained_sum - before
+        before = gained_sum
     parts["explained"] = before
     ratios = {name: (gained, found.room) for name, gained in parts.items()} | {"explained_unmet": found.unmet}
     if beyond_sinks:
         ratios["beyond_sinks"] = laid.counted
-    for name, (gained, room) in ratios.items():
+    for name, (total, room) in ratios.items():
         for place, heads in _split(laid, site):
             sums = GroupSums()
-            sums.add(found.sentences, Ratio(gained[:, heads], room[:, heads]))
+            sums.add(found.sentences, Ratio(total[:, heads], room[:, heads]))
             share = bootstrap.ratio(sums)
             ends = (np.clip(end, 0, 1) for end in (share.value, share.low, share.high))  # worse than even explains none
             estimates.setdefault(name, {})[place] = Estimate(*ends)

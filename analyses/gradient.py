@@ -73,17 +73,17 @@ class Gradient(Analysis):
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        scaled: dict[tuple[Site, int], Estimate] = {}
+        scaled_gradients: dict[tuple[Site, int], Estimate] = {}
         plain: dict[tuple[Site, int], Estimate] = {}
         table: dict[tuple[Site, int], dict[str, object]] = {}
         for site_layer in aggregates.site_layers("gradient"):
-            scaled[site_layer] = aggregates.bootstrap.function(
+            scaled_gradients[site_layer] = aggregates.bootstrap.function(
                 normalised, aggregates.group_sums("gradient", site_layer)
             )
             plain[site_layer] = raw = aggregates.ratio("gradient", *site_layer)
-            signed = aggregates.ratio("gradient_signed", *site_layer)
-            table[site_layer] = {"gradient": scaled[site_layer].value, "raw": raw, "signed": signed}
-        columns = [Column("gradient", scaled), Column("gradient_raw", plain)]
+            signed_mean = aggregates.ratio("gradient_signed", *site_layer)
+            table[site_layer] = {"gradient": scaled_gradients[site_layer].value, "raw": raw, "signed": signed_mean}
+        columns = [Column("gradient", scaled_gradients), Column("gradient_raw", plain)]
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
 
     def signature(self) -> dict[str, str]:

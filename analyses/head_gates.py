@@ -113,7 +113,7 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
     if isinstance(model, DeclaresAttention) or checkpoint.two_sided:
         return {}
     contexts: dict[tuple[Site, int], Tensor] = {}
-    passed: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    activations: dict[nn.Module, tuple[Tensor, Tensor]] = {}
     tracker = CallTracker(checkpoint.attention_sites)
 
     def tap(call: AttentionCall, _: Tensor) -> None:
@@ -123,7 +123,7 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
 
     def see(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-            passed[module] = (inputs[0].detach(), output.detach())
+            activations[module] = (inputs[0].detach(), output.detach())
 
     names = {(part.site, part.layer): part.name for part in checkpoint.attention_sites.order}
     parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
@@ -133,7 +133,7 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
         for block in (eval_mode(model), torch.no_grad(), through_attend(model), tapped(tap)):
             stack.enter_context(block)
         base_of(model)(**probe_inputs(model))
-    sources = {site_layer: _source(parts[site_layer], passed, context) for site_layer, context in contexts.items()}
+    sources = {site_layer: _source(parts[site_layer], activations, context) for site_layer, context in contexts.items()}
     return {site_layer: source for site_layer, source in sources.items() if source is not None}
 
 

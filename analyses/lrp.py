@@ -98,11 +98,11 @@ class Lrp(Analysis):
         ratios: dict[tuple[str, Site, int], Ratio] = {}
         for name, explanation in self._explanations(checkpoint, batch).items():
             for (site, layer), relevance in explanation.relevance.items():
-                normalized = relevance.normalized()
+                relevance_shares = relevance.normalized()
                 if self.run.detail and name == self.names[0]:
-                    self._keep(batch, (site, layer), normalized, explanation.counts)
+                    self._keep(batch, (site, layer), relevance_shares, explanation.counts)
                 measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)
-                columns = [_weighted(normalized, explanation.counts)]
+                columns = [_weighted(relevance_shares, explanation.counts)]
                 columns += [_summed(values, explanation.counts) for values in measures]
                 totals, counts = zip(*columns, strict=True)
                 ratios[name, site, layer] = Ratio(torch.stack(totals, dim=-1), torch.stack(counts, dim=-1))
@@ -129,8 +129,8 @@ class Lrp(Analysis):
         """Keep the relevance [p h] of every sentence, of the positions that are explained, from all [p b h]."""
         site, layer = site_layer
         for row, number in enumerate(batch.indices.tolist()):
-            explained = normalized[counts[:, row] > 0, row]
-            self.relevance.setdefault((number, site), {})[layer] = explained.float().cpu()
+            sentence_relevance = normalized[counts[:, row] > 0, row]
+            self.relevance.setdefault((number, site), {})[layer] = sentence_relevance.float().cpu()
 
     def state(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
         return self.relevance
@@ -179,8 +179,8 @@ def _summed(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
     heads = counts.sum(dim=0)[:, None]
     if values is None:
         return torch.zeros_like(heads), torch.zeros_like(heads)
-    explained = (counts > 0).to(values.dtype)[..., None]
-    total = (values * explained).sum(dim=0)
+    weight = (counts > 0).to(values.dtype)[..., None]
+    total = (values * weight).sum(dim=0)
     return total, heads.to(total.dtype).expand_as(total)
 
 
@@ -201,7 +201,7 @@ def _table(estimates: Mapping[tuple[str, Site, int], Estimate]) -> pd.DataFrame:
 def _stacked(layers: Mapping[int, Tensor]) -> Array:
     """Relevance [p h] of every layer as [p layer h]; layers with fewer heads are filled with NaN."""
     positions, heads = (max(sizes) for sizes in zip(*(relevance.shape for relevance in layers.values()), strict=True))
-    stacked: Array = np.full((positions, max(layers) + 1, heads), np.nan)
+    by_layer: Array = np.full((positions, max(layers) + 1, heads), np.nan)
     for layer, relevance in layers.items():
-        stacked[: len(relevance), layer, : relevance.shape[1]] = relevance
-    return stacked
+        by_layer[: len(relevance), layer, : relevance.shape[1]] = relevance
+    return by_layer

@@ -130,8 +130,8 @@ class Massive(Analysis):
             seeings.append(seeing)
             visibles.append(block.visible_on(columns))
         weight, seeing = torch.cat(weights, dim=2), torch.cat(seeings, dim=1)  # [b h t], [b t]
-        seen, visible = torch.cat(visibles, dim=1).unbind(dim=-1)  # [b t]; a query sees itself
-        chance = (seen - massive.to(weight.dtype)) / visible.clamp(min=1)
+        visible_massive, visible = torch.cat(visibles, dim=1).unbind(dim=-1)  # [b t]; a query sees itself
+        chance = (visible_massive - massive.to(weight.dtype)) / visible.clamp(min=1)
         return {
             "massive": heads.over_queries(weight, only=seeing),
             "massive_chance": heads.over_queries(chance[:, None].expand_as(weight), only=seeing),
@@ -139,8 +139,8 @@ class Massive(Analysis):
 
     def _settle(self) -> None:
         """Count which tokens were massive in the batch that was observed, and by how much."""
-        found = fetch([values for _, _, values in self.waiting])
-        for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, found, strict=True):
+        arrays = fetch([values for _, _, values in self.waiting])
+        for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, arrays, strict=True):
             self.counted[place] = self.counted.get(place, 0) + int(side.real.sum())
             first, where = side.real.long().cumsum(dim=1) == 1, massive.bool()
             kinds, which = torch.unique(2 * side.ids[where] + first[where], return_inverse=True)
@@ -159,10 +159,10 @@ class Massive(Analysis):
         return self.tokens, self.counted
 
     def add_state(self, state: Any) -> None:
-        tokens, counted = state
+        tokens, massive_counts = state
         for key, values in tokens.items():
             self._add(key, values)
-        for place, count in counted.items():
+        for place, count in massive_counts.items():
             self.counted[place] = self.counted.get(place, 0) + count
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -184,11 +184,11 @@ class Massive(Analysis):
         return report
 
     def _table(self) -> pd.DataFrame:
-        rows, listed = [], dict.fromkeys(self.counted, 0)
+        rows, row_counts = [], dict.fromkeys(self.counted, 0)
         order = sorted(self.tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
         for (site, layer, number, first), (count, largest, ratio) in order:
-            listed[site, layer] += 1
-            if listed[site, layer] <= LISTED:
+            row_counts[site, layer] += 1
+            if row_counts[site, layer] <= LISTED:
                 token = self.checkpoint.subwords([number], side=side_names(site)[0])[0]
                 share = count / self.counted[site, layer]
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))

@@ -68,9 +68,9 @@ class Positional(Analysis):
         b, h, t = heads.argmax_position.shape
         reach = max(1, min(heads.keys.shape[1] - 1, REACH + 1))
         cells = (heads.offsets if reach <= REACH else heads.offsets.clamp(-reach, reach)) + reach  # [b h t]
-        counted, _ = heads.counted(torch.float32)
+        is_query, _ = heads.counted(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
-        histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
+        histogram.scatter_add_(2, cells, is_query[:, None].expand(b, h, t))
         able = heads.shared("queries by offset", lambda: _able(heads, reach))
         return {"offsets": Ratio(histogram, able, centred=True, coarse=True)}
 
@@ -82,16 +82,16 @@ class Positional(Analysis):
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
             middle = sums.total.shape[-1] // 2
-            chosen: list[tuple[Tensor, Estimate, Estimate]] = []
+            modes: list[tuple[Tensor, Estimate, Estimate]] = []
             for total, count in aggregates.bootstrap.parts(sums):  # [1+r h o], [1+r 1 o]
                 shares, modal = total / count, _modal(total, count[0, 0])
                 none = ~count.any(dim=-1) | count.isnan().any(dim=-1)
                 offsets = interval((modal - middle).double().masked_fill(none, torch.nan))
                 of_modal = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
-                first = sum(len(cells) for cells, _, _ in chosen)
+                first = sum(len(cells) for cells, _, _ in modes)
                 tables.append(_table((site, layer), first, total[0], count[0, 0], shares))
-                chosen.append((modal[0], offsets, of_modal))
-            cells, of_offset, of_share = zip(*chosen, strict=True)
+                modes.append((modal[0], offsets, of_modal))
+            cells, of_offset, of_share = zip(*modes, strict=True)
             offset[site, layer], share[site, layer] = joined(of_offset), joined(of_share)
             modal = torch.cat(cells)  # [h]
             by_sentence, able = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 o]
@@ -112,9 +112,9 @@ class Positional(Analysis):
 
 def _able(heads: HeadBatch, reach: int) -> Tensor:
     """How many queries have a key at each offset [b 1 o], the same for all heads."""
-    counted, _ = heads.counted(torch.float32)
-    seen = (heads.visible & heads.keys[:, None]).float()
-    return queries_by_offset(counted, seen, heads.first_query, reach)
+    is_query, _ = heads.counted(torch.float32)
+    visible = (heads.visible & heads.keys[:, None]).float()
+    return queries_by_offset(is_query, visible, heads.first_query, reach)
 
 
 def queries_by_offset(counted: Tensor, seen: Tensor, first: int, reach: int) -> Tensor:

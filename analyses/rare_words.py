@@ -48,20 +48,20 @@ class RareWords(Analysis):
     Options = PublishedLabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        known = self.run.ranks
-        if heads.key_side is not heads.batch.source or known is None:
+        corpus_ranks = self.run.ranks
+        if heads.key_side is not heads.batch.source or corpus_ranks is None:
             return {}
-        ranks = heads.cached_per_batch("ranks", lambda: upload(known, heads.keys.device))
+        ranks = heads.cached_per_batch("ranks", lambda: upload(corpus_ranks, heads.keys.device))
         rarest, only = heads.cached_per_batch("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b 1]
         chances = heads.shared("rarest chance", lambda: _chance(heads, rarest, only))  # [b 2]
         places = heads.argmax_position
         b, h, t = places.shape
         hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
-        found = heads.over_queries(hits.flatten(1, 2), only=only)
+        sums = heads.over_queries(hits.flatten(1, 2), only=only)
         ratios: dict[str, Ratio] = {}
-        for name, total, chance in zip(NAMES, found.total.tensor_split(2, dim=1), chances.unbind(dim=1), strict=True):
-            ratios[name] = Ratio(total, found.count)
-            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), found.count)
+        for name, total, chance in zip(NAMES, sums.total.tensor_split(2, dim=1), chances.unbind(dim=1), strict=True):
+            ratios[name] = Ratio(total, sums.count)
+            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), sums.count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

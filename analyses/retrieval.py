@@ -132,25 +132,27 @@ class Retrieval(Analysis):
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
         program: dict[tuple[Site, int], Estimate] = {}
         paper: dict[tuple[Site, int], Estimate] = {}
-        said = [trial for trial in self.trials if trial.said]
+        answered_trials = [trial for trial in self.trials if trial.said]
         for site_layer in self.trials[0].copied if self.trials else ():
-            copied = torch.stack([trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials])
-            paper[site_layer] = aggregates.bootstrap.over_units(copied, lengths)
+            copy_counts = torch.stack(
+                [trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
+            )
+            paper[site_layer] = aggregates.bootstrap.over_units(copy_counts, lengths)
             share, rate = paper[site_layer], Rate("of the tokens of hidden sentences")
-            sums = (copied, lengths.double())
+            sums = (copy_counts, lengths.double())
             tests.add_share(site_layer, "retrieval", "retrieval", share, sums, threshold=THRESHOLD, rate=rate)
-            if said:
-                scores = torch.stack([trial.program_score(site_layer) for trial in said])
-                program[site_layer] = aggregates.bootstrap.over_units(scores, torch.ones(len(said), 1))
+            if answered_trials:
+                scores = torch.stack([trial.program_score(site_layer) for trial in answered_trials])
+                program[site_layer] = aggregates.bootstrap.over_units(scores, torch.ones(len(answered_trials), 1))
         tests.conclude(report)
         report.columns = [Column("retrieval", paper), Column("retrieval_program", program)]
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and paper:
             report.tables["retrieval_capacity"] = _capacities(paper, self.options.kv_budget)
-        report.files["retrieval/head_score.json"] = _head_scores(said)
+        report.files["retrieval/head_score.json"] = _head_scores(answered_trials)
         if self.lost:
             report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")
-        if not said:
+        if not answered_trials:
             report.remarks.append("retrieval: no trial said half of the needle, so retrieval_program is empty")
         return report
 
@@ -246,9 +248,9 @@ class Trial:
 
 def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
     """The first place where a window as long as the needle has more than 90 % of its distinct ids."""
-    wanted = set(needle)
+    needle_ids = set(needle)
     for start in range(len(ids) - len(needle) + 1):
-        if len(wanted & set(ids[start : start + len(needle)])) > 0.9 * len(wanted):
+        if len(needle_ids & set(ids[start : start + len(needle)])) > 0.9 * len(needle_ids):
             return start
     return None
 

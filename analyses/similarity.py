@@ -190,8 +190,8 @@ def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int
         counts.halve()
     draws = aggregates.bootstrap.draws(moments.used)
     draws = torch.cat([torch.ones(1, moments.used, dtype=draws.dtype), draws])  # [1+r f]
-    used = slice(0, moments.used)
-    return cka(moments.total[used], moments.count[used, 0], counts.total[used], draws, heads=heads)
+    all_folds = slice(0, moments.used)
+    return cka(moments.total[all_folds], moments.count[all_folds, 0], counts.total[all_folds], draws, heads=heads)
 
 
 def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: int) -> Tensor:
@@ -207,20 +207,22 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     mean = sums.sum(dim=0) / tokens.sum()  # [d]
     half = (sums - tokens[:, None] * mean / 2).view(f, heads, k)
     mean = mean.expand_as(sums).view(f, heads, k)
-    left = torch.stack([half[:, first], mean[:, first]], dim=-1).flatten(0, 1)  # [f·p k 2]
+    left_factors = torch.stack([half[:, first], mean[:, first]], dim=-1).flatten(0, 1)  # [f·p k 2]
     right = torch.stack([mean[:, second], half[:, second]], dim=-2).flatten(0, 1)  # [f·p 2 k]
-    centred = torch.baddbmm(moments.flatten(0, 1), left, right, alpha=-1)  # moments − half·meanᵀ − mean·halfᵀ
-    flat = centred.view(f, -1, k * k).transpose(0, 1)  # [p f k·k]
+    centred_moments = torch.baddbmm(
+        moments.flatten(0, 1), left_factors, right, alpha=-1
+    )  # moments − half·meanᵀ − mean·halfᵀ
+    flat = centred_moments.view(f, -1, k * k).transpose(0, 1)  # [p f k·k]
     products = flat @ flat.transpose(-1, -2)  # [p f f]
-    squared = torch.einsum("pra,ra->rp", draws @ products, draws).clamp(min=0)  # [r p]
+    squared_norms = torch.einsum("pra,ra->rp", draws @ products, draws).clamp(min=0)  # [r p]
     diagonal = first == second
-    norms = squared[:, diagonal]  # [r h]
+    norms = squared_norms[:, diagonal]  # [r h]
     energy, spread = (
         blocks.view(f, -1, k, k)[:, diagonal].sum(dim=0).diagonal(dim1=1, dim2=2).sum(dim=-1)
-        for blocks in (moments, centred)
+        for blocks in (moments, centred_moments)
     )
     norms = norms.masked_fill(spread <= CONSTANT * energy, torch.nan)
-    return squared / (norms[:, first] * norms[:, second]).sqrt()
+    return squared_norms / (norms[:, first] * norms[:, second]).sqrt()
 
 
 def recentred(samples: Tensor, *, folds: int) -> Tensor:

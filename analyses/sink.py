@@ -100,9 +100,9 @@ class Sink(Analysis):
     def _place(self, site: Site, measure: str) -> str:
         """The keys that a measure is about, by name where they are the same special tokens in all sentences."""
         special = self.special[site]
-        words, named = ("the first token", self.first[site]) if measure == "sink" else ("special tokens", special)
-        if len(named) == 1 and named <= special:
-            return self.checkpoint.subwords([*named], side=side_names(site)[1])[0] or words
+        words, tokens = ("the first token", self.first[site]) if measure == "sink" else ("special tokens", special)
+        if len(tokens) == 1 and tokens <= special:
+            return self.checkpoint.subwords([*tokens], side=side_names(site)[1])[0] or words
         return words
 
     def _note_ids(self, heads: HeadBatch) -> None:
@@ -114,8 +114,8 @@ class Sink(Analysis):
         return self.first, self.special
 
     def add_state(self, state: Any) -> None:
-        for mine, others in zip((self.first, self.special), state, strict=True):
-            for site, ids in others.items():
+        for mine, other_counts in zip((self.first, self.special), state, strict=True):
+            for site, ids in other_counts.items():
                 mine.setdefault(site, set()).update(ids)
 
     def signature(self) -> dict[str, str]:

@@ -130,13 +130,13 @@ class Streaming(Analysis):
         while True:
             length = generator.randint(shortest, longest)
             text, questions = passkeys.hidden(haystack, length=length, generator=generator)
-            beside = len(prompt_ids(checkpoint, f"{text}\n{questions}")) - length
-            if checkpoint.context is not None and beside + length > checkpoint.context:
-                length = checkpoint.context - beside
+            question_length = len(prompt_ids(checkpoint, f"{text}\n{questions}")) - length
+            if checkpoint.context is not None and question_length + length > checkpoint.context:
+                length = checkpoint.context - question_length
                 if length < 1:
                     raise DataError(
-                        f"{options.passkeys} passkeys with their questions take about {beside} subwords, and the model "
-                        f"reads {checkpoint.context}; give smaller --passkeys or --passkey-length"
+                        f"{options.passkeys} passkeys with their questions take about {question_length} subwords, "
+                        f"and the model reads {checkpoint.context}; give smaller --passkeys or --passkey-length"
                     )
                 text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             before = prompt_ids(checkpoint, f"{text}\n")

@@ -87,9 +87,12 @@ class Successor(Analysis):
             return
         every = torch.cat([ids, following]).unique()
         for site_layer, states in read_states(stream, ids).items():
-            written = stream.ov_states(site_layer, states)  # [h n d]
-            logits = stream.unembed(written, every.to(written.device))  # [h n c]
-            highest, writes = every[logits.argmax(dim=-1).cpu()], stream.reaches_logits(written, logits).cpu()  # [h n]
+            head_output = stream.ov_states(site_layer, states)  # [h n d]
+            logits = stream.unembed(head_output, every.to(head_output.device))  # [h n c]
+            highest, writes = (
+                every[logits.argmax(dim=-1).cpu()],
+                stream.reaches_logits(head_output, logits).cpu(),
+            )  # [h n]
             self.hits[site_layer] = ((highest == following) & writes).T.double()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

@@ -99,11 +99,13 @@ class Syntactic(Analysis):
         if self.options.relations == "default":
             return
         parses = (parse for sentence in corpus for parse in (sentence.parse, sentence.target_parse) if parse)
-        there = sorted({relation.relation for parse in parses for relation in parse.relations})
+        relation_names = sorted({relation.relation for parse in parses for relation in parse.relations})
         if self.options.relations == "all":
-            self.names = there
-        elif not set(there) & set(self.names):
-            raise ConfigError(f"--relations: {unknown('relation in these parses', ', '.join(self.names), there)}")
+            self.names = relation_names
+        elif not set(relation_names) & set(self.names):
+            raise ConfigError(
+                f"--relations: {unknown('relation in these parses', ', '.join(self.names), relation_names)}"
+            )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if self.run.counted.queries != "all" or not (aligned := heads.batch.aligned_of(heads.key_side)):
@@ -124,18 +126,18 @@ class Syntactic(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = AnalysisReport(), LabelTests(self.options.min_instances, published=is_published(self.options))
-        measured = [self._margins(aggregates, place) for place in aggregates.site_layers("accuracy")]
-        for margins in measured:
+        all_margins = [self._margins(aggregates, place) for place in aggregates.site_layers("accuracy")]
+        for margins in all_margins:
             margins.test(tests)
-        adjusted = tests.conclude(report)
-        if measured:
+        adjusted_p = tests.conclude(report)
+        if all_margins:
             least = self.options.min_instances if self.options.relations == "all" else 1
-            tables = [margins.table(p, least=least) for margins, p in zip(measured, adjusted, strict=True)]
+            tables = [margins.table(p, least=least) for margins, p in zip(all_margins, adjusted_p, strict=True)]
             if self.options.relations != "all":
                 report.remarks = _not_found(self.names, tables, unaligned=self.unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
-            best = {margins.site_layer: margins.best(self.options.min_instances) for margins in measured}
-            report.columns = [Column("syntactic_margin", {place: found[0] for place, found in best.items()})]
+            best = {margins.site_layer: margins.best(self.options.min_instances) for margins in all_margins}
+            report.columns = [Column("syntactic_margin", {place: margin[0] for place, margin in best.items()})]
             report.texts = {
                 "syntactic_relation": {head: text for _, texts in best.values() for head, text in texts.items()}
             }
@@ -290,8 +292,8 @@ class _Plan:
                 member[line, word, subwords] = 1.0
         if exclude_sinks:
             member *= heads.keys.cpu()[:, None]
-            there = member.any(dim=-1).numpy()  # [b w]
-            instances = instances[there[instances[:, :1], instances[:, 2:]].all(axis=1)]
+            has_tokens = member.any(dim=-1).numpy()  # [b w]
+            instances = instances[has_tokens[instances[:, :1], instances[:, 2:]].all(axis=1)]
         self.mean = member / member.sum(-1, keepdim=True).clamp(min=1)  # [b w s]
         self.row, cell, self.start, self.end = torch.from_numpy(instances).unbind(dim=1)
         self.cells = 2 * len(names)
@@ -324,17 +326,17 @@ class _Plan:
         return self.blocks[key]
 
     def _block(self, queries: slice, like: Tensor) -> _Block:
-        touched = self._words((self.first < queries.stop) & (self.last >= queries.start))  # [w]
+        block_words = self._words((self.first < queries.stop) & (self.last >= queries.start))  # [w]
         begun, unfinished = (
-            torch.searchsorted(touched, self._words((self.first < at) & (self.last >= at)))
+            torch.searchsorted(block_words, self._words((self.first < at) & (self.last >= at)))
             for at in (queries.start, queries.stop)
         )
         last = self.last[self.row, self.start]
         due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
-        word = torch.searchsorted(touched, self.start[due])
+        word = torch.searchsorted(block_words, self.start[due])
         places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
         return _Block(
-            upload(self.mean[:, touched, queries].to(like.dtype), like.device),
+            upload(self.mean[:, block_words, queries].to(like.dtype), like.device),
             upload(begun, like.device),
             upload(unfinished, like.device),
             upload(places, like.device),
@@ -359,8 +361,8 @@ class _Plan:
             self.begun = words.index_select(2, block.unfinished)
         _, argmax_position = max_and_position(words.masked_fill(self.no_word, -1.0))  # [b h w]
         row, word, end, _ = block.due
-        found: Tensor = argmax_position[row, :, word] == end[:, None]
-        return found.float()
+        is_hit: Tensor = argmax_position[row, :, word] == end[:, None]
+        return is_hit.float()
 
 
 def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -47,9 +47,9 @@ class _Pattern(Analysis):
             same = of_queries[:, heads.span, None] == of_keys[:, None, keys]
             return same.tril(heads.first_query - keys.start - 1)
 
-        score, named = heads.weight_on_pairs(self.name, earlier)
+        score, has_pairs = heads.weight_on_pairs(self.name, earlier)
         suffix = "_random" if heads.batch.kind == "random" else ""
-        return {f"{self.name}{suffix}": heads.over_queries(score, only=named)}
+        return {f"{self.name}{suffix}": heads.over_queries(score, only=has_pairs)}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

@@ -84,18 +84,18 @@ class HeadVocabulary(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         words = _Words(stream, TokenReader.of(checkpoint, "target"))
-        named = [words.find(token) for token in self.options.vocabulary_tokens]
+        named_tokens = [words.find(token) for token in self.options.vocabulary_tokens]
         for site_layer in stream.site_layers:
             heads = stream.factors(site_layer)
-            found: dict[str, list[float]] = {}
+            circuit_ranks: dict[str, list[float]] = {}
             for head in range(len(heads.value)):
                 about = {"site": site_layer[0].value, "layer": site_layer[1], "head": head}
                 for circuit, svd in circuits(heads, head).items():
                     rows = words.directions(circuit, svd, self.options.vocabulary_directions)
                     self.directions += [about | row for row in rows]
-                    found.setdefault(circuit, []).append(svd.rank)
-                self.named += [about | row for token in named for row in words.named(token, heads, head)]
-            for circuit, values in found.items():
+                    circuit_ranks.setdefault(circuit, []).append(svd.rank)
+                self.named += [about | row for token in named_tokens for row in words.named(token, heads, head)]
+            for circuit, values in circuit_ranks.items():
                 self.ranks[f"{circuit}_rank"][site_layer] = Estimate.exact(torch.tensor(values, dtype=torch.float64))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -114,8 +114,8 @@ class HeadVocabulary(Analysis):
         return report
 
     def signature(self) -> dict[str, str]:
-        named = ",".join(self.options.vocabulary_tokens)
-        return {"directions": str(self.options.vocabulary_directions), **({"tokens": named} if named else {})}
+        token_list = ",".join(self.options.vocabulary_tokens)
+        return {"directions": str(self.options.vocabulary_directions), **({"tokens": token_list} if token_list else {})}
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ def decomposed(first: Tensor, second: Tensor) -> Decomposed:
 
 def circuits(heads: HeadFactors, head: int) -> dict[str, Decomposed]:
     """The OV and the QK circuit of a head of a layer; OV alone where its rows of queries or keys cannot be told."""
-    found = {"ov": decomposed(heads.value[head], heads.output[head].T)}
+    decompositions = {"ov": decomposed(heads.value[head], heads.output[head].T)}
     if heads.query is not None and heads.key is not None:
-        found["qk"] = decomposed(heads.query[head], heads.key[head])
-    return found
+        decompositions["qk"] = decomposed(heads.query[head], heads.key[head])
+    return decompositions
 
 
 class _Words:
@@ -182,12 +182,12 @@ class _Words:
         """Lines of vocabulary.csv: both ends of every direction, or one line a group of them."""
         total = float(svd.sizes.double().square().sum())
         for group in svd.groups(count):
-            left = self.read(svd.left[:, group])
+            left_scores = self.read(svd.left[:, group])
             right = (self.written if circuit == "ov" else self.read)(svd.right[:, group])
             size = group.stop - group.start
-            ends = {"±": (left.norm(dim=1), right.norm(dim=1))}
+            ends = {"±": (left_scores.norm(dim=1), right.norm(dim=1))}
             if size == 1:
-                ends = {"+": (left[:, 0], right[:, 0]), "-": (-left[:, 0], -right[:, 0])}
+                ends = {"+": (left_scores[:, 0], right[:, 0]), "-": (-left_scores[:, 0], -right[:, 0])}
             for end, (first, second) in ends.items():
                 yield {
                     "circuit": circuit,
@@ -202,14 +202,14 @@ class _Words:
 
     def named(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
         """Lines of vocabulary_tokens.csv about a token, by its place in the vocabulary."""
-        own, found = self.embeddings[token], dict[str, Tensor]()
+        own, token_scores = self.embeddings[token], dict[str, Tensor]()
         if heads.query is not None and heads.key is not None:
-            found["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
-            found["is looked at by"] = self.read(heads.query[head] @ (own @ heads.key[head])[:, None])
-        found["raises"] = self.written(((own @ heads.value[head]) @ heads.output[head])[:, None])
+            token_scores["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
+            token_scores["is looked at by"] = self.read(heads.query[head] @ (own @ heads.key[head])[:, None])
+        token_scores["raises"] = self.written(((own @ heads.value[head]) @ heads.output[head])[:, None])
         name = self.reader.named(int(self.plain[token]))
         yield from (
-            {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in found.items()
+            {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in token_scores.items()
         )
 
     def top(self, scores: Tensor) -> str:
@@ -220,9 +220,9 @@ class _Words:
     def find(self, token: str) -> int:
         """The place of a token, as tables have it or as text: one that begins a word, if any; ConfigError for none."""
         marks, names = self.reader.marks, [self.reader.subword(int(number)) for number in self.plain]
-        written = [(bare(name, marks) or name, text_of(name, marks)) for name in names]
-        shown = [place for place, spellings in enumerate(written) if token in spellings]
-        starting = [place for place in shown if bare(names[place], marks) != names[place]] or shown
+        spellings_by_row = [(bare(name, marks) or name, text_of(name, marks)) for name in names]
+        matches = [place for place, spellings in enumerate(spellings_by_row) if token in spellings]
+        starting = [place for place in matches if bare(names[place], marks) != names[place]] or matches
         if not starting:
             raise ConfigError(f"--vocabulary-tokens {token}: the vocabulary has no such token; name whole tokens")
         return starting[0]
