@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, SideName, pad_side
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, NumericalError, shortlist
+from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
+from headscope.formats.weight_names import refuse_weights, size_text
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.layers import shapes_only
@@ -319,21 +320,14 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     """Load a state dict; CheckpointError naming missing, left-over and wrongly sized weights, in one line."""
     expected = model.state_dict()
     wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    for problem, keys in (
-        ("missing", [key for key in expected if key not in state]),
-        ("left over", [key for key in state if key not in expected]),
-        (
-            "of another size than the config says",
-            [f"{key} ({_by(state[key].shape)} instead of {_by(expected[key].shape)})" for key in wrong],
-        ),
-    ):
-        if keys:
-            raise CheckpointError(f"{path}: weights are {problem}: {shortlist(keys)}")
+    resized = [f"{key} ({size_text(state[key].shape)} instead of {size_text(expected[key].shape)})" for key in wrong]
+    problems = {
+        "missing": [key for key in expected if key not in state],
+        "left over": [key for key in state if key not in expected],
+        "of another size than the config says": resized,
+    }
+    refuse_weights(path, problems)
     kinds = [key for key in expected if state[key].is_floating_point() != expected[key].is_floating_point()]
     if kinds:
         raise CheckpointError(f"{path}: weight {kinds[0]} is of type {state[kinds[0]].dtype}, which does not fit")
     model.load_state_dict(dict(state), assign=any(tensor.is_meta for tensor in expected.values()))
-
-
-def _by(shape: Iterable[int]) -> str:
-    return "×".join(map(str, shape)) or "one number"

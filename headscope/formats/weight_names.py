@@ -6,7 +6,7 @@ transformers fills what a file lacks with random numbers, so missing, left-over 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -82,17 +82,23 @@ def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model
             f"{path} holds weights of a model with an adapter (PEFT: {shortlist(adapted)}); merge it in Python with "
             "merge_and_unload() and save the result with save_pretrained"
         )
-    sizes = [(name, *map(_by, shapes)) for name, *shapes in info["mismatched_keys"]]
+    sizes = sorted((name, *map(size_text, shapes)) for name, *shapes in info["mismatched_keys"])
     others = f" (the files have {shortlist(left_over)} instead)" if left_over else ""
-    for problem, names in (
-        ("of another size than config.json says", [f"{name} ({own}, config.json: {its})" for name, own, its in sizes]),
-        (f"missing{others}", missing),
-        (f"left over, {type(model).__name__} has no such parts (does config.json say fewer layers?)", extra),
-    ):
+    problems = {
+        "of another size than config.json says": [f"{name} ({own}, config.json: {its})" for name, own, its in sizes],
+        f"missing{others}": missing,
+        f"left over, {type(model).__name__} has no such parts (does config.json say fewer layers?)": extra,
+    }
+    refuse_weights(path, problems, "; config.json and the weights must agree")
+
+
+def refuse_weights(path: str, problems: Mapping[str, Sequence[str]], advice: str = "") -> None:
+    """CheckpointError for the first problem that some weights have."""
+    for problem, names in problems.items():
         if names:
-            found = shortlist(sorted(names))
-            raise CheckpointError(f"{path}: weights are {problem}: {found}; config.json and the weights must agree")
+            raise CheckpointError(f"{path}: weights are {problem}: {shortlist(names)}{advice}")
 
 
-def _by(size: Iterable[int]) -> str:
-    return "×".join(map(str, size))
+def size_text(size: Iterable[int]) -> str:
+    """The size of a weight in words."""
+    return "×".join(map(str, size)) or "one number"

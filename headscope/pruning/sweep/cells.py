@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object
 from headscope.files.replace import discard
@@ -128,13 +128,7 @@ def write_cell(folder: Path, cell: Cell, record: Record) -> None:
 
 def read_cells(folder: Path) -> dict[str, Record]:
     """The records of finished cells by name; DataError for a file that is none."""
-    records = {}
-    for path in sorted((folder / CELLS).glob("[!.]*.json")):
-        try:
-            records[path.stem] = read_object(path)
-        except DataError as error:
-            raise DataError(f"{error}; remove that file, and the same command does the cell again") from None
-    return records
+    return {path.stem: read_object(path) for path in sorted((folder / CELLS).glob("[!.]*.json"))}
 
 
 def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
