@@ -155,9 +155,9 @@ class _Descent:
 
     def _passes(self, numbers: list[int], fits: int) -> Iterator[Batch]:
         """The sentences in batches of like length that all fits can go through at once."""
-        ordered = sorted((self.examples[number] for number in numbers), key=lambda example: example.positions)
+        by_length = sorted((self.examples[number] for number in numbers), key=lambda example: example.positions)
         group: list[Batch] = []
-        for example in ordered:
+        for example in by_length:
             if group and example.positions * (len(group) + 1) * fits > self.fit.tokens:
                 yield joined(group)
                 group = []
@@ -251,8 +251,8 @@ def streaming_weights(weights: Tensor, visible: Tensor, rest: Tensor | float = 0
 
     `rest` [b h t] is the share that a learnt sink has of the softmax, where rows sum to less than one (gpt-oss).
     """
-    kept = weights * visible
-    return kept / (kept.sum(dim=-1) + rest).clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
+    visible_weights = weights * visible
+    return visible_weights / (visible_weights.sum(dim=-1) + rest).clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
 
 
 @contextmanager
@@ -267,11 +267,11 @@ def mixed_with_streaming(checkpoint: Checkpoint, gates: Gates, fit: StreamingFit
             weights, heads = call.weights, call.weights.shape[1]
             t, s = weights.shape[-2:]
             visible = streaming_keys(t, s, sink=fit.sink, recent=fit.recent, device=weights.device)
-            rest = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
-            streamed = streaming_weights(weights, visible, rest) @ repeat_groups(call.value, heads)
+            sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
+            streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
             gate = gates[place.site, place.layer].to(context)
             alpha = gate.repeat_interleave(heads // len(gate))[:, None, None]  # [h 1 1]
-            return alpha * context + (1 - alpha) * streamed
+            return alpha * context + (1 - alpha) * streaming
 
         with tapped(tap, before_mixing=True):
             yield
@@ -284,9 +284,9 @@ def distillation_loss(checkpoint: Checkpoint, gates: Gates, text: LabelledText, 
     with torch.no_grad():
         full = checkpoint.states(batch)[0, text.first :].float()  # [n d]
     with mixed_with_streaming(checkpoint, gates, fit):
-        mixed = checkpoint.states(batch)[0, text.first :].float()
+        mixture = checkpoint.states(batch)[0, text.first :].float()
     penalty = torch.cat([gate.abs() for gate in gates.values()]).mean()
-    return (full - mixed).square().mean() + fit.penalty * penalty
+    return (full - mixture).square().mean() + fit.penalty * penalty
 
 
 def learning_rate_share(step: int, steps: int) -> float:

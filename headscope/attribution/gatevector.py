@@ -181,11 +181,11 @@ def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
     A hash of number and seed (the finaliser of MurmurHash3), so that the shift does not depend on the batch.
     """
     mask = 0xFFFFFFFF
-    mixed = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
+    hashes = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
-    mixed = mixed ^ (mixed >> 16)
-    return torch.where(lengths > 1, 1 + mixed.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
+        hashes = ((hashes ^ (hashes >> shift)) * factor) & mask
+    hashes = hashes ^ (hashes >> 16)
+    return torch.where(lengths > 1, 1 + hashes.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
 
 
 def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
@@ -205,13 +205,13 @@ def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
     sentence's number. A sentence of one position stays unchanged.
     """
     shifts: dict[int, Tensor] = {}
-    replaced = {}
+    replacements = {}
     for layer, calls in contexts.items():
         real = _real(layer, batch)
         if id(real) not in shifts:
             shifts[id(real)] = random_shifts(batch.indices, real.sum(dim=-1), seed=seed)
-        replaced[layer] = [other_context(context, real, shifts[id(real)]) for context in calls]
-    return replaced
+        replacements[layer] = [other_context(context, real, shifts[id(real)]) for context in calls]
+    return replacements
 
 
 REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {

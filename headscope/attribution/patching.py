@@ -145,10 +145,10 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
         gradients = gradients_of(base.values, [*before, *after])
     effects: dict[str, dict[Place, Tensor]] = {name: {} for name in (CONTEXT, *CHANNELS)}
     for number, (place, turn) in enumerate(places):
-        call, changed = base.calls[place][turn], other.calls[place][turn]
-        moved = {CONTEXT: other.contexts[place][turn] - after[number]}
-        moved |= {name: _recomputed(call, changed, name) - before[number] for name in CHANNELS}
-        for name, difference in moved.items():
+        call, other_call = base.calls[place][turn], other.calls[place][turn]
+        differences = {CONTEXT: other.contexts[place][turn] - after[number]}
+        differences |= {name: _recomputed(call, other_call, name) - before[number] for name in CHANNELS}
+        for name, difference in differences.items():
             gradient = gradients[number + (len(places) if name == CONTEXT else 0)]
             _add(effects[name], place, difference, gradient, runs.sign)
     return PromptEffects.of(effects, runs, base.values, other.values)
@@ -178,18 +178,18 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
 def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
     """Within the block these heads give their contexts of another run over as many positions, call by call."""
     with track_calls(checkpoint.model) as tracker:
-        chosen, turns = by_layer(heads), dict[Place, int]()
+        heads_at, turns = by_layer(heads), dict[Place, int]()
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             site = tracker.attention_site(call.module)
             place = None if site is None else (site.site, site.layer)
-            if place is None or place not in chosen:
+            if place is None or place not in heads_at:
                 return None
-            others = contexts[place]
-            turn = turns[place] = (turns.get(place, -1) + 1) % len(others)
-            changed = context.clone()
-            changed[:, chosen[place]] = others[turn][:, chosen[place]]
-            return changed
+            other_contexts = contexts[place]
+            turn = turns[place] = (turns.get(place, -1) + 1) % len(other_contexts)
+            new_context = context.clone()
+            new_context[:, heads_at[place]] = other_contexts[turn][:, heads_at[place]]
+            return new_context
 
         with tapped(tap):
             yield
@@ -203,13 +203,13 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
     (a decoder may have the same).
     """
     assert batch.contrasts is not None
-    ids, corrupt, seen = batch.source.ids, batch.contrasts.corrupt.ids, set()
+    ids, corrupt, mixed_modules = batch.source.ids, batch.contrasts.corrupt.ids, set()
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         ids_read = inputs[0] if inputs else None
-        if module in seen or not isinstance(ids_read, Tensor) or not torch.equal(ids_read, ids):
+        if module in mixed_modules or not isinstance(ids_read, Tensor) or not torch.equal(ids_read, ids):
             return None
-        seen.add(module)
+        mixed_modules.add(module)
         start: Tensor = module.forward(corrupt)
         return start + share * (output - start)
 
@@ -218,7 +218,7 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
         for part in parts:
             stack.enter_context(part.register_forward_hook(hook))
         yield
-    if not seen:
+    if not mixed_modules:
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")
 
 

@@ -120,8 +120,8 @@ class ResidualStream:
         """Whether logits [… V] are more than the rounding of what was written [… d]: […]."""
         size = written.norm(dim=-1) * constant(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
         rounding = written.shape[-1] * torch.finfo(written.dtype).eps
-        reached: Tensor = logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
-        return reached
+        above_rounding: Tensor = logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
+        return above_rounding
 
     def vocabulary_product(self) -> Tensor:
         """W_U W_E [d d] with the last norm folded in, summed over the vocabulary."""
@@ -136,8 +136,8 @@ class ResidualStream:
             constant(weight).new_zeros(weight.shape[1], table.shape[1]),
         )
         norm = self.readout.norm
-        folded = product if norm is None else norm.centre(product.T * constant(norm.gain)).T
-        return folded * self.readout.factor
+        centred_product = product if norm is None else norm.centre(product.T * constant(norm.gain)).T
+        return centred_product * self.readout.factor
 
 
 _REASONS: WeakKeyDictionary[Checkpoint, dict[bool, str | None]] = WeakKeyDictionary()
@@ -196,8 +196,8 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
         return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
     if embeddings and isinstance(table, str):
         return table
-    known = {site_layer: norm for site_layer, norm in norms.items() if not isinstance(norm, str)}
-    return ResidualStream(checkpoint, readout, known, of_heads, table, scale)
+    readable_norms = {site_layer: norm for site_layer, norm in norms.items() if not isinstance(norm, str)}
+    return ResidualStream(checkpoint, readout, readable_norms, of_heads, table, scale)
 
 
 def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:

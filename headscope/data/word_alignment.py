@@ -57,13 +57,13 @@ def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
     """Links of every line: `0-0 1-2`, `1?2` for a possible one, words from `first` on; DataError names a bad line."""
     for number, raw in enumerate(raw_lines(path), start=1):
         fields = raw.decode("utf-8", errors="replace").lstrip("\ufeff").split()
-        found = [LINK.fullmatch(field) for field in fields]
-        for field, match in zip(fields, found, strict=True):
+        matches = [LINK.fullmatch(field) for field in fields]
+        for field, match in zip(fields, matches, strict=True):
             if match is None or min(int(match[1]), int(match[3])) < first:
-                allowed = f"i-j or i?j, words counted from {first}"
-                raise DataError(f"{path}:{number}: {field!r} is no link; links are {allowed} (--alignments-first)")
-        pairs = [(int(match[1]) - first, int(match[3]) - first) for match in found if match]
-        sure = [match[2] == "-" for match in found if match]
+                syntax = f"i-j or i?j, words counted from {first}"
+                raise DataError(f"{path}:{number}: {field!r} is no link; links are {syntax} (--alignments-first)")
+        pairs = [(int(match[1]) - first, int(match[3]) - first) for match in matches if match]
+        sure = [match[2] == "-" for match in matches if match]
         yield Links(np.array(pairs, dtype=np.int64).reshape(-1, 2), np.array(sure, dtype=bool))
 
 
@@ -83,30 +83,32 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
 
     The word is −1 without a span or visible characters; ends say whether it is final punctuation, or behind the text.
     """
-    joined = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
-    known, which = np.unique(np.frombuffer(joined, dtype=np.uint32), return_inverse=True)
+    code_points = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
+    characters, which = np.unique(np.frombuffer(code_points, dtype=np.uint32), return_inverse=True)
     blank, plain = (
-        np.array([test(chr(c)) for c in known.tolist()])[which] for test in (" \t\n".__contains__, str.isalnum)
+        np.array([test(chr(c)) for c in characters.tolist()])[which] for test in (" \t\n".__contains__, str.isalnum)
     )
     place = np.arange(len(which))
     word = (~blank & np.append(True, blank[:-1])).cumsum() - 1
-    shown = np.minimum.accumulate(np.where(blank, len(which), place)[::-1])[::-1]  # the next that is no whitespace
+    next_visible = np.minimum.accumulate(np.where(blank, len(which), place)[::-1])[::-1]
     body = np.maximum.accumulate(np.where(plain, place + 1, 0))  # the end of the last letter or digit so far
 
     length = np.array([len(text) for text in texts])
     begin = (length + 1).cumsum() - length - 1
     row = np.repeat(np.arange(len(texts)), [len(each) for each in spans])
     flat = [span for each in spans for span in each]
-    located = np.array([span is not None for span in flat], dtype=bool)
+    has_span = np.array([span is not None for span in flat], dtype=bool)
     at = np.array([span or (0, 0) for span in flat], dtype=np.int64).reshape(-1, 2)
     start, end = np.minimum(at, length[row][:, None]).T + begin[row]
-    visible = shown[start] < end
+    visible = next_visible[start] < end
     words = np.where(
-        visible, word[np.minimum(shown[start], end)] - word[np.minimum(shown[begin], len(word) - 1)][row], -1
+        visible,
+        word[np.minimum(next_visible[start], end)] - word[np.minimum(next_visible[begin], len(word) - 1)][row],
+        -1,
     )
     final = visible & (start >= np.maximum(body[begin + length], begin)[row])
     last = np.full(len(texts), len(flat))  # where nothing has a span, nothing comes after
-    last[row[located]] = located.nonzero()[0]
+    last[row[has_span]] = has_span.nonzero()[0]
     after = np.arange(len(flat)) > last[row]
     return words, np.stack([final, after], axis=1)
 
@@ -163,12 +165,12 @@ class Aligner:
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
         for chunk in _chunks(order, sizes):
             padded_source, padded_target = (_padded([side[number] for number in chunk]) for side in sides)
-            linked = self._linked(padded_source, padded_target, sizes[:, chunk])  # [b m n]
-            row, target, source = np.nonzero(linked)
+            link_cells = self._linked(padded_source, padded_target, sizes[:, chunk])  # [b m n]
+            row, target, source = np.nonzero(link_cells)
             ends = np.searchsorted(row, np.arange(len(chunk) + 1))
-            found = np.stack([source, target], axis=1)
+            word_pairs = np.stack([source, target], axis=1)
             for line, number in enumerate(chunk):
-                own = found[ends[line] : ends[line + 1]]
+                own = word_pairs[ends[line] : ends[line + 1]]
                 links[number] = Links(own, np.ones(len(own), dtype=bool))
         return links
 
@@ -183,16 +185,16 @@ class Aligner:
         feature = np.where(real, -np.abs((i + 1) / n - (j + 1) / m), -np.inf)
         key = source[:, None, :] * (len(self.types[1]) + 1) + target[:, :, None]
         place = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        known = self.keys[place] == key
+        is_known = self.keys[place] == key
         best = []
         for direction, words, axis in ((self.forward, target, 2), (self.backward, source, 1)):
             prior = np.exp(feature * direction.tension)
             prior *= (1 - NULL) / np.maximum(prior.sum(axis=axis, keepdims=True), 1e-300)
-            score = np.where(known, direction.pairs[place], UNSEEN) * prior
+            score = np.where(is_known, direction.pairs[place], UNSEEN) * prior
             null = np.append(direction.null, UNSEEN)[words] * NULL
-            chosen = np.zeros(real.shape, dtype=bool)
-            np.put_along_axis(chosen, score.argmax(axis=axis, keepdims=True), True, axis=axis)
-            best.append(chosen & real & (score > np.expand_dims(null, axis)))
+            choice = np.zeros(real.shape, dtype=bool)
+            np.put_along_axis(choice, score.argmax(axis=axis, keepdims=True), True, axis=axis)
+            best.append(choice & real & (score > np.expand_dims(null, axis)))
         return grow_diag_final_and(*best)
 
 
@@ -223,12 +225,12 @@ def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
     keys, pair_of = np.unique(keys, return_inverse=True)
     shapes, count = np.unique(lengths, axis=0, return_counts=True)
     of_shapes = Cells.of(shapes)
-    both = np.divmod(keys, len(types[1]) + 1)
+    pair_types = np.divmod(keys, len(types[1]) + 1)
     directions = []
     for own, tokens in ((1, target), (0, source)):
         shape = _Shapes(of_shapes.feature, of_shapes.words[own], np.repeat(count, shapes[:, own]) / len(tokens))
         directions.append(
-            _fit(layout.feature, layout.earlier[own], pair_of, layout.words[own], tokens, both[1 - own], shape)
+            _fit(layout.feature, layout.earlier[own], pair_of, layout.words[own], tokens, pair_types[1 - own], shape)
         )
     return Aligner(types, keys, *directions), len(sizes)
 
@@ -244,8 +246,8 @@ class _Shapes:
     def expected(self, tension: float) -> float:
         """The mean feature under the prior of a word that comes from another."""
         prior = np.exp(self.feature * tension)
-        total, featured = (np.bincount(self.word, part, len(self.share)) for part in (prior, prior * self.feature))
-        return float(self.share @ (featured / total))
+        total, weighted_sum = (np.bincount(self.word, part, len(self.share)) for part in (prior, prior * self.feature))
+        return float(self.share @ (weighted_sum / total))
 
 
 def _fit(
@@ -256,24 +258,24 @@ def _fit(
     λ climbs the gradient of the likelihood: features expected under the posterior less those under the prior. As in
     fast_align the former count a word's position from 0 (`earlier`), which keeps λ from growing too large.
     """
-    fitted = AlignmentModel(np.full(len(others), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
+    model = AlignmentModel(np.full(len(others), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
     kinds = np.bincount(others)  # pairs of each other type
     for iteration in range(ITERATIONS):
-        score = np.exp(feature * fitted.tension)
+        score = np.exp(feature * model.tension)
         score *= ((1 - NULL) / np.bincount(word, score, len(types)))[word]
-        score *= fitted.pairs[pair]
-        null = fitted.null[types] * NULL
+        score *= model.pairs[pair]
+        null = model.null[types] * NULL
         total = np.bincount(word, score, len(types)) + null
         score /= total[word]
         counts, of_null = np.bincount(pair, score, len(others)), np.bincount(types, null / total)
-        tension = fitted.tension
-        expected = float(score @ earlier) / len(types)
+        tension = model.tension
+        posterior_mean = float(score @ earlier) / len(types)
         for _ in range(STEPS if iteration else 0):
-            tension = float(np.clip(tension + (expected - shapes.expected(tension)) * RATE, *BOUNDS))
+            tension = float(np.clip(tension + (posterior_mean - shapes.expected(tension)) * RATE, *BOUNDS))
         totals = np.bincount(others, counts, len(kinds))
         by_pair = _variational(counts, totals[others], kinds[others])
-        fitted = AlignmentModel(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
-    return fitted
+        model = AlignmentModel(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
+    return model
 
 
 def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
@@ -313,13 +315,13 @@ def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
     ways = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
     growing = np.arange(len(links))
     while len(growing):
-        here, allowed, before = links[growing], union[growing], links[growing].sum(axis=(1, 2))
+        current, candidates, before = links[growing], union[growing], links[growing].sum(axis=(1, 2))
         for way in ways:
-            new = _shifted(here, way) & allowed & ~here
-            free = [new & ~here.any(axis=axis, keepdims=True) for axis in (2, 1)]
-            here |= _first(free[0], 2) | _first(free[1], 1)
-        links[growing] = here
-        growing = growing[here.sum(axis=(1, 2)) > before]
+            new = _shifted(current, way) & candidates & ~current
+            free = [new & ~current.any(axis=axis, keepdims=True) for axis in (2, 1)]
+            current |= _first(free[0], 2) | _first(free[1], 1)
+        links[growing] = current
+        growing = growing[current.sum(axis=(1, 2)) > before]
     for direction in (forward, backward):
         alone = direction & ~links.any(axis=2, keepdims=True) & ~links.any(axis=1, keepdims=True)
         links = links | _first(_first(alone, 2), 1)
@@ -334,9 +336,9 @@ def _first(candidates: Bools, axis: int) -> Bools:
 
 def _shifted(links: Bools, way: tuple[int, int]) -> Bools:
     """Links [b m n] moved by (target words, source words)."""
-    moved = np.zeros_like(links)
+    result = np.zeros_like(links)
     m, n = links.shape[1:]
     (a, b), (c, d) = ((max(step, 0), size + min(step, 0)) for step, size in zip(way, (m, n), strict=True))
     (e, f), (g, h) = ((max(-step, 0), size + min(-step, 0)) for step, size in zip(way, (m, n), strict=True))
-    moved[:, a:b, c:d] = links[:, e:f, g:h]
-    return moved
+    result[:, a:b, c:d] = links[:, e:f, g:h]
+    return result

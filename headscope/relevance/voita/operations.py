@@ -183,10 +183,10 @@ AtInputs = tuple[Tensor | None, Tensor | None, Tensor]
 
 def core_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, signed: bool, constant: bool) -> AtInputs:
     """The core rule, rescaled per sentence and head; with `constant` weights all relevance goes to values."""
-    unscaled = through_core_rule(relevance, inputs, signed, constant=constant, block=block)
-    size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in unscaled if part is not None) + EPSILON
+    core_parts = through_core_rule(relevance, inputs, signed, constant=constant, block=block)
+    size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in core_parts if part is not None) + EPSILON
     factor = relevance.abs().sum(dim=(-1, -2), keepdim=True) / size  # [p n 1 1]
-    queries, keys, values = (None if part is None else part * factor for part in unscaled)
+    queries, keys, values = (None if part is None else part * factor for part in core_parts)
     assert values is not None
     return queries, keys, values
 
@@ -265,9 +265,11 @@ def _positive_and_negative(
     query_up, query_down = positive_and_negative(inputs.query)
     key_up, key_down = positive_and_negative(inputs.key)
     products = query_up @ key_up.mT + query_down @ key_down.mT  # Σ_e (Qk)⁺ [n t s]
-    opposed = query_up @ key_down.mT + query_down @ key_up.mT  # Σ_e (Qk)⁻
+    opposite_products = query_up @ key_down.mT + query_down @ key_up.mT  # Σ_e (Qk)⁻
     left = torch.cat([up, down], dim=-1)  # [n t c 2s]
-    right = torch.stack([torch.cat([products, opposed], -1), torch.cat([opposed, products], -1)], dim=-1)
+    right = torch.stack(
+        [torch.cat([products, opposite_products], -1), torch.cat([opposite_products, products], -1)], dim=-1
+    )
     of_keys = left @ right  # [n t c 2]
     queries_up, queries_down = positive_and_negative(_query_impacts(up + down, inputs))
     value_sums = _value_sums(inputs)
@@ -278,16 +280,16 @@ def _positive_and_negative(
     ratio = _add_values(values, relevance, inputs, signed, sums).permute(2, 3, 0, 1, 4)  # [n t 2 p c]
     p, s = ratio.shape[3], inputs.key.shape[1]
     queries += (ratio[:, :, 0] @ queries_up + ratio[:, :, 1] @ queries_down).permute(2, 0, 1, 3)
-    reached = ratio.flatten(2, 3) @ left  # [n t 2p 2s]
-    along = reached[:, :, :p, :s] + reached[:, :, p:, s:]  # coefficient of (Qk)⁺: [n t p s]
-    against = reached[:, :, :p, s:] + reached[:, :, p:, :s]
+    weighted_deviations = ratio.flatten(2, 3) @ left  # [n t 2p 2s]
+    along = weighted_deviations[:, :, :p, :s] + weighted_deviations[:, :, p:, s:]  # coefficient of (Qk)⁺: [n t p s]
+    against = weighted_deviations[:, :, :p, s:] + weighted_deviations[:, :, p:, :s]
     coefficients = torch.cat([along, against], dim=1).permute(0, 2, 3, 1)  # [n p s 2t]
     sides = torch.cat(
         [torch.cat([query_up, query_down], dim=1), torch.cat([query_down, query_up], dim=1)], dim=-1
     )  # [n 2t 2e]
     n, e = inputs.query.shape[0], inputs.query.shape[-1]
-    summed = (coefficients.reshape(n, p * s, -1) @ sides).view(n, p, s, 2 * e).transpose(0, 1)
-    keys += summed[..., :e] * key_up + summed[..., e:] * key_down
+    weighted_sides = (coefficients.reshape(n, p * s, -1) @ sides).view(n, p, s, 2 * e).transpose(0, 1)
+    keys += weighted_sides[..., :e] * key_up + weighted_sides[..., e:] * key_down
 
 
 def _signed(into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, signed: bool) -> None:
@@ -298,9 +300,9 @@ def _signed(into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: Atte
     twice = 2 * (deviations @ scores[..., None])[..., 0]  # queries and keys have the same sum
     sums = (inputs.context + twice, torch.zeros_like(twice))
     ratio = _add_values(values, relevance, inputs, signed, sums)[0]
-    reached = (ratio.permute(1, 2, 0, 3) @ deviations).permute(2, 0, 1, 3)  # Σ_c r U: [p n t s]
-    queries += (reached @ inputs.key) * inputs.query
-    keys += (reached.mT @ inputs.query) * inputs.key
+    weighted_deviations = (ratio.permute(1, 2, 0, 3) @ deviations).permute(2, 0, 1, 3)  # Σ_c r U: [p n t s]
+    queries += (weighted_deviations @ inputs.key) * inputs.query
+    keys += (weighted_deviations.mT @ inputs.query) * inputs.key
 
 
 def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, epsilon: float) -> AtInputs:
