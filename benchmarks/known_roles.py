@@ -255,7 +255,7 @@ def joint(
 ) -> dict[str, Any]:
     """By role what the objective loses with all of its known heads off, a row of roles.csv each."""
     table = study.heads.copy()
-    places = [HeadId(Site(row["site"]), row["layer"], row["head"]) for _, row in table.iterrows()]
+    places = [HeadId.of_row(row) for row in table.to_dict("records")]
     labels = [[role.label or role.name for role, heads in known.items() if place in heads] for place in places]
     table["functions"] = [";".join(own) for own in labels]
     as_known = Study({"heads": table}, {"left_out": [], "signatures": {}})

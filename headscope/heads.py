@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from headscope.errors import ConfigError
 from headscope.files.reading import read_text
@@ -57,6 +58,11 @@ class HeadId:
         if match is None or "*" in match[0]:
             raise ConfigError(_bad_name(text, layout))
         return cls(_site(match, layout), int(match[2]), int(match[3]))
+
+    @classmethod
+    def of_row(cls, row: Mapping[Any, Any]) -> HeadId:
+        """The head of a table's row with the columns site, layer and head."""
+        return cls(Site(row["site"]), int(row["layer"]), int(row["head"]))
 
     def name(self, sites: Collection[object]) -> str:
         """`2.5` among heads of one of the `sites` only, else `encoder-self.2.5`."""

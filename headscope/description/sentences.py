@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.data.token_text import Marks, shown
 from headscope.description.features import GROUPS
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,13 +78,9 @@ def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks:
     for row in tables["labels"].to_dict("records") if "labels" in tables else ():
         if row["given"]:
             phrase = row["description"]
-            phrases.setdefault(_head(row), {}).setdefault(phrase.partition(":")[0], phrase)
+            phrases.setdefault(HeadId.of_row(row), {}).setdefault(phrase.partition(":")[0], phrase)
     for row in tables["token_pairs"].to_dict("records") if "token_pairs" in tables else ():
         if row["kind"] == "lexical":
-            pairs.setdefault(_head(row), []).append((shown(row["query"], marks), shown(row["key"], marks)))
-    rows = heads.to_dict("records")
-    return [sentence([*phrases.get(_head(row), {}).values()], row, pairs.get(_head(row), [])) for row in rows]
-
-
-def _head(row: Mapping[Any, Any]) -> HeadId:
-    return HeadId(Site(row["site"]), int(row["layer"]), int(row["head"]))
+            pairs.setdefault(HeadId.of_row(row), []).append((shown(row["query"], marks), shown(row["key"], marks)))
+    named = ((HeadId.of_row(row), row) for row in heads.to_dict("records"))
+    return [sentence([*phrases.get(head, {}).values()], row, pairs.get(head, [])) for head, row in named]

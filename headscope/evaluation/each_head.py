@@ -15,7 +15,7 @@ from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.quality import MeasuredMetrics, evaluation_signature, measure
-from headscope.heads import all_heads, select_heads
+from headscope.heads import HeadId, all_heads, select_heads
 from headscope.progress import Progress, no_progress
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
 from headscope.results.result import Result
@@ -48,7 +48,7 @@ class EachHead(Result):
         rows = []
         for row in self.table.head(MOST_ROWS).to_dict("records"):
             values = (f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns)
-            head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
+            head = str(HeadId.of_row(row)) if row["site"] else "none"
             rows.append((head, *values))
         table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
         heads, text = counted(len(self.table) - 1, "head"), counted(self.sentences, "sentence")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from scipy.stats import norm
 from headscope.config.declarations import measure_of
 from headscope.engine.evidence.significance import adjust
 from headscope.engine.rank_correlation import spearman
+from headscope.heads import HeadId
 from headscope.results.answer import Answer, AnswerTable, interval_text, number_text
 from headscope.results.result import Result
 from headscope.results.roles import NONE, role_of
@@ -99,7 +99,7 @@ class StudyComparison(Result):
         columns = ("head", *self.names, f"{self.names[1]} − {self.names[0]}", "adjusted p")
         numbers = [f"{self.measure}:A", f"{self.measure}:B", "difference"]
         rows = {
-            _full(row): (*(number_text(row[name], 2) for name in numbers), _p_text(row["p_adjusted"]))
+            str(HeadId.of_row(row)): (*(number_text(row[name], 2) for name in numbers), _p_text(row["p_adjusted"]))
             for row in heads.to_dict("records")
         }
         tested = heads["p_adjusted"].dropna()
@@ -114,7 +114,7 @@ class StudyComparison(Result):
         heads = self.tables["heads"]
         roles = [[_roles(cell) for cell in heads[f"functions:{run}"]] for run in "AB"]
         rows = {
-            _full(row): tuple(", ".join(own) or NONE for own in (one, other))
+            str(HeadId.of_row(row)): tuple(", ".join(own) or NONE for own in (one, other))
             for row, one, other in zip(heads.to_dict("records"), *roles, strict=True)
             if set(one) != set(other)
         }
@@ -164,10 +164,6 @@ class StudyComparison(Result):
 
 def _p_text(p: float) -> str:
     return "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
-
-
-def _full(row: Mapping[Any, Any]) -> str:
-    return ".".join(str(row[name]) for name in HEAD)
 
 
 def _shown(question: str, text: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[Answer]:

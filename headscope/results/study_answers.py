@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headscope.config.declarations import Measure, imported, measure_of
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId
 from headscope.results.answer import Answer, AnswerTable, interval_text, list_text, number_text
 from headscope.results.roles import NONE, SINK, role_of, roles_of
 from headscope.signature import counted
@@ -134,7 +134,7 @@ def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[
     """The first heads of ranked rows with value, interval and roles."""
     labels = {str(head): own for head, own in study.labels.items()}
     first = rows.head(MOST_NEEDED).to_dict("records")
-    names = [f"{row['site']}.{row['layer']}.{row['head']}" for row in first]
+    names = [str(HeadId.of_row(row)) for row in first]
     cells = tuple(
         (
             study.short_name(name),
@@ -206,7 +206,7 @@ def explained(study: Study) -> Iterator[Answer]:
     rows = []
     for name, members in sorted(groups.items(), key=lambda entry: -len(entry[1])):
         clearest = max(members, key=lambda row: float(row["explained"]))
-        head = study.short_name(str(HeadId(Site(clearest["site"]), int(clearest["layer"]), int(clearest["head"]))))
+        head = study.short_name(str(HeadId.of_row(clearest)))
         share = f"{np.median([row['explained'] for row in members]):.2f}"
         rows.append((name, str(len(members)), share, f"{head} {clearest['description']}"))
     columns = ("mostly", "heads", "median share", "the clearest")

@@ -96,7 +96,12 @@ def files_of(runs: Sequence[Path]) -> Iterator[None]:
         raise RunError(f"{names} cannot be drawn ({problem}); a file was changed or cut: make the run again") from error
 
 
-ADDED_BY = {"parse": " --parse stanza", "exclude_sinks": " --exclude-sinks"}
+ADDED_BY = {
+    "parse": " --parse stanza",
+    "exclude_sinks": " --exclude-sinks",
+    "template": " --target FILE --template TEXT",
+    "word_times": " --set alignment.word-times=FILE.csv",
+}
 
 
 def unknown_column(column: str, there: list[str]) -> str:

@@ -242,7 +242,7 @@ def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
     named: set[tuple[Any, ...]] = set()
     for row in rows:
         key = (row["site"], row["layer"], row["head"], row["label"])
-        head, label = HeadId(Site(row["site"]), row["layer"], row["head"]), row["label"]
+        head, label = HeadId.of_row(row), row["label"]
         if key in named or (key in supported and not row["given"]):
             continue
         named.add(key)

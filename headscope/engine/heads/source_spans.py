@@ -103,7 +103,7 @@ def spans_of(
 
 
 def looks(heads: HeadBatch, spans: Sequence[SourceSpan]) -> tuple[dict[str, Ratio], list[Tensor]]:
-    """Hits [b h] of each relation, of rolled links, and of both less each other, and of the diagonal; and word weights.
+    """Hits [b h] of each relation, of rolled links, their difference, and hits of the diagonal; and word weights.
 
     The latter, one tensor [h m n] a text, are those of fed target words on source words, normalised over the source.
     """
