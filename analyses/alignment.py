@@ -84,7 +84,7 @@ class Alignment(Analysis):
     offset nor the diagonal is aligned) at least twice the share of even weight, and more than against the links of
     another sentence.
 
-    Decoder language models: texts of a `--template`, with weights of decoder-self heads on the source's subwords only.
+    Decoder language models need `--target` and `--template`: weights of decoder-self heads on the source's subwords.
     `aligned_fed` is about a target word's last subword, `aligned_predicted` about the position before its first, and
     `aligned_successor` about the source word after the one linked to the word that is fed. `lift_…` is the share less
     that under rolled links, each at the next source word; `lift_…_scrambled` is of texts whose source words are in
@@ -98,6 +98,7 @@ class Alignment(Analysis):
     version = 3
     passes = frozenset({"text", "scrambled"})
     order = 65
+    decoder_needs = "--target and --template"
     summary = "share of positions whose largest weight is on the aligned source word"
     measures = (
         Measure("aligned_predicted", "argmax on the source of the next word", range=(0, 1)),
@@ -145,7 +146,7 @@ class Alignment(Analysis):
     def sample(self, corpus: Corpus) -> Corpus | str:
         if corpus.has_template or self.checkpoint.two_sided:
             return corpus
-        return "needs --target and --template, which say how a text holds both"
+        return f"needs {self.decoder_needs}, which say how a text holds both"
 
     def read(self, corpus: Corpus) -> None:
         options = self.options

@@ -155,6 +155,7 @@ class Analysis:
     must be there: "parse", "frequencies", "labels" (what decoders should predict), "objective" (one number per
     sentence, with labels), "gradient" (the objective's, at every context), "contrast" (sentences are prompts with
     corrupt versions and answers: `Batch.contrasts`). `sites` is where it applies; `default` whether it runs unasked;
+    `decoder_needs` the options without which it leaves out models that are a decoder alone;
     `many_passes` whether it takes more passes the more heads or samples there are, which `--importance` leaves out;
     `group` a set of analyses that can be asked for at once; `passes` which data it sees: the corpus ("text"), repeated
     random tokens ("random"), texts of a template with scrambled sources ("scrambled"); `order` where its columns
@@ -182,6 +183,7 @@ class Analysis:
     sites: ClassVar[frozenset[Site]] = frozenset(Site)
     default: ClassVar[bool] = True
     many_passes: ClassVar[bool] = False
+    decoder_needs: ClassVar[str] = ""
     group: ClassVar[str] = ""
     order: ClassVar[int] = 100
     afterwards: ClassVar[bool] = False

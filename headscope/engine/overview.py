@@ -118,9 +118,9 @@ def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, A
             refusal = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
         elif reason := cls.applies(checkpoint):
             refusal = f"no: {reason.removeprefix('is ')}"
-        rows.append(
-            {"name": cls.name, "fits": not refusal, "why": refusal, "summary": cls.summary, "default": cls.default}
-        )
+        needs = "" if checkpoint.two_sided else cls.decoder_needs
+        row = {"name": cls.name, "fits": not refusal, "why": refusal, "needs": needs}
+        rows.append({**row, "summary": cls.summary, "default": cls.default})
     return rows
 
 
@@ -155,7 +155,7 @@ class Kind:
         items = []
         for name, variant in self.variants().items():
             refusal = rows[name].get("why", "") if name in rows else "no" if rows else ""
-            needs = self.needs(variant) if self.needs else rows.get(name, {}).get("needs", "")
+            needs = rows.get(name, {}).get("needs") or (self.needs(variant) if self.needs else "")
             cost = self.cost(variant) if self.cost else ""
             cls = variant if isinstance(variant, type) else type(variant)
             summary = str(getattr(variant, "summary", "") or inspect.cleandoc(cls.__doc__ or "").split("\n")[0])
@@ -174,7 +174,8 @@ NEEDS = {
 
 
 def _analysis_needs(cls: Any) -> str:
-    return "; ".join(dict.fromkeys(NEEDS[need] for need in sorted(cls.needs) if NEEDS[need]))
+    needs = [*(NEEDS[need] for need in sorted(cls.needs)), cls.decoder_needs and f"decoders: {cls.decoder_needs}"]
+    return "; ".join(dict.fromkeys(filter(None, needs)))
 
 
 def _analysis_cost(cls: Any) -> str:

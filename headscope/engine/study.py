@@ -92,11 +92,13 @@ def run_analysis(
         if not processes.main or config.out is NOWHERE:
             return study
         study.record["seconds"] = time.monotonic() - began
-        build_study(study, build, figures=config.figures, report=config.report)
-        if config.write_alignment and study.complete:
-            write = imported("headscope.pruning.engines.alignment:write_measured")
-            named = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
-            study.record["alignment_heads"] = named
+        try:
+            if config.write_alignment and study.complete:
+                write = imported("headscope.pruning.engines.alignment:write_measured")
+                named = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
+                study.record["alignment_heads"] = named
+        finally:  # what was measured is kept where the other model cannot be written
+            build_study(study, build, figures=config.figures, report=config.report)
         return study
 
 

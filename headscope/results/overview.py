@@ -108,7 +108,8 @@ def fitting(record: Record) -> Iterator[Answer]:
     metrics = ", ".join(dict.fromkeys(metric["name"] for metric in record["metrics"]))
     yield Answer("Metrics", metrics or "none fits")
     for kind in ("objectives", "analyses"):
-        names = ", ".join(entry["name"] for entry in record[kind] if entry["fits"])
+        fitting = [entry for entry in record[kind] if entry["fits"]]
+        names = ", ".join(entry["name"] + (f" ({entry['needs']})" if entry["needs"] else "") for entry in fitting)
         yield Answer(kind.capitalize(), names or "none fits")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from headscope import assets
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
+from tests.makers.decoders import byte_level, saved
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,3 +41,12 @@ def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str
     refusals = {item["name"]: item["refusal"] for item in json.loads(out)}
     assert status == 0 and refusals["alignment"] == "" and refusals["head_gates"]
     assert "many passes of" in command("list", "analyses")[1]
+
+
+def test_alignment_of_a_decoder_says_that_it_needs_a_template(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    decoder = str(saved(tmp_path / "decoder", tokenizer=byte_level()))
+    for line in (("show", decoder), ("list", "analyses", decoder), ("list", "analyses", "alignment")):
+        assert "--template" in command(*line)[1]
+    assert "--template" not in command("show", assets.trained())[1]

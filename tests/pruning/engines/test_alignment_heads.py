@@ -42,6 +42,7 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.selection import gates_for
+from headscope.results.study import Study
 from tests.makers.translators import trained_here
 
 SIZES = {"layers": 2, "attention_heads": 3, "ffn_dim": 7}
@@ -263,6 +264,7 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     table = done.heads[done.heads["site"] == "cross"]
     best = table.sort_values("aligned_predicted").iloc[-1]
     assert f"mean over cross.{best['layer']}.{best['head']}" in done.record["alignment_heads"]
+    assert Study.open(tmp_path / "run").answers() == done.answers()
     assert int(read_model(folder).arrays["decoder/alignment_layer"][1]) == best["layer"]
     with pytest.raises(ConfigError, match="--only alignment"):
         run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
