@@ -106,7 +106,7 @@ def training_step(device: torch.device, *, tiny: bool) -> float:
     """Seconds of an update of the baseline on the captions that ship."""
     from headscope import assets
     from headscope.training.config import PRESETS, TrainConfig
-    from headscope.training.data.prepare import collate, epoch_plan
+    from headscope.training.prepare import collate, epoch_plan
     from headscope.training.trainer import make_run
     from headscope.training.variant import VARIANTS
 

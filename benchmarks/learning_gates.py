@@ -35,7 +35,7 @@ from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, T
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
 from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
-from headscope.training.data.prepare import Numbers
+from headscope.training.prepare import Numbers
 
 LIMIT = 1.1
 RECIPE = Recipe(updates=10_000, lr=1e-6, tokens=2048)

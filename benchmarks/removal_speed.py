@@ -25,9 +25,9 @@ from headscope.formats.size import flops
 from headscope.heads import HeadId, all_heads
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.engines.base import choose_export
 from headscope.pruning.model_inputs import texts
-from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import repeat_rows, time_interleaved
+from headscope.pruning.removal.verify import repeat_rows, time_interleaved
 
 LIMIT = 0.85
 

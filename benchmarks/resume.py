@@ -31,8 +31,8 @@ import torch
 
 from headscope.cli.options import set_values
 from headscope.config.option import configured, declared_options
+from headscope.training.checkpoints import FILE as STATE
 from headscope.training.config import TrainConfig
-from headscope.training.files.checkpoints import FILE as STATE
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 

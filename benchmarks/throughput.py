@@ -28,7 +28,7 @@ from torch.utils.data import SequentialSampler
 from headscope.cli.options import set_values
 from headscope.config.option import configured, declared_options
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.data.prepare import TrainingBatch, collate, epoch_plan
+from headscope.training.prepare import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS

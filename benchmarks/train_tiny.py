@@ -32,7 +32,7 @@ from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.data.tokenizers import normaliser
+from headscope.training.tokenizers import normaliser
 from headscope.training.trainer import train
 from headscope.training.variants.widths import Baseline
 

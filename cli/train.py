@@ -81,8 +81,8 @@ def train() -> None:
 
 
 def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
+    from headscope.training.checkpoints import with_defaults
     from headscope.training.config import TrainConfig, remarks_on
-    from headscope.training.files.checkpoints import with_defaults
     from headscope.training.trainer import train as run_training
 
     earlier = read(EarlierRun, values)
@@ -147,7 +147,7 @@ class TrainingLines:
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
         from headscope.progress import duration
-        from headscope.training.position import length
+        from headscope.training.config import length
 
         while self.notes:
             self.remarked(self.notes.pop(0))

@@ -236,8 +236,8 @@ def train(
 
     ConfigError for unknown options, TrainingError where the loss is NaN or infinite.
     """
+    from headscope.training.checkpoints import with_defaults
     from headscope.training.config import TrainConfig
-    from headscope.training.files.checkpoints import with_defaults
     from headscope.training.trainer import train as run_training
     from headscope.training.variant import find_variant
 

@@ -41,7 +41,7 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
-from headscope.pruning.removal.savings import Timing, timings
+from headscope.pruning.removal.verify import Timing, timings
 from headscope.pruning.shrink import open_shrink, small_model
 from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal

@@ -13,9 +13,9 @@ from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, SideN
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts
+from headscope.formats.diagnosis import refuse_weights, size_text
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weight_names import refuse_weights, size_text
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.layers import shapes_only

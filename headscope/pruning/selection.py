@@ -35,10 +35,9 @@ from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configu
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import alignment_heads
-from headscope.pruning.engines.base import EngineOptions, engines_named
+from headscope.pruning.engines.base import EngineOptions, choose_export, engines_named, split_export
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
-from headscope.pruning.removal.export import choose_export, split_export
 from headscope.results.ranking import Ranking
 from headscope.signature import Signature, signature_of
 from headscope.version import VERSION

@@ -49,12 +49,12 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.engines.base import export_for
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import AUTO, as_text
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
-from headscope.pruning.removal.export import export_for
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import chosen_engines, pushed, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare

@@ -18,10 +18,9 @@ from headscope.data.encoded import IGNORED
 from headscope.distributed import Processes
 from headscope.errors import TrainingError
 from headscope.model.native.transformer import Transformer
-from headscope.training.config import TrainConfig
-from headscope.training.data.prepare import Prepared, TrainingBatch, collate, plan_batches
+from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.losses import Sums, smoothed_cross_entropy
-from headscope.training.position import TrainingPosition, rate
+from headscope.training.prepare import Prepared, TrainingBatch, collate, plan_batches
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken

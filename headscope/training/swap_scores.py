@@ -29,7 +29,7 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, precise_type, tapped
 from headscope.model.native.transformer import Transformer
-from headscope.training.data.prepare import TrainingBatch
+from headscope.training.prepare import TrainingBatch
 from headscope.training.swaps import Swap
 
 Scores = Mapping[int, Tensor]

@@ -17,12 +17,11 @@ from headscope.evaluation.translation import translate_lines
 from headscope.files.reading import read_text
 from headscope.files.writing import write_atomically, write_errors
 from headscope.formats.translate_options import TranslateOptions
-from headscope.training.config import TrainConfig
-from headscope.training.data.prepare import Numbers, TrainingBatch, collate, epoch_plan
-from headscope.training.files import checkpoints
-from headscope.training.files.checkpoints import METRICS, Progress, checkpoint, save_state
+from headscope.training import checkpoints
+from headscope.training.checkpoints import METRICS, Progress, checkpoint, save_state
+from headscope.training.config import TrainConfig, rate
 from headscope.training.losses import Sums
-from headscope.training.position import rate
+from headscope.training.prepare import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.variant import Variant
 

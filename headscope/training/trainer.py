@@ -27,9 +27,7 @@ from headscope.model.stored_weights import parameters_by_part
 from headscope.results.training import Training
 from headscope.signature import signature_of
 from headscope.training.architecture import build_model, open_init
-from headscope.training.config import TrainConfig, remarks_on
-from headscope.training.data.prepare import prepare, write_vocabularies
-from headscope.training.files.checkpoints import (
+from headscope.training.checkpoints import (
     METRICS,
     TRAINING,
     Progress,
@@ -39,7 +37,8 @@ from headscope.training.files.checkpoints import (
     read_state,
     training_workspace,
 )
-from headscope.training.position import TrainingPosition
+from headscope.training.config import TrainConfig, TrainingPosition, remarks_on
+from headscope.training.prepare import prepare, write_vocabularies
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import History, Listener, Loop, Silent, bleu_mode
 from headscope.training.variant import Variant
@@ -160,7 +159,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     processes = processes or Processes()
     variant.check(config)
     if config.save_confidence != "none":
-        from headscope.training.files.confidence_files import with_confidence
+        from headscope.training.confidence_files import with_confidence
 
         variant = with_confidence(variant, config.save_confidence)
     name = pick_device(config.device)

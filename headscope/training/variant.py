@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
-    from headscope.training.config import TrainConfig
-    from headscope.training.data.prepare import TrainingBatch
+    from headscope.training.config import TrainConfig, TrainingPosition
     from headscope.training.losses import Sums
-    from headscope.training.position import TrainingPosition
+    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 Gradients: TypeAlias = "Callable[[Sequence[TrainingBatch]], Sums]"

@@ -13,7 +13,7 @@ import pytest
 from headscope import assets
 from headscope.cli.next_commands import after_analysis
 from headscope.pruning.removal import remove
-from headscope.pruning.removal.savings import timings
+from headscope.pruning.removal.verify import timings
 from headscope.results.study import Study
 from tests.oracles import classifiers
 from tests.oracles.commands import Stage, commands

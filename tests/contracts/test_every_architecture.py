@@ -23,9 +23,9 @@ from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import capture
+from headscope.pruning.engines.base import choose_export
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal import verify as verification
-from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, sharpened
 from tests.contracts.catalogue import Entry, catalogue

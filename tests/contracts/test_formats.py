@@ -26,8 +26,8 @@ from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.engines.convert import check_goal, convert, goals
-from headscope.pruning.engines.gguf.layers import LlamaDecoder
-from headscope.pruning.engines.gguf.writer import write_gguf
+from headscope.pruning.engines.gguf_layers import LlamaDecoder
+from headscope.pruning.engines.gguf_writer import write_gguf
 from headscope.pruning.model_inputs import InputTexts, texts
 from tests.formats import test_transformerlens
 from tests.makers import decoders

@@ -25,9 +25,9 @@ from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.engines.base import choose_export
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal import verify as verification
-from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.verify import verify
 from tests.contracts.architectures import (
     ARCHITECTURES,

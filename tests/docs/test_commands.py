@@ -13,7 +13,7 @@ import typer
 import headscope as hs
 from headscope.cli import main
 from headscope.pruning.removal import remove
-from headscope.pruning.removal.savings import timings
+from headscope.pruning.removal.verify import timings
 from scripts.documented import FIRST_HOUR, README, blocks, commands, name, pages
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
 

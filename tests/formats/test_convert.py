@@ -215,7 +215,7 @@ def test_native_models_that_transformers_cannot_express(tmp_path: Path, options:
 
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.formats.huggingface.native_models import from_native as tohf
+    from headscope.formats.huggingface import from_native as tohf
     from headscope.model.native.shrink import folded_weights
 
     options = EXPRESSED["M2M100, all shared"][1]

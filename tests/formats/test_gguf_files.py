@@ -13,8 +13,8 @@ import transformers
 from headscope.assets import sample
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.pruning.engines.gguf.layers import LlamaDecoder
-from headscope.pruning.engines.gguf.writer import write_gguf
+from headscope.pruning.engines.gguf_layers import LlamaDecoder
+from headscope.pruning.engines.gguf_writer import write_gguf
 from tests.makers import decoders
 
 Command = Callable[..., tuple[int, str, str]]

@@ -15,16 +15,16 @@ import transformers
 from headscope.assets import captions, sample
 from headscope.data.vocabulary import Vocabulary
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.native_models.tokenizers import tokenizer_of
+from headscope.formats.huggingface.tokenizers import tokenizer_of
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
 from headscope.pruning.engines.convert import Converted, convert
+from headscope.training import tokenizers
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
-from headscope.training.data import tokenizers
 
 LINES = [line for kind in ("en", "de") for line in captions(kind).read_text(encoding="utf-8").splitlines()]
 VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"

@@ -28,7 +28,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
-from headscope.pruning.engines.onnx_cache import cache_shapes
+from headscope.pruning.engines.onnx_graphs import cache_shapes
 from tests.makers import decoders
 from tests.oracles.commands import ran
 

@@ -21,7 +21,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.convert import convert
-from headscope.training.data import tokenizers
+from headscope.training import tokenizers
 from tests.makers.story_files import HP, written
 from tests.makers.translators import WORDS, trained_here
 from tests.oracles import story

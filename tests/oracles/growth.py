@@ -12,7 +12,7 @@ from headscope.data.encoded import IGNORED
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.native.transformer import Transformer
-from headscope.training.data.prepare import collate
+from headscope.training.prepare import collate
 from tests.oracles import mhr
 
 KEYS = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.config.option import configured
 from headscope.training.config import TrainConfig
-from headscope.training.data.prepare import TrainingBatch, collate, epoch_plan
+from headscope.training.prepare import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Listener
 from headscope.training.trainer import make_run

@@ -14,7 +14,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.training.data.prepare import TokenizedTexts, TrainingPairs, pairs_of
+from headscope.training.prepare import TokenizedTexts, TrainingPairs, pairs_of
 from tests.oracles import native
 
 

@@ -22,9 +22,9 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.engines.base import choose_export
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
-from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned
 from tests.oracles import speakers

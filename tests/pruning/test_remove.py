@@ -24,11 +24,11 @@ from headscope.heads import HeadId, Site, select_heads
 from headscope.model.forward import max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
+from headscope.pruning.engines.base import choose_export
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove, verify
-from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits

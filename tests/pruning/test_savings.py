@@ -19,7 +19,7 @@ from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.removal.savings import Timing, speedup_bound, time_interleaved
+from headscope.pruning.removal.verify import Timing, speedup_bound, time_interleaved
 from headscope.results.removal import flops_breakdown
 from tests.makers import decoders
 from tests.makers.translators import WORDS, trained_here

@@ -14,7 +14,7 @@ from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
-from headscope.training.files import checkpoints
+from headscope.training import checkpoints
 from headscope.training.run_state import LEAST_SCALE, TrainingRun
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS, Variant

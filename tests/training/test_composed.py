@@ -11,7 +11,7 @@ import torch
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
-from headscope.training.position import TrainingPosition
+from headscope.training.config import TrainingPosition
 from headscope.training.swaps import Swap, swap_heads
 from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.mixing import LinearMixing, matrices_of

@@ -17,8 +17,8 @@ from headscope.cli.main import app
 from headscope.heads import Site
 from headscope.model.taps import capture
 from headscope.report.figures.confidence import load_confidence
-from headscope.training.data.prepare import collate, epoch_plan
-from headscope.training.position import TrainingPosition
+from headscope.training.config import TrainingPosition
+from headscope.training.prepare import collate, epoch_plan
 from headscope.training.trainer import train
 from headscope.training.variant import find_variant
 from tests.makers.figures import draw

@@ -291,7 +291,7 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
 
 def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
     """FTG trains gates, FTG+ the output projections too, and the shape is that of the model given."""
-    from headscope.training.files import checkpoints
+    from headscope.training import checkpoints
 
     (tmp_path / "a").mkdir()
     run = lessons.begin(tmp_path / "a", "mae", expert_heads=1, gate_hidden=7)

@@ -14,7 +14,7 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
-from headscope.training.data.prepare import collate, plan_batches
+from headscope.training.prepare import collate, plan_batches
 from headscope.training.swap_scores import (
     FORK_SELECTIONS,
     SELECTIONS,

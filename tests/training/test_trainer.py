@@ -28,21 +28,19 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.results.training import Training
-from headscope.training import losses
+from headscope.training import losses, tokenizers
 from headscope.training import trainer as engine
-from headscope.training.config import TrainConfig
-from headscope.training.data import tokenizers
-from headscope.training.data.prepare import (
+from headscope.training.checkpoints import Progress
+from headscope.training.config import TrainConfig, TrainingPosition, rate
+from headscope.training.prepare import (
     TokenizedTexts,
     TrainingBatch,
     TrainingPairs,
     collate,
     epoch_plan,
 )
-from headscope.training.data.tokenizers import normaliser
-from headscope.training.files.checkpoints import Progress
-from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
+from headscope.training.tokenizers import normaliser
 from headscope.training.train_loop import Listener
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import Variant

@@ -12,7 +12,7 @@ import torch
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import Site
-from headscope.training.position import TrainingPosition
+from headscope.training.config import TrainingPosition
 from headscope.training.swap_scores import SCORES, head_scores
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, find_variant
@@ -113,7 +113,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     from headscope.data.corpus import open_corpus
     from headscope.engine.base import ANALYSES, RunOptions
     from headscope.engine.plan import analyze
-    from headscope.training.files.checkpoints import checkpoint
+    from headscope.training.checkpoints import checkpoint
 
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()
@@ -150,7 +150,7 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
     count = 0
     pairs = its.data.valid
     assert pairs is not None
-    from headscope.training.data.prepare import collate
+    from headscope.training.prepare import collate
 
     for number in range(len(pairs)):
         batch = collate(pairs, torch.tensor([number]).numpy())

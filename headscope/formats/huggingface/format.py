@@ -107,7 +107,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         return SavedFiles(folder, self.name, notes, OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
-        from headscope.formats.huggingface.native_models.from_native import converted
+        from headscope.formats.huggingface.from_native import converted
 
         return converted(checkpoint, folder, probe)
 

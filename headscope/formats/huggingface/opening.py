@@ -29,7 +29,7 @@ from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
 from headscope.files.zips import first_member, zip_damage
-from headscope.formats.diagnosis import VOCABULARIES
+from headscope.formats.diagnosis import VOCABULARIES, check_weights, common_prefix, forget_renamings
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.companions.folder import (
@@ -44,14 +44,12 @@ from headscope.formats.huggingface.companions.folder import (
     model_folder,
     parts,
 )
-from headscope.formats.huggingface.companions.languages import check_source_language, set_languages
+from headscope.formats.huggingface.companions.languages import check_source_language, set_languages, set_spoken
 from headscope.formats.huggingface.companions.sentences import sentence_encoder
-from headscope.formats.huggingface.companions.spoken import set_spoken
-from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, is_quantised, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
-from headscope.formats.weight_names import check_weights, common_prefix, forget_renamings
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 

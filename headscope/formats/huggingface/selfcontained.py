@@ -28,8 +28,8 @@ from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
 from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.narrowing import narrow
-from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.attention import attend
 from headscope.model.removal_plan import RemovalPlan, padded_plan
 from headscope.model.stored_weights import written_type

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.head_parts import (
+    GROUPS,
     MASKED_TAKES,
+    SHARING,
     HeadParts,
     StateParts,
     head_parts,
@@ -31,8 +33,6 @@ from headscope.model.projections import Slices, has_added_bias, output_axis
 from headscope.model.removal_plan import RemovalPlan, renumber_alignment
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
-GROUPS = ("num_key_value_heads", "num_kv_heads")
-SHARING = ("num_key_value_groups",)
 WIDTHS = ("all_head_size", "inner_dim", "split_size")
 IF_READ = ("embed_dim",)  # widths that matter only where the attention's own code reads them
 OF_CONFIG = ("num_attention_heads", "num_key_value_heads")

@@ -22,7 +22,7 @@ from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.files.npz import native_numbers
 from headscope.formats.base import POSITION
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
-from headscope.formats.huggingface.companions.spoken import Prompts
+from headscope.formats.huggingface.companions.languages import Prompts
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.interface import features_shape

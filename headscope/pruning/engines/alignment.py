@@ -22,7 +22,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import read_bytes, read_object
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import HeadId, Layout, Site
 
 WEIGHTS, CONFIG = "model.bin", "config.json"

@@ -21,7 +21,7 @@ from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.exports import MODEL_FILES, Card, Probe, hub_metadata, write_card
-from headscope.formats.huggingface.native_models.from_native import special_ids
+from headscope.formats.huggingface.from_native import special_ids
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, refuse_overflow

@@ -23,7 +23,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
-from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.model.attention import is_half
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine

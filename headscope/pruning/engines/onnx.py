@@ -13,7 +13,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
 from headscope.pruning.engines.base import FULL, EngineExport, EngineFile, EngineOptions, check_difference, engine
-from headscope.pruning.engines.onnx_cache import (
+from headscope.pruning.engines.onnx_graphs import (
     ENCODER,
     FIRST,
     NEXT,
@@ -21,8 +21,10 @@ from headscope.pruning.engines.onnx_cache import (
     cache_shapes,
     export_decoder,
     export_seq2seq,
+    exported,
+    max_logit_diff,
+    run_session,
 )
-from headscope.pruning.engines.onnx_session import exported, max_logit_diff, run_session
 from headscope.pruning.model_inputs import InputTexts
 
 FILE = "model.onnx"

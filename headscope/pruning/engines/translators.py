@@ -16,7 +16,7 @@ from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.fairseq.keys import key_table
-from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.native.shrink import folded_weights, unmixed

@@ -24,8 +24,8 @@ from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, untapped
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
-from headscope.training.data.prepare import Numbers, plan_lengths
 from headscope.training.losses import smoothed_cross_entropy
+from headscope.training.prepare import Numbers, plan_lengths
 
 WINDOW = 4096
 MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens

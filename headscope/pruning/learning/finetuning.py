@@ -28,7 +28,7 @@ from headscope.model.taps import closed, gated
 from headscope.pruning.learning.examples import LabelLoss, PruningLoss, TrainingExamples
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.shared import Freeze
-from headscope.training.data.prepare import Numbers
+from headscope.training.prepare import Numbers
 
 BETAS, ADAM_EPSILON = (0.9, 0.98), 1e-9
 HELD_OUT = 0  # the epoch whose hidden tokens a masked language model is measured on

@@ -44,7 +44,7 @@ from headscope.pruning.selection import (
     write_selection,
 )
 from headscope.results.ranking import Ranking
-from headscope.training.files.checkpoints import load_record
+from headscope.training.checkpoints import load_record
 
 POINTS = 50  # of the trajectory
 

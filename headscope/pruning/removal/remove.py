@@ -38,20 +38,25 @@ from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, p
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import Compensated, calibration_text, split_text
-from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
+from headscope.pruning.engines.base import (
+    EngineExport,
+    EngineOptions,
+    as_export,
+    engines_named,
+    export_for,
+    split_export,
+)
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import ShrinkConfig
-from headscope.pruning.removal.export import as_export, export_for, split_export
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
     Shrunk,
     removal_card,
     shrunk_record,
 )
-from headscope.pruning.removal.savings import Timing, speedup_bound, timings
-from headscope.pruning.removal.verify import compare, require, verify
+from headscope.pruning.removal.verify import Timing, compare, require, speedup_bound, timings, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results.removal import RECORD, Removal
 from headscope.signature import Signature, signature_of

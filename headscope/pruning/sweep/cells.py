@@ -27,7 +27,7 @@ from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
 from headscope.pruning.selection import CHOICE, STATE
 from headscope.registry import unknown
-from headscope.training.files.checkpoints import TRAINING
+from headscope.training.checkpoints import TRAINING
 from headscope.training.from_scratch import FRESH, RUN
 
 UNPRUNED = "unpruned"

@@ -57,8 +57,7 @@ from headscope.pruning.sweep.cells import (
     criterion_of,
     write_scores,
 )
-from headscope.pruning.sweep.functions import Labeller, labeller, read_functions
-from headscope.pruning.sweep.kept_models import keep_model, on_one_device
+from headscope.pruning.sweep.models import Labeller, keep_model, labeller, on_one_device, read_functions
 from headscope.results.ranking import Ranking
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch

@@ -44,8 +44,8 @@ from headscope.pruning.sweep.cells import (
     read_cells,
     write_cell,
 )
-from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
 from headscope.pruning.sweep.methods import SweepContext, run_cell
+from headscope.pruning.sweep.models import check_keeping, kept_remarks, on_one_device
 from headscope.pruning.sweep.table import (
     MeasuredCells,
     make_table,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headscope.model.attention import AttentionCall
-    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
+    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 

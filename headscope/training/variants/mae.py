@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
     from headscope.training.config import TrainConfig
-    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
+    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 MIXING = "experts.v1"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.training.position import TrainingPosition
+from headscope.training.config import TrainingPosition
 from headscope.training.variant import Gradients, Variant, per_site, variant
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
-    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
+    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 MIXING = "alpha.v1"

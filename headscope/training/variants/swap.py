@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
-from headscope.training.position import TrainingPosition
+from headscope.training.config import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
 
 if TYPE_CHECKING:

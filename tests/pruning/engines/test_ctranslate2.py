@@ -24,7 +24,7 @@ from headscope.pruning.engines.convert import convert
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
-from headscope.training.data import tokenizers
+from headscope.training import tokenizers
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
 

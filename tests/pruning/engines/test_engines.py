@@ -14,8 +14,7 @@ from headscope.config import engines
 from headscope.config.engines import declared_engines
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.native import NATIVE
-from headscope.pruning.engines.base import ENGINES
-from headscope.pruning.removal.export import split_export
+from headscope.pruning.engines.base import ENGINES, split_export
 from headscope.registry import Registry
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered

@@ -11,8 +11,7 @@ from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import select_heads
 from headscope.model.removal_plan import RemovalPlan, plan_removal
-from headscope.pruning.engines.base import ENGINES
-from headscope.pruning.removal.export import choose_export
+from headscope.pruning.engines.base import ENGINES, choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
 from scripts.documented import DOCS
 from tests.makers import decoders

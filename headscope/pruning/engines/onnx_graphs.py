@@ -1,29 +1,105 @@
-"""Models that decode as ONNX graphs: keys and values go in and come out, in the names that optimum uses.
+"""Graphs of ONNX: how torch writes them, and what onnxruntime computes of them.
 
-optimum-onnx, exporters/onnx: a decoder is one graph, `past_key_values.{layer}.key` [b g past k] in,
-`present.{layer}.key` [b g past+t k] out. An encoder-decoder is three: encoder, first step, and steps after it;
-`past_key_values.{layer}.decoder.key` are states of what is decoded so far, `.encoder.key` those of the source, which
-the first step makes.
+Keys and values go in and come out in the names of optimum-onnx (exporters/onnx): a decoder is one graph,
+`past_key_values.{layer}.key` [b g past k] in, `present.{layer}.key` [b g past+t k] out. An encoder-decoder is three:
+encoder, first step, and steps after it; `past_key_values.{layer}.decoder.key` are states of what is decoded so far,
+`.encoder.key` those of the source, which the first step makes.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import Site
-from headscope.model.forward import cache_argument, max_abs_difference, with_cache
-from headscope.pruning.engines.onnx_session import exported, max_logit_diff, run_session
+from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, of_tokens, outputs, with_cache
+from headscope.model.interface import through_attend
 from headscope.pruning.model_inputs import InputTexts
+
+
+def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of a graph by name; inputs that it has not are left aside."""
+    known = {entry.name for entry in session.get_inputs()}
+    arrays = {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in known}
+    values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, arrays))
+    return dict(zip((entry.name for entry in session.get_outputs()), values, strict=True))
+
+
+def max_logit_diff(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -> float:
+    """The largest difference of a graph's logits from the model's, of tokens and not of padding."""
+    return max_abs_difference(of_tokens(logits, batch.real), outputs(checkpoint.model, batch).cpu())
+
+
+def exported(
+    module: Any, examples: tuple[Any, ...], path: Path, *, names: tuple[list[str], list[str]], axes: Any
+) -> Any:
+    """Export a module around a model (`module.model`); an onnxruntime session of what was written."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    try:
+        with _quiet(), torch.no_grad(), through_attend(module.model, implementation="eager"), _batched(module.model):
+            torch.onnx.export(
+                module.eval(),
+                examples,
+                str(path),
+                input_names=names[0],
+                output_names=names[1],
+                dynamic_shapes=axes,
+                dynamo=True,
+                verbose=False,
+            )
+            return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # whatever the exporter may raise at an architecture
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch wraps what began it in a report of many lines
+            cause = cause.__cause__
+        lines = [*filter(None, map(one_line, uncoloured(str(cause)).splitlines())), type(cause).__name__]
+        raise CheckpointError(f"this model cannot be exported to ONNX: {lines[0][:200]}") from error
+
+
+@contextmanager
+def _batched(model: Any) -> Iterator[None]:
+    """Within the block mixtures multiply all chosen experts at once, the one way of transformers that ONNX can say."""
+    if not hasattr(model, "set_experts_implementation"):  # a native one
+        yield
+        return
+    before = model.config._experts_implementation
+    model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks, and without the graphs that torch prints where it fails."""
+    logger = logging.getLogger("torch.onnx")
+    level, unread = logger.level, io.StringIO()
+    logger.setLevel(logging.ERROR)
+    try:
+        with quiet_transformers(), warnings.catch_warnings(), redirect_stdout(unread), redirect_stderr(unread):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
 
 ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 STEPS, LONGEST = 8, 40  # greedy tokens, and tokens of a text with them

@@ -20,6 +20,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.selfcontained import stored_copy
 from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import is_finite
+from headscope.pruning.engines import llama_cpp
 from headscope.pruning.engines.base import (
     QUANTITY,
     EngineExport,
@@ -28,9 +29,8 @@ from headscope.pruning.engines.base import (
     check_difference,
     engine,
 )
-from headscope.pruning.engines.gguf import llama_cpp
-from headscope.pruning.engines.gguf.layers import LlamaDecoder, check_family, context_length
-from headscope.pruning.engines.gguf.writer import GgufVocabulary, write_gguf
+from headscope.pruning.engines.gguf_layers import LlamaDecoder, check_family, context_length
+from headscope.pruning.engines.gguf_writer import GgufVocabulary, write_gguf
 from headscope.pruning.model_inputs import InputTexts, prompts
 
 FILE = "model.gguf"

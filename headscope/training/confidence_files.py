@@ -23,14 +23,14 @@ from headscope.files.tables import write_pickle
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.results.study_files import nested
-from headscope.training.files.checkpoints import CONFIDENCE
-from headscope.training.position import TrainingPosition
+from headscope.training.checkpoints import CONFIDENCE
+from headscope.training.config import TrainingPosition
 from headscope.training.swap_scores import SCORES, observed_heads, sides_of
 from headscope.training.variant import Gradients, Variant, VariantChain
 
 if TYPE_CHECKING:
-    from headscope.training.data.prepare import TrainingBatch
     from headscope.training.losses import Sums
+    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 

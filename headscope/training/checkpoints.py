@@ -29,10 +29,9 @@ from headscope.formats.native import FILES as CHECKPOINT_FILES
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
-from headscope.training.config import TrainConfig, preset
-from headscope.training.data.prepare import FOLDER as DATA
+from headscope.training.config import TrainConfig, TrainingPosition, length, preset
 from headscope.training.losses import Sums
-from headscope.training.position import TrainingPosition, length
+from headscope.training.prepare import FOLDER as DATA
 from headscope.training.run_state import TrainingRun
 
 WEIGHTS, CONFIDENCE, METRICS = "weights", "confs", "metrics.csv"

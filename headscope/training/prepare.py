@@ -24,9 +24,9 @@ from headscope.errors import DataError
 from headscope.files.reading import read_bytes
 from headscope.files.writing import write_atomically
 from headscope.formats.diagnosis import STATE
+from headscope.training import tokenizers
 from headscope.training.config import TrainConfig
-from headscope.training.data import tokenizers
-from headscope.training.data.tokenizers import normaliser
+from headscope.training.tokenizers import normaliser
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int64]

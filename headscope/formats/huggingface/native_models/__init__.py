@@ -1,1 +1,0 @@
-"""Native Transformers as models of transformers: the class that expresses each, its weights, its tokenizer."""

@@ -1,1 +1,0 @@
-"""GGUF files for llama.cpp, layers with different numbers of heads included."""

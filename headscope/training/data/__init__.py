@@ -1,1 +1,0 @@
-"""From text files to batches of ids."""
