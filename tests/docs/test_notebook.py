@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import headscope as hs
+from tests.docs.newcomer import narrow_bert
 from tests.makers.modules import ROOT
 
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
@@ -19,14 +20,16 @@ NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 def test_the_notebook_runs(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the first lines of the captions."""
+    """On the first lines of the captions, with a BERT that is narrow."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.pylabtools import select_figure_formats
     from traitlets.config import Config
 
     few = tmp_path_factory.mktemp("text") / "captions.en"
-    few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:36]), encoding="utf-8")
+    few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:24]), encoding="utf-8")
+    bert = narrow_bert(few.parent / "bert", hs.assets.demo_checkpoint())
     monkeypatch.setattr(hs.assets, "captions", lambda language: few)
+    monkeypatch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells)  # it is committed without what it shows
