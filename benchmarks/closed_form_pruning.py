@@ -42,8 +42,8 @@ from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
-from headscope.pruning.options.learn import LearnConfig
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.choice import LearnConfig
+from headscope.pruning.options.shared import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of

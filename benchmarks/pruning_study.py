@@ -34,12 +34,12 @@ import pandas as pd
 import torch
 from closed_form_pruning import METHODS, lines, open_model, scoring_context
 
+from headscope.config.small import TranslateOptions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.metrics.base import Translations
 from headscope.evaluation.metrics.translation import Bleu
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.projections import WeightOwners
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
@@ -48,7 +48,7 @@ from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.bootstrap import Bootstrap
+from headscope.config.small import TranslateOptions
 from headscope.data.lines import read_lines
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score
@@ -30,7 +31,6 @@ from headscope.evaluation.text_mode import TOKENISED
 from headscope.evaluation.translation import translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.tokenizers import normaliser
 from headscope.training.trainer import train

@@ -13,11 +13,9 @@ from headscope.cli.answers import show_result
 from headscope.cli.failures import Application, LazyGroup, built, forbid_torchrun
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from, read
-from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, learners
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, learners
+from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import HEADS
-from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 
 if TYPE_CHECKING:

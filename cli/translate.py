@@ -15,9 +15,9 @@ from headscope.config.small import TranslateConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headscope.config.small import TranslateOptions, Translation
     from headscope.distributed import Processes
     from headscope.formats.base import Checkpoint
-    from headscope.formats.translate_options import TranslateOptions, Translation
 
 
 @options_from(TranslateConfig, json=False)
@@ -27,8 +27,8 @@ def translate(values: Mapping[str, Any]) -> None:
     Processes of torchrun share the lines.
     """
     from headscope.api.commands import load
+    from headscope.config.small import TranslateOptions
     from headscope.distributed import process_group
-    from headscope.formats.translate_options import TranslateOptions
     from headscope.model.mixing.experts import one_expert
 
     config = read(TranslateConfig, values)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
-    from headscope.pruning.options.learn import LearnConfig as LearnConfig
-    from headscope.pruning.options.rank import RankConfig as RankConfig
-    from headscope.pruning.options.refit import Refit as Refit
-    from headscope.pruning.options.remove import RemoveConfig as RemoveConfig
-    from headscope.pruning.options.shrink import ShrinkConfig as ShrinkConfig
+    from headscope.pruning.options.choice import LearnConfig as LearnConfig
+    from headscope.pruning.options.choice import RankConfig as RankConfig
+    from headscope.pruning.options.removal import RemoveConfig as RemoveConfig
+    from headscope.pruning.options.removal import ShrinkConfig as ShrinkConfig
+    from headscope.pruning.options.shared import Refit as Refit
     from headscope.pruning.options.sweep import SweepConfig as SweepConfig
     from headscope.results.ranking import Ranking as Ranking
     from headscope.results.removal import Removal as Removal
@@ -45,11 +45,11 @@ _LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
 _CONFIGS = {
     "AnalyzeConfig": "config.analyze",
     "EvaluateConfig": "config.evaluate",
-    "LearnConfig": "pruning.options.learn",
-    "RankConfig": "pruning.options.rank",
-    "Refit": "pruning.options.refit",
-    "RemoveConfig": "pruning.options.remove",
-    "ShrinkConfig": "pruning.options.shrink",
+    "LearnConfig": "pruning.options.choice",
+    "RankConfig": "pruning.options.choice",
+    "Refit": "pruning.options.shared",
+    "RemoveConfig": "pruning.options.removal",
+    "ShrinkConfig": "pruning.options.removal",
     "SweepConfig": "pruning.options.sweep",
     "TrainConfig": "training.config",
 }

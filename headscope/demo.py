@@ -17,8 +17,8 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import REMOVAL, run_removal
 from headscope.pruning.selection import CHOICE

@@ -98,6 +98,18 @@ class ConfigError(HeadscopeError):
     """A value of an option or config file is not allowed."""
 
 
+@contextmanager
+def restated(to: type[HeadscopeError], message: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of some kinds within the block (default: ConfigError) as another, in whose message `{why}` is theirs."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, kinds or ConfigError):
+            raise
+        known = isinstance(error, HeadscopeError)
+        raise to(message.replace("{why}", str(error) if known else reason_of(error))) from (None if known else error)
+
+
 def check_one_given(choices: Mapping[str, object]) -> None:
     """ConfigError unless exactly one value is not None; the keys say what to give, such as `--keep N, how many`."""
     count = sum(value is not None for value in choices.values())

@@ -15,6 +15,7 @@ from pandas.testing import assert_frame_equal
 
 import headscope as hs
 from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.config.small import TranslateOptions
 from headscope.engine.study import run_analysis
 from headscope.errors import (
     ConfigError,
@@ -24,7 +25,6 @@ from headscope.errors import (
 )
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.translate_options import TranslateOptions
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,8 @@ import pytest
 
 import headscope as hs
 from headscope.config.option import checked_value
-from headscope.pruning.options.learn import LearnConfig
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.options.choice import LearnConfig, RankConfig
+from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 from tests.docs.newcomer import narrow_bert
 from tests.oracles.memory import assert_found_again

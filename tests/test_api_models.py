@@ -17,8 +17,8 @@ import headscope as hs
 from headscope.api.open_model import one_batch
 from headscope.errors import ConfigError
 from headscope.model.interface import through_attend
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from tests.oracles import speakers

@@ -14,7 +14,7 @@ import torch
 
 from headscope.config import EvaluateConfig
 from headscope.config.option import SEED, configured
-from headscope.config.small import TranslateConfig
+from headscope.config.small import TranslateConfig, TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import MOST_LINE, lines_of
 from headscope.data.parses import read_conllu
@@ -25,7 +25,6 @@ from headscope.evaluation.translation import translate_lines
 from headscope.files.reading import read_bytes
 from headscope.files.toml import KEY_PARTS, read_toml
 from headscope.formats.base import LONGEST
-from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.beams import SearchConfig
 from tests.oracles import checkpoints, commands
 

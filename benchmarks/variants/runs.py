@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from variants.design import RECIPE, TEST, Arm
 
 from headscope.config import AnalyzeConfig
+from headscope.config.small import TranslateOptions
 from headscope.data.lines import read_lines
 from headscope.engine.study import run_analysis
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.results.training import Training
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.trainer import train

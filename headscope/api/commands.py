@@ -184,10 +184,8 @@ def prune(
     ConfigError for unknown options.
     """
     from headscope.pruning.learning.learn import run_learning
-    from headscope.pruning.options.learn import LEARNERS, LearnConfig
-    from headscope.pruning.options.rank import RankConfig
-    from headscope.pruning.options.remove import RemoveConfig
-    from headscope.pruning.options.shrink import ShrinkConfig
+    from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
+    from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
     from headscope.pruning.options.sweep import SweepConfig
     from headscope.pruning.ranking.rank_run import run_ranking
     from headscope.pruning.removal.remove import run_removal

@@ -35,10 +35,9 @@ from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import Converted, convert
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.refit import Refit
-from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.verify import Timing, timings

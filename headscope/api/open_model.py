@@ -15,7 +15,7 @@ from headscope.api.selection import GateValues, Heads, gates_name, gates_of, hea
 from headscope.api.texts import Text, one_text, text_options
 from headscope.config import Companions
 from headscope.config.option import configured
-from headscope.config.small import TranslateConfig
+from headscope.config.small import TranslateConfig, TranslateOptions, Translation
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch, pad_side
 from headscope.data.lines import raw_lines
@@ -23,7 +23,6 @@ from headscope.errors import HeadscopeError, python_errors
 from headscope.evaluation.sides import refuse_unread_target
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
-from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import one_expert

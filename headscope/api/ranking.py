@@ -15,7 +15,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress
-from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.ranking.allocation import check_keep
 from headscope.pruning.ranking.rank_run import allocation_of, context_of, scoring_of, shape_of
 from headscope.pruning.ranking.ranking import rank_heads

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
-from headscope.pruning.options.refit import Refit, anchor_files
+from headscope.pruning.options.shared import Refit, anchor_files
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
 """A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, a pair

@@ -210,7 +210,7 @@ KINDS: Mapping[str, Kind] = {
     "formats": Kind("headscope.formats.base:FORMATS"),
     "engines": Kind("headscope.pruning.engines.base:ENGINES"),
     "figures": Kind("headscope.report.registry:plot_figures"),
-    "learners": Kind("headscope.pruning.options.learn:LEARNERS"),
+    "learners": Kind("headscope.pruning.options.choice:LEARNERS"),
     "mixings": Kind("headscope.model.mixing.base:MIXINGS"),
     "variants": Kind("headscope.training.variant:VARIANTS"),
 }

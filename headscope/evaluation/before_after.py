@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import count_unknown
@@ -26,7 +27,6 @@ from headscope.evaluation.metrics.base import (
 from headscope.evaluation.non_inferiority import NonInferiority, groups_needed, judge
 from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
 
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.config import COMPANIONS, CheckpointOptions, Companions, EvaluateConfig, EvaluateOptions
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import UnknownSubwords
@@ -36,7 +37,6 @@ from headscope.evaluation.text_mode import RAW, TextMode, text_mode
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
 from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import masked

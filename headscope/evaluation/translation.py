@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from headscope.config.small import TranslateOptions, Translation
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens, groups
 from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords
 from headscope.data.lines import is_empty, line_text
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions, Translation
 
 WINDOW = 512
 LOGITS = 1 << 30  # bytes of the vocabulary's scores of all hypotheses in one step of a search

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions, flag
+from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, Side, SideName
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError
@@ -26,7 +27,6 @@ from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, SAME, Conversion, Probe
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
-from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.forward import mean_pooled

@@ -191,7 +191,9 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
     names = list(info["unexpected_keys"])
     if not names or not info["missing_keys"]:
         return "", {}
-    bare = [_unwrapped(name) for name in names]
+    bare = names
+    for wrapper in WRAPPERS:
+        bare = [name.replace(wrapper, "") for name in bare]
     exact = {*model.state_dict()}
     expected = _names_of(model)
     columns = zip(*(name.split(".")[:-1] for name in bare), strict=False)  # up to the shortest name
@@ -210,12 +212,6 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
     rest = bare[0].removeprefix(best)
     said = names[0].removesuffix(rest) if names[0].endswith(rest) else ", ".join([*wrappers, *filter(None, [best])])
     return said, renamings
-
-
-def _unwrapped(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _names_of(model: nn.Module) -> set[str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.config.option import configured, plain_config
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of, restated
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import file_digest, read_bytes, read_json
 from headscope.files.toml import read_toml, to_toml
@@ -38,7 +38,6 @@ SIDES = ("source", "target")
 SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
 """Fields that a vocabulary and its table share."""
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
-
 FORMER = ("files", "checksum")  # digests, which earlier files have
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
@@ -98,10 +97,8 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         model = build_transformer(path, content.model, state)
         stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
         model = model.to(opened_dtype(dtype, stored, device))
-        try:
+        with restated(CheckpointError, f"{path}: {{why}}", ConfigError, DataError):
             sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
-        except (ConfigError, DataError) as error:
-            raise CheckpointError(f"{path}: {error}") from None
         return TransformerCheckpoint(
             path=path,
             format=self.name,

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, SideName, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts
 from headscope.formats.diagnosis import refuse_weights, size_text
 from headscope.formats.exports import Probe
-from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.layers import shapes_only

@@ -51,8 +51,8 @@ from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.engines.base import export_for
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.options.refit import AUTO, as_text
-from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.options.removal import ShrinkConfig
+from headscope.pruning.options.shared import AUTO, as_text
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.record import Shrunk

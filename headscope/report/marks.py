@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_rgb
 
 from headscope.config.declarations import HeadFunction, criterion_names, head_functions, measured_columns
-from headscope.pruning.options.learn import learners
+from headscope.pruning.options.choice import learners
 from headscope.report.sheet import letters, swatch, text_width
 
 # head word and dependent as Voita et al. 2019 abbreviate them

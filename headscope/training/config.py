@@ -295,18 +295,14 @@ class TrainingPosition:
         if self.updates_planned:
             shares.append(self.update / self.updates_planned)
         if self.epochs_planned:
-            shares.append((self.epoch - 1 + self.share_of_epoch) / self.epochs_planned)
+            share = self.update_in_epoch / self.updates_per_epoch if self.updates_per_epoch else 0.0
+            shares.append((self.epoch - 1 + share) / self.epochs_planned)
         return min(max(shares), 1.0)
 
     @property
     def planned_length(self) -> int | None:
         """Updates that were planned, by whichever limit is nearer; None before the first epoch where epochs say it."""
         return length(self.updates_planned, self.epochs_planned, self.updates_per_epoch)
-
-    @property
-    def share_of_epoch(self) -> float:
-        """The share of this epoch that is done, 0 where the length of epochs is not known."""
-        return self.update_in_epoch / self.updates_per_epoch if self.updates_per_epoch else 0.0
 
 
 def length(updates: int | None, epochs: int | None, updates_per_epoch: int | None) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.metrics.perplexity import perplexity
 from headscope.evaluation.quality import text_score
@@ -16,7 +17,6 @@ from headscope.evaluation.text_mode import DEFAULT, TOKENISED, TextMode
 from headscope.evaluation.translation import translate_lines
 from headscope.files.reading import read_text
 from headscope.files.writing import write_atomically, write_errors
-from headscope.formats.translate_options import TranslateOptions
 from headscope.training import checkpoints
 from headscope.training.checkpoints import METRICS, Progress, checkpoint, save_state
 from headscope.training.config import TrainConfig, rate

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from headscope.cli import main
+from headscope.config.small import TranslateOptions
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.projections import projections
 from headscope.model.taps import gated, masked

@@ -204,7 +204,7 @@ def test_evaluation(kind: str) -> None:
 
 
 def test_translation_with_beams() -> None:
-    from headscope.formats.translate_options import TranslateOptions
+    from headscope.config.small import TranslateOptions
 
     for its in (checkpoints.small(), checkpoints.hugging("bart")):
         given = checkpoints.SOURCES[:3] if its.format == "native" else ["ah ai", "bj ck dl"]
@@ -232,7 +232,7 @@ def test_gates_masks_and_capture(kind: str) -> None:
 
 def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> Any:
     from headscope.pruning.learning.learn import run_learning
-    from headscope.pruning.options.learn import LEARNERS, LearnConfig
+    from headscope.pruning.options.choice import LEARNERS, LearnConfig
 
     options = LEARNERS.get(method).Options(keep=4)
     config = LearnConfig(**words, out=folder, method=options, updates=3, device=device, batch_tokens=61)

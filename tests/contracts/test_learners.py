@@ -19,8 +19,8 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.learner import GateLearner, learner
-from headscope.pruning.options import learn
-from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, learners
+from headscope.pruning.options import choice as learn
+from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, learners
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.sweep.cells import cells_of
 from tests.makers.sweeps import made_words

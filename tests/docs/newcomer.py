@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 import transformers
 
-from headscope.pruning.options.learn import learners
+from headscope.pruning.options.choice import learners
 from scripts.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
 from tests.oracles.commands import ran

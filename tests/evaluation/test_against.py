@@ -11,7 +11,7 @@ import headscope as hs
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from tests.oracles import classifiers
 

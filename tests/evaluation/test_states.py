@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import EvaluateConfig
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -17,7 +18,6 @@ from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_me
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.states import compare_states
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import gated, masked

@@ -12,6 +12,7 @@ import torch
 
 from headscope.bootstrap import Ratio
 from headscope.cli import main
+from headscope.config.small import TranslateOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.engine.base import ANALYSES, RunOptions
@@ -20,7 +21,6 @@ from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.model.forward import finite
 from headscope.model.nonfinite import is_finite
 from tests.oracles import checkpoints, fairseq

@@ -27,11 +27,11 @@ from transformers import (
 
 import headscope as hs
 from headscope.config import Companions
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import sentence_limit
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
 from tests.oracles.captured import capture_once

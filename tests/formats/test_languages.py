@@ -12,9 +12,9 @@ import transformers
 from tokenizers import processors
 
 import headscope as hs
+from headscope.config.small import TranslateOptions
 from headscope.data.encoded import IGNORED
 from headscope.formats.base import open_checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from tests.makers import decoders
 
 WORDS = ["▁a", "▁dog", "▁ein", "▁Hund", "▁ruft", "▁barks"]

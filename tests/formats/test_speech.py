@@ -18,13 +18,13 @@ from transformers.utils.generic import ModelOutput
 
 import headscope as hs
 from headscope.config import AnalyzeConfig
+from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources

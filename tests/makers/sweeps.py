@@ -8,11 +8,11 @@ from typing import Any
 
 from headscope.config import EvaluateConfig
 from headscope.config.option import configured
+from headscope.config.small import TranslateOptions
 from headscope.evaluation.run import run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.formats.translate_options import TranslateOptions
-from headscope.pruning.options.learn import learners
+from headscope.pruning.options.choice import learners
 from headscope.pruning.options.sweep import SweepConfig
 
 

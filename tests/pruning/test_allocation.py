@@ -24,8 +24,8 @@ from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.shared import RefitOptions
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking

@@ -37,7 +37,7 @@ from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.options.refit import Refit, RefitOptions
+from headscope.pruning.options.shared import Refit, RefitOptions
 from headscope.report.page.report import gather
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers

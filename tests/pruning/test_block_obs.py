@@ -21,7 +21,7 @@ from headscope.pruning.closed_form.refit import (
     remove_block,
     weigh,
 )
-from headscope.pruning.options.refit import COMPENSATIONS
+from headscope.pruning.options.shared import COMPENSATIONS
 from tests.oracles import closed_form as oracle
 
 TOKENS, OUTPUTS, HEADS, WIDTH = 401, 11, 5, 3

@@ -15,7 +15,7 @@ from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import speakers
 

@@ -24,7 +24,7 @@ from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.engines.base import choose_export
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.options.refit import Refit
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned
 from tests.oracles import speakers

@@ -28,8 +28,8 @@ from headscope.pruning.learning.learners.l0 import (
     noisy_gates,
     nonzero_probability,
 )
-from headscope.pruning.options.learn import LearnConfig
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.choice import LearnConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
 from tests.makers.shared import SHIPPED

@@ -22,7 +22,7 @@ from headscope.model.taps import capture
 from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import RefitOptions
 from headscope.pruning.removal import merge_plan
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits

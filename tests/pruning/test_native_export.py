@@ -15,7 +15,7 @@ from headscope.heads import select_heads
 from headscope.model.discovery import find_attention
 from headscope.model.removal_plan import padded_plan, plan_removal
 from headscope.model.taps import masked
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits

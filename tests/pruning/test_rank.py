@@ -22,7 +22,7 @@ from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove

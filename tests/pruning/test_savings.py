@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from headscope.config.small import TranslateOptions
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.size import flops, size
-from headscope.formats.translate_options import TranslateOptions
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig

@@ -18,7 +18,7 @@ from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import Refit, RefitOptions
+from headscope.pruning.options.shared import Refit, RefitOptions
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 

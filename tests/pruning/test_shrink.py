@@ -20,9 +20,8 @@ from headscope.evaluation.run import run_evaluation
 from headscope.heads import HeadId
 from headscope.pruning import shrink
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.options.shrink import SHARES
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.removal import SHARES, RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import methods

@@ -28,7 +28,7 @@ from headscope.pruning.learning.learners.subset import (
     soft_top_k,
     straight_through,
 )
-from headscope.pruning.options.learn import LearnConfig
+from headscope.pruning.options.choice import LearnConfig
 from tests.oracles import checkpoints, speakers, subset
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ from headscope.evaluation.metrics.base import METRICS, Translations, grouped
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import Site
-from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cells import Cell, read_cells

@@ -15,7 +15,7 @@ import pytest
 from headscope.errors import HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import Sweep

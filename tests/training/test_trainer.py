@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from headscope.config import flag, plain_options
 from headscope.config.option import configured
+from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
@@ -26,7 +27,6 @@ from headscope.errors import ConfigError, TrainingError
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.results.training import Training
 from headscope.training import losses, tokenizers
 from headscope.training import trainer as engine

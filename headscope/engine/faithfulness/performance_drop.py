@@ -11,6 +11,7 @@ import torch
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, GroupSums, Ratio
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
@@ -18,7 +19,6 @@ from headscope.evaluation.quality import text_score
 from headscope.evaluation.text_mode import text_mode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 

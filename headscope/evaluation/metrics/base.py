@@ -22,6 +22,7 @@ import torch
 from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
 from headscope.config.inputs import SEARCH
 from headscope.config.option import flag_of
+from headscope.config.small import TranslateOptions
 from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
@@ -30,7 +31,6 @@ from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.text_mode import RAW, TextMode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.registry import Registry
 
 Pass = Literal["translations", "likelihood", "states"]

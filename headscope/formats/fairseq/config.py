@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, restated
 from headscope.formats.fairseq.keys import layer_counts
 from headscope.formats.safe_pickle import StubType
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
@@ -218,7 +218,7 @@ def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> Trans
     two_sided = not settings.arch.startswith("transformer_lm")
     shared = two_sided and settings.on("share_all_embeddings")
     output = state.get("decoder.project_out_dim.weight")
-    try:
+    with restated(CheckpointError, f"{settings.path}: {{why}}"):
         return TransformerConfig(
             encoder=_stack(settings, state, "encoder") if two_sided else None,
             decoder=_stack(settings, state, "decoder"),
@@ -226,8 +226,6 @@ def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> Trans
             tie_output=shared or settings.on("share_decoder_input_output_embed"),
             d_output=None if output is None else len(output),
         )
-    except ConfigError as error:
-        raise CheckpointError(f"{settings.path}: {error}") from None
 
 
 def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackConfig:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.huggingface.companions.languages import of_side, special_ids, target_language
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
-from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config, vocabulary_size
 from headscope.model.forward import finite, refuse_overflow

@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, GenerationMixin
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.files.npz import native_numbers
 from headscope.formats.base import POSITION
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
 from headscope.formats.huggingface.companions.languages import Prompts
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.interface import features_shape
 from headscope.model.removal_plan import alignment_heads

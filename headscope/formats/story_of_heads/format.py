@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
+from headscope.errors import CheckpointError, ConfigError, DataError, restated, shortlist
 from headscope.files.npz import Arrays
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
@@ -90,11 +90,9 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         hp_file = companions.hp or _beside(file)
         hp, settings = read_hp(hp_file)
         arrays = Arrays(file)
-        try:
+        with restated(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
             shape = shape_of(arrays, hp)
             model = build_transformer(path, shape.config, _state(arrays, hp, shape))
-        except ConfigError as error:
-            raise CheckpointError(f"{path} with {hp_file.name}: {error}") from None
         stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
         folder = companions.dicts or file.parent

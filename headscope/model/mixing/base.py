@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, restated
 from headscope.heads import Site
 from headscope.registry import Registry, unknown
 
@@ -127,7 +127,5 @@ def build_mixing(
 ) -> Mixing:
     """A fresh mixing; ConfigError for a name or an option that does not exist."""
     cls = MIXINGS.get(resolve(name))
-    try:
+    with restated(ConfigError, f"mixing {name!r} does not take these options: {{why}}", TypeError):
         return cls(heads=heads, d_value=d_value, d_model=d_model, **options)
-    except TypeError as error:
-        raise ConfigError(f"mixing {name!r} does not take these options: {error}") from None

@@ -21,7 +21,7 @@ from headscope.pruning.closed_form.moments import ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import SolvedRefit
 from headscope.pruning.gate_layout import Unit
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import RefitOptions
 
 PASSES = 2
 """Measurements for every unit that goes, at most; when they are used up, the last known costs decide."""

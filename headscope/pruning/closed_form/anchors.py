@@ -24,7 +24,7 @@ from headscope.data.lines import read_lines, text_units
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import lines, spread
-from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
+from headscope.pruning.options.shared import OtherText, anchor_files, anchor_name, sides
 
 T = TypeVar("T")
 LENGTHS = (6, 30)

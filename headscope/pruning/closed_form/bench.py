@@ -23,7 +23,7 @@ from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, 
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import AUTO, OtherText, Refit, RefitOptions, anchor_name
+from headscope.pruning.options.shared import AUTO, OtherText, Refit, RefitOptions, anchor_name
 
 HALF = 0.5
 """The strength that `auto` tries too: on text of another kind the whole way may be too far."""

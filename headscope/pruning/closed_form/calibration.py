@@ -14,7 +14,7 @@ from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.refit import Refit, RefitOptions, anchor_name, check_texts, in_turn, partly
+from headscope.pruning.options.shared import Refit, RefitOptions, anchor_name, check_texts, in_turn, partly
 
 FEWEST = 8
 """Sentences that a refit needs at least."""

@@ -24,7 +24,7 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import RefitOptions
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError, NumericalError
-from headscope.pruning.options.refit import DAMPING, check_damping
+from headscope.pruning.options.shared import DAMPING, check_damping
 
 SINGULAR = 1e-12
 """A pivot of at most this share of the largest second moment is taken for a rounding error."""

@@ -35,7 +35,7 @@ from headscope.pruning.closed_form.output_projections import (
 )
 from headscope.pruning.closed_form.refit import SolvedRefit, refit_to_targets
 from headscope.pruning.closed_form.streams import CallReader
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import RefitOptions
 
 LinearPart = OutputProjection | FeedForwardOutput
 BLOCK_DAMPING = 0.5

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError, ConfigError, one_line
+from headscope.config.small import TranslateOptions
+from headscope.errors import CheckpointError, ConfigError, restated
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.native.layers import position_table
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
@@ -65,13 +64,17 @@ class CTranslate2(EngineExport):
         spec.save(str(path))
         aligned = align(path, named) if (named := alignment_heads(checkpoint.model)) else []
         splitters = write_splitters(checkpoint, path)
-        with _errors():
+        failed = "CTranslate2 does not run what was written ({why}); nothing was saved"
+        with restated(CheckpointError, failed, RuntimeError, ValueError):
             engine = importlib.import_module("ctranslate2").Translator(str(path), device="cpu", compute_type="float32")
             difference, largest = score_difference(engine, checkpoint, translator.tokens, data)
             limit = check_difference(difference, largest, torch.float32, "CTranslate2")
             notes = translation_note(engine, checkpoint, translator, data)
         encoder, decoder = translator.config.encoder, translator.config.decoder
         assert encoder is not None
+        tokens = translator.tokens
+        end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
+        never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
         return EngineFile(
             export=self.name,
             file=FOLDER,
@@ -81,31 +84,15 @@ class CTranslate2(EngineExport):
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
             opens=(
                 f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)",
-                *_usage(translator.tokens),
+                f"its tokens are those of the vocabularies beside it{end}{never}",
+                "its scores leave out how probable an empty translation is; with `min_decoding_length=0` they are "
+                "headscope's",
                 f"`return_attention` is {'the mean over ' if aligned else ''}"
                 f"{', '.join(map(str, aligned)) or 'the first head of the last layer (`analyze --write-alignment`)'}",
             ),
             limits=() if splitters else (f"`{FOLDER}` has no file that splits text: give tokens",),
             notes=notes,
         )
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        detail = one_line(error)[:200]
-        raise CheckpointError(f"CTranslate2 does not run what was written ({detail}); nothing was saved") from error
-
-
-def _usage(tokens: TranslatorTokens) -> tuple[str, ...]:
-    end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
-    never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
-    return (
-        f"its tokens are those of the vocabularies beside it{end}{never}",
-        "its scores leave out how probable an empty translation is; with `min_decoding_length=0` they are headscope's",
-    )
 
 
 # The specification.

@@ -71,7 +71,12 @@ class Gguf(EngineExport):
         if quantized:  # after what the file holds was proved
             write_gguf(decoder, tokenizer, path, quantize=options.quantize)
             found, _ = compare(path, vocabulary, continued)
-            limit = check_quantization(found)
+            limit = QUANTIZED * found.range
+            if not found.difference <= limit:
+                raise CheckpointError(
+                    f"quantization moves log-probabilities by {found.difference:.1e}, tolerance {limit:.1e} (a tenth "
+                    "of their range); nothing was saved. Leave out --quantize"
+                )
             notes = [
                 f"before quantization log-probabilities differed by {difference:.1e}",
                 f"quantised, {found.greedy}",
@@ -162,17 +167,6 @@ def compare(
         raise CheckpointError("llama.cpp gives no log-probabilities to compare; give the model a tokenizer")
     spread = float((rows.amax(1) - rows.amin(1)).max())
     return LogitComparison(difference, largest, spread, same, steps), reply.ids
-
-
-def check_quantization(measured: LogitComparison) -> float:
-    """The tolerance of what quantization moves; CheckpointError where it moves log-probabilities by more."""
-    limit = QUANTIZED * measured.range
-    if not measured.difference <= limit:
-        raise CheckpointError(
-            f"quantization moves log-probabilities by {measured.difference:.1e}, tolerance {limit:.1e} (a tenth of "
-            "their range); nothing was saved. Leave out --quantize"
-        )
-    return limit
 
 
 def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[Continuation]:

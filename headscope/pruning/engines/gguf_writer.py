@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.pruning.engines.gguf_layers import ROUNDING, LlamaDecoder, Rotary, context_length, tensors
+from headscope.pruning.engines.gguf_layers import ROUNDING, LlamaDecoder, context_length, tensors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -217,6 +217,8 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 
 
 def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
+    import gguf
+
     config, container = decoder.config, decoder.container
     layers = decoder.placed(container)
     widths = [layer.module.mlp.down_proj.weight.shape[1] for layer in layers]
@@ -237,12 +239,7 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
         writer.add_expert_weights_scale(1.0)
         writer.add_expert_weights_norm(True)
         writer.add_uint32(f"{container.name}.expert_shared_feed_forward_length", widths[0])
-    _write_rotary(writer, decoder.rotary(container))
-
-
-def _write_rotary(writer: Any, rotary: Rotary) -> None:
-    import gguf
-
+    rotary = decoder.rotary(container)
     writer.add_rope_freq_base(rotary.theta)
     if rotary.factor is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(rotary.kind))

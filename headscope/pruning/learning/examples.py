@@ -17,7 +17,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_
 from headscope.data.batching import EncodedSentence, Omissions, add_labels, collate, encode_window
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import CheckpointError, ConfigError, DataError, restated
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.evaluation.sides import check_sides
 from headscope.formats.base import Checkpoint
@@ -83,10 +83,8 @@ def training_examples(
         raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
     hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
     hiding = None
-    try:
+    with restated(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
         hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
-    except CheckpointError as error:
-        raise ConfigError(f"{error}; text alone teaches it nothing") from None
     rows, losses, sentences = list[EncodedSentence](), Omissions(), iter(corpus)
     while window := list(islice(sentences, WINDOW)):
         ready = encode_window(window, checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)

@@ -33,7 +33,7 @@ from headscope.pruning.learning.examples import (
 )
 from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.options.learn import LearnConfig
+from headscope.pruning.options.choice import LearnConfig
 from headscope.pruning.options.shared import PruningOptions
 from headscope.pruning.selection import (
     STATE,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.pruning.gate_layout import GateLayout, tie_remarks, tied_at
-from headscope.pruning.options.learn import LEARNERS
+from headscope.pruning.options.choice import LEARNERS
 from headscope.pruning.options.sweep import SweepConfig
 
 

@@ -11,14 +11,14 @@ from headscope.config.inputs import BleuOption, data_option, output_option, sear
 from headscope.config.option import BEAM, RESAMPLES, SEED, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
-from headscope.pruning.options.learn import check_prices, learners
-from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
-from headscope.pruning.options.refit import Refit, RefitOptions
+from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, check_prices, learners
 from headscope.pruning.options.shared import (
     GATE_LR,
     LEARNT_WITH,
     STAY,
     PruningOptions,
+    Refit,
+    RefitOptions,
     compensation_option,
     heads_option,
     learning_option,

@@ -25,8 +25,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.options.rank import End
-from headscope.pruning.options.refit import DAMPING, OtherText
+from headscope.pruning.options.choice import End
+from headscope.pruning.options.shared import DAMPING, OtherText
 from headscope.pruning.scores_file import scores_in
 from headscope.registry import Registry, unknown
 

@@ -30,9 +30,8 @@ from headscope.pruning.gate_layout import GateLayout, tie_remarks
 from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import loss_of, recipe_of, tune
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.refit import DAMPING, as_text
-from headscope.pruning.options.shared import Freeze
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.shared import DAMPING, Freeze, as_text
 from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import (
     CRITERIA,

@@ -22,7 +22,7 @@ from headscope.pruning.closed_form.moments import ContextMoments, Moments, colle
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
-from headscope.pruning.options.refit import AUTO_DAMPING, DAMPING, Refit, RefitOptions
+from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit, RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 
 

@@ -19,8 +19,7 @@ from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.model_inputs import InputTexts
-from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.verify import Verification
 from headscope.results.answer import Answer
 from headscope.results.removal import Removal, merged_text
@@ -122,21 +121,16 @@ def shrunk_record(done: Shrunk, config: RemoveConfig | ShrinkConfig) -> dict[str
         "heads": list_typed(config, done),
         "command": typed_command(config),
         **{name: [] for name in ("engines", "opens", "limits", "times")},
-        "notes": notes_on(done),
+        "notes": (
+            *padding_note(done),
+            *done.alignment,
+            *done.rounded,
+            *filter(None, [done.verified.rounds, done.unmeasured]),
+            *(() if done.compensated is None else done.compensated.remarks()),
+            *(() if done.quality is None else done.quality.unread),
+        ),
         "seconds": 0.0,
     }
-
-
-def notes_on(done: Shrunk) -> tuple[str, ...]:
-    """What there is to know of a smaller model in memory."""
-    return (
-        *padding_note(done),
-        *done.alignment,
-        *done.rounded,
-        *filter(None, [done.verified.rounds, done.unmeasured]),
-        *(() if done.compensated is None else done.compensated.remarks()),
-        *(() if done.quality is None else done.quality.unread),
-    )
 
 
 def list_typed(config: RemoveConfig | ShrinkConfig, done: Shrunk) -> dict[str, str | None]:

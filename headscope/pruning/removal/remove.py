@@ -47,9 +47,8 @@ from headscope.pruning.engines.base import (
     split_export,
 )
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.options.refit import Refit
-from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
     Shrunk,

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import Size
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.attention import is_half
 from headscope.model.discovery import eval_mode

@@ -20,8 +20,7 @@ from headscope.files.writing import write_atomically
 from headscope.formats.native import DIRECTORY
 from headscope.heads import Layout, all_heads
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.options.learn import learners
-from headscope.pruning.options.rank import End
+from headscope.pruning.options.choice import End, learners
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names

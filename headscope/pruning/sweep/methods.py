@@ -16,6 +16,7 @@ import torch
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config import Companions
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
@@ -32,14 +33,12 @@ from headscope.evaluation.metrics.base import (
 from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
 from headscope.files.reading import read_object
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import PASSES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.options.learn import LEARNERS, LearnConfig
-from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking

@@ -23,7 +23,7 @@ from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.engine.base import Analysis
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, restated
 from headscope.files.folders import Build
 from headscope.files.reading import read_record
 from headscope.formats.base import MASKED, Checkpoint, open_configured, write_checkpoint
@@ -33,7 +33,7 @@ from headscope.model.taps import masked
 from headscope.pruning.engines.base import choose_export
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.model_inputs import texts
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.ranking.allocation import removal_sets
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, remove_planned, write_shrunk
@@ -79,7 +79,7 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     if not isinstance(recorded, dict) or not isinstance(data, dict):
         raise ConfigError(f"--relabel: {run / 'run.json'} has no options of `headscope analyze`; analyse CKPT again")
     own = {name: value for name, value in recorded.items() if name in analysis_options()}
-    try:
+    with restated(ConfigError, f"--relabel: the analysis {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
         config = restored(AnalyzeConfig, {**recorded, "out": run, "analysis_options": checked_options(own)})
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
@@ -87,8 +87,6 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
         analyses = [cls for cls in chosen_analyses(config) if cls.functions]
         if config.parse == "stanza":
             corpus = with_stanza(corpus, config)
-    except (HeadscopeError, TypeError) as error:
-        raise ConfigError(f"--relabel: the analysis {run} cannot be repeated: {error}") from None
     if corpus.digest != data.get("digest"):
         raise ConfigError(f"--relabel: the text of {run} was changed since, or is another here; analyse CKPT again")
     if not analyses:
@@ -133,10 +131,8 @@ def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
     """ConfigError where no heads of a checkpoint can be taken out of it, before anything is learnt."""
     units = range(len(gating.units))
     for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
-        try:
+        with restated(ConfigError, "--keep-models: {why}", ConfigError, CheckpointError):
             without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])
-        except (ConfigError, CheckpointError) as error:
-            raise ConfigError(f"--keep-models: {error}") from None
 
 
 def on_one_device(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpoint:

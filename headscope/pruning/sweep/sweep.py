@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +121,13 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
         stopped: KeyboardInterrupt | None = None
         try:
-            run_cells(context, [cell for cell in missing if cell.folder in share], progress=progress)
+            cells = [cell for cell in missing if cell.folder in share]
+            with progress("sweep", len(cells)) as step:
+                for ranking in context.rankings(cells):
+                    context.scores(*ranking)
+                for cell in sorted(cells, key=lambda cell: cell.control):
+                    write_cell(folder, cell, run_cell(context, cell))
+                    step(1)
             while begun and not all(cell_path(folder, cell.name).is_file() for cell in missing):
                 time.sleep(POLL)
         except KeyboardInterrupt as interrupt:
@@ -181,16 +187,6 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
     new = replacing_folder(config.out)
     folder = new if config.force and new.is_dir() else config.out
     return folder, len(list((folder / CELLS).glob("*.json")))
-
-
-def run_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
-    """Do cells and keep their records: scores of heads first, controls last."""
-    with progress("sweep", len(cells)) as step:
-        for ranking in context.rankings(cells):
-            context.scores(*ranking)
-        for cell in sorted(cells, key=lambda cell: cell.control):
-            write_cell(context.config.out, cell, run_cell(context, cell))
-            step(1)
 
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, restated
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.config import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
@@ -150,10 +150,8 @@ class SwapHeads(Variant):
         if forks:
             for epoch, swaps in schedule.items():
                 for swap in swaps:
-                    try:
+                    with restated(ConfigError, f"{path}: epoch {epoch}: {{why}}"):
                         fork_parts(run.model, swap)
-                    except ConfigError as error:
-                        raise ConfigError(f"{path}: epoch {epoch}: {error}") from None
         last = run.config.epochs
         late = [epoch for epoch in schedule if last is not None and epoch > last]
         if late and self.options.compat != "fork":

@@ -38,8 +38,8 @@ from headscope.pruning.engines.alignment import (
 )
 from headscope.pruning.engines.ctranslate2 import specification
 from headscope.pruning.engines.translators import translator_of
-from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.selection import gates_for
 from headscope.results.study import Study

@@ -15,13 +15,13 @@ import transformers
 import headscope as hs
 from headscope.assets import captions
 from headscope.config import Companions
+from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.convert import convert
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from headscope.training import tokenizers

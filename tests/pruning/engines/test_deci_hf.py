@@ -16,7 +16,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.taps import masked
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal

@@ -20,7 +20,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.pruning.engines import llama_cpp
 from headscope.pruning.engines.gguf_layers import LlamaDecoder, rotary_of
 from headscope.pruning.engines.gguf_writer import SPLITS, write_gguf
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
 from tests.makers import decoders

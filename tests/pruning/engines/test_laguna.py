@@ -21,8 +21,8 @@ from headscope.heads import select_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.options.refit import RefitOptions
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
+from headscope.pruning.options.shared import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal

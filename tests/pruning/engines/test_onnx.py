@@ -18,7 +18,7 @@ import headscope as hs
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
-from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal

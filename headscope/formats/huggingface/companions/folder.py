@@ -37,7 +37,9 @@ def model_folder(folder: Path) -> Path:
     """Where the files of transformers are: in a folder, or in the encoder's part of a sentence-transformers model."""
     if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
         return folder
-    return next((folder / name for name in parts(folder) if _names_a_model(folder / name)), folder)
+    return next(
+        (folder / name for name in parts(folder) if "model_type" in json_object(folder / name / CONFIG)), folder
+    )
 
 
 def parts(folder: Path) -> list[str]:
@@ -95,10 +97,6 @@ def local_folder(path: str) -> Path | None:
     except OSError:
         return None
     return None if config is None else Path(config).parent
-
-
-def _names_a_model(folder: Path) -> bool:
-    return "model_type" in json_object(folder / CONFIG)
 
 
 def read_if_json(path: Path) -> Any:
