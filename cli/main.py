@@ -20,7 +20,7 @@ from headscope.cli.failures import (
     user_message,
 )
 from headscope.cli.usage_errors import usage_errors
-from headscope.errors import HeadscopeWarning, one_line, options_as_flags
+from headscope.errors import HeadscopeWarning, one_line, option_spelling, spelled
 from headscope.files.writing import exit_status, listening, received
 
 COMMANDS = {
@@ -126,7 +126,7 @@ def run() -> None:
 
 def _run() -> None:
     try:
-        with options_as_flags(), warnings.catch_warnings():
+        with option_spelling(str), warnings.catch_warnings():
             set_environment()
             warnings.showwarning = partial(_show_warning, warnings.showwarning, set())
             app()
@@ -149,7 +149,7 @@ def _show_warning(
 ) -> None:
     """Show headscope's own warnings in one line, each once."""
     if issubclass(category, HeadscopeWarning):
-        if (line := one_line(message)) not in shown:
+        if (line := one_line(spelled(str(message)))) not in shown:
             shown.add(line)
             print(line, file=sys.stderr, flush=True)
     else:

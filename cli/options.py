@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -13,18 +15,23 @@ import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import checked_value, configured, declared_options, flag, flag_of
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, option_spelling
 from headscope.files.output_checks import Input, check_inputs
 from headscope.files.reading import no_path
 from headscope.registry import unknown
 
 C = TypeVar("C")
 STDIN = "-"
+OPTION = re.compile(r"`headscope [^`]*`|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?: (?P<value>-?\w[\w.-]*))?")
+VALUE = re.compile(r"-?[\d.]+|[A-Z]{2}")
+"""What stands behind an option in a message: a number, or a word for one (`FILE`)."""
 RARE = "rare"
 """Marks, in its annotation, an option that --help leaves to --help-all."""
 Command = Callable[..., None]
 Entry = tuple[Field[Any], Any]
 """A field of a config class with its type."""
+Owners = Callable[[], Mapping[str, type[Any]]]
+"""Classes of options by what has them, such as analyses."""
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[
     bool, RARE, typer.Option("--verbose", help="Print all answers, with details and signature.", rich_help_panel=OUTPUT)
@@ -64,7 +71,7 @@ def options_from(
     json: bool = True,
     verbose: bool = False,
     typed: tuple[str, ...] = (),
-    owners: Callable[[], Mapping[str, type[Any]]] | None = None,
+    owners: Owners | None = None,
     panel: str | None = None,
 ) -> Callable[[Command], Command]:
     """A command whose options are those of config classes, and as a rule `--config` and `--json`.
@@ -84,11 +91,12 @@ def options_from(
 
     def decorate(function: Command) -> Command:
         def command(**typed_values: Any) -> None:
-            values = given_values(typed_values, entries, owners)
-            if config:  # `--target` of a figure is no file
-                check_texts(values, typed=typed)
             switches = [name for name, on in zip(SWITCHES, (json, verbose), strict=True) if on]
-            function(values, **{name: values.pop(name, False) for name in switches})
+            with option_spelling(partial(as_typed, entries, owners)):
+                values = given_values(typed_values, entries, owners)
+                if config:  # `--target` of a figure is no file
+                    check_texts(values, typed=typed)
+                function(values, **{name: values.pop(name, False) for name in switches})
 
         command.__doc__ = function.__doc__
         options = [parameter_of(*pair, panel) for pair in entries if not pair[0].metadata["flagless"]]
@@ -104,9 +112,30 @@ def options_from(
     return decorate
 
 
-def given_values(
-    typed: Mapping[str, Any], entries: Sequence[Entry], owners: Callable[[], Mapping[str, type[Any]]] | None
-) -> dict[str, Any]:
+def flagless(entries: Iterable[Entry], owners: Owners | None) -> dict[str, tuple[str, list[str]]]:
+    """Options that have no flag: how `--set` names each (`integrated_gradients.ig-steps`), and words it may be."""
+    found = [("", *pair) for pair in entries if pair[0].metadata["flagless"]]
+    found += [(f"{owner}.", *pair) for owner, cls in (owners or dict)().items() for pair in declared_options(cls)]
+    words = {flag_of(entry)[2:]: (owner, metavar_of(entry, hint).split("|")) for owner, entry, hint in found[::-1]}
+    return {name: (f"{owner}{name}", choices) for name, (owner, choices) in words.items()}
+
+
+def as_typed(entries: Iterable[Entry], owners: Owners | None, text: str) -> str:
+    """A message whose options without a flag are written `--set NAME`, before a value `--set NAME=3`."""
+    names = flagless(entries, owners) if "--" in text else {}
+
+    def spell(match: re.Match[str]) -> str:
+        if match["name"] not in names:
+            return match[0]
+        name, choices = names[match["name"]]
+        value = match["value"] or ""
+        is_value = value in choices or VALUE.match(value)
+        return f"--set {name}{'=' if is_value else ' '}{value}".rstrip()
+
+    return OPTION.sub(spell, text)
+
+
+def given_values(typed: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
     """The values that were given by field: those of the file, over them those that were typed."""
     values = {
         name: value
@@ -132,10 +161,7 @@ def set_values(sets: Iterable[str], entries: Sequence[Entry], owned: Mapping[str
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: give NAME=VALUE")
-        try:
-            values |= fields_of({name.strip(): {"true": True, "false": False}.get(value, value)}, entries, owned)
-        except ConfigError as error:
-            raise ConfigError(f"--set {name[:60]}: {error}") from None
+        values |= fields_of({name.strip(): {"true": True, "false": False}.get(value, value)}, entries, owned)
     return values
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 from headscope.cli.failures import USAGE, short
@@ -47,14 +46,11 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 def _settable(refused: Any) -> str:
     """What sets an option that has no flag; else nothing."""
-    callback, name = refused.ctx.command.callback, refused.option_name.lstrip("-")
-    known = {(entry.metadata["name"] or entry.name): "" for entry, _ in getattr(callback, "entries", ())}
-    for owner, cls in (getattr(callback, "owners", None) or dict)().items():
-        known |= {entry.name: f"{owner}." for entry in fields(cls)}
-    known = {option.replace("_", "-"): owner for option, owner in known.items()}
-    return (
-        f"{refused.option_name} has no flag of its own; give --set {known[name]}{name}=VALUE" if name in known else ""
-    )
+    from headscope.cli.options import flagless
+
+    callback, name = refused.ctx.command.callback, refused.option_name
+    names = flagless(getattr(callback, "entries", ()), getattr(callback, "owners", None))
+    return f"{name} has no flag of its own; give --set {names[name[2:]][0]}=VALUE" if name[2:] in names else ""
 
 
 def _elsewhere(refused: Any) -> str:

@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_OPTIONS_AS_FLAGS: ContextVar[bool] = ContextVar("headscope_options_as_flags", default=False)
 _OPTIONS = re.compile(r"(`headscope [^`]*`)|(?<![\w-])--([a-z][a-z0-9-]*)")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
 
 # C0 without tab and line feed, delete, C1; line separators; marks of direction; surrogates, which no UTF-8 can hold.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-@contextmanager
-def options_as_flags() -> Iterator[None]:
-    """Within the block the API's errors write options as the command line does: `--max-length`, not `max_length`."""
-    token = _OPTIONS_AS_FLAGS.set(True)
-    try:
-        yield
-    finally:
-        _OPTIONS_AS_FLAGS.reset(token)
-
-
-@contextmanager
-def python_errors() -> Iterator[None]:
-    """Errors within the block name options as Python writes them (`max_length`), in commands as `--max-length`."""
-    try:
-        yield
-    except HeadscopeError as error:
-        if not _OPTIONS_AS_FLAGS.get():
-            error.args = (python_words(str(error)),)
-        raise
 
 
 def python_words(text: str) -> str:
@@ -44,6 +22,35 @@ def python_words(text: str) -> str:
     """
     keywords = {"source": "text"}
     return _OPTIONS.sub(lambda match: match[1] or keywords.get(match[2], match[2].replace("-", "_")), text)
+
+
+_SPELLING: ContextVar[Callable[[str], str]] = ContextVar("headscope_spelling", default=python_words)
+
+
+def spelled(text: str) -> str:
+    """A message, which names options as `--max-length`, in the words of the front end that is in use."""
+    return _SPELLING.get()(text)
+
+
+@contextmanager
+def python_errors() -> Iterator[None]:
+    """Errors within the block name options as the front end does: in Python `max_length`."""
+    try:
+        yield
+    except HeadscopeError as error:
+        error.args = (spelled(str(error)),)
+        raise
+
+
+@contextmanager
+def option_spelling(spelling: Callable[[str], str]) -> Iterator[None]:
+    """Within the block messages have their options spelled so."""
+    token = _SPELLING.set(spelling)
+    try:
+        with python_errors():
+            yield
+    finally:
+        _SPELLING.reset(token)
 
 
 def one_line(text: object) -> str:

@@ -17,12 +17,7 @@ import headscope as hs
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.config.small import TranslateOptions
 from headscope.engine.study import run_analysis
-from headscope.errors import (
-    ConfigError,
-    OutputError,
-    options_as_flags,
-    python_errors,
-)
+from headscope.errors import ConfigError, OutputError, option_spelling, python_errors
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
@@ -64,7 +59,7 @@ def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() ->
         return str(error.value)
 
     assert refused().startswith("max_length 9 is")
-    with options_as_flags():
+    with option_spelling(str):
         assert refused().startswith("--max-length 9 is")
     assert refused().startswith("max_length 9 is")
 

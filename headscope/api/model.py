@@ -23,7 +23,7 @@ from headscope.config.option import configured
 from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError, python_words
+from headscope.errors import ConfigError, spelled
 from headscope.evaluation.each_head import EachHead
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
@@ -275,7 +275,7 @@ class Model(OpenModel):
         config = self._options(EvaluateConfig, values, what="evaluate")
         opened = open_all(config, checkpoint=self.checkpoint, against=intact, altered=bool(self.gates))
         result = run(config, opened=opened, progress=progress_of(progress))
-        result.remarks = [python_words(remark) for remark in result.remarks]
+        result.remarks = [spelled(remark) for remark in result.remarks]
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-from headscope.errors import ConfigError, python_errors, python_words
+from headscope.errors import ConfigError, python_errors, spelled
 from headscope.progress import Progress, bar, no_progress, reported
 
 P = ParamSpec("P")
@@ -70,4 +70,4 @@ class TrainingReport:
 
     def remarked(self, text: str) -> None:
         """A remark of the training becomes a Python warning."""
-        warnings.warn(python_words(text), stacklevel=2)
+        warnings.warn(spelled(text), stacklevel=2)

@@ -92,7 +92,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
         ("sink.bins=2", "unknown option 'sink.bins'"),
         ("snk.bins=2", "unknown analysis 'snk'; did you mean 'sink'"),
         ("lrp", "--set lrp: give NAME=VALUE"),
-        ("causal_head_gating.chg_batch=0", "--chg-batch is '0'; it must be at least 1"),
+        ("causal_head_gating.chg_batch=0", "error: --set causal_head_gating.chg-batch is '0'; it must be at least 1"),
     ],
 )
 def test_options_of_analyses_are_set_by_name(
