@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import AnalysisFigure, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import head_matrices
@@ -68,9 +68,7 @@ class Alphas(Analysis):
     )
     passes = frozenset()
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.alphas: dict[SiteLayer, Tensor] = {}
+    alphas: dict[SiteLayer, Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -78,35 +76,29 @@ class Alphas(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         self.alphas = alphas_of(checkpoint)
+        others = {place: 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1) for place, alpha in self.alphas.items()}
+        self.exact["alpha_own"] = {place: Estimate.exact(alpha.diagonal()) for place, alpha in self.alphas.items()}
+        self.exact["alpha_others"] = {place: Estimate.exact(share) for place, share in others.items()}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        diagonals = {site_layer: Estimate.exact(alpha.diagonal()) for site_layer, alpha in self.alphas.items()}
-        sizes = {site_layer: alpha.abs() for site_layer, alpha in self.alphas.items()}
-        off_diagonals = {
-            site_layer: Estimate.exact(1 - size.diagonal() / size.sum(dim=1)) for site_layer, size in sizes.items()
-        }
+        report = super().report(aggregates)
         matrices = {site_layer: Matrix.of(alpha) for site_layer, alpha in self.alphas.items()}
-        entries = pd.DataFrame(
+        report.tables["alphas"] = pd.DataFrame(
             {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
             for (site, layer), alpha in self.alphas.items()
             for i, row in enumerate(alpha.tolist())
             for j, value in enumerate(row)
         )
-        return AnalysisReport(
-            columns=[Column("alpha_own", diagonals), Column("alpha_others", off_diagonals)],
-            tables={
-                "alphas": entries,
-                "alphas_modules": pd.DataFrame(
-                    {"site": site.value, "layer": layer, "heads": len(matrix.singular_values), **matrix._asdict()}
-                    for (site, layer), matrix in matrices.items()
-                ).drop(columns="singular_values"),
-                "alphas_spectrum": pd.DataFrame(
-                    {"site": site.value, "layer": layer, "index": index, "singular_value": value}
-                    for (site, layer), matrix in matrices.items()
-                    for index, value in enumerate(matrix.singular_values.tolist())
-                ),
-            },
+        report.tables["alphas_modules"] = pd.DataFrame(
+            {"site": site.value, "layer": layer, "heads": len(matrix.singular_values), **matrix._asdict()}
+            for (site, layer), matrix in matrices.items()
+        ).drop(columns="singular_values")
+        report.tables["alphas_spectrum"] = pd.DataFrame(
+            {"site": site.value, "layer": layer, "index": index, "singular_value": value}
+            for (site, layer), matrix in matrices.items()
+            for index, value in enumerate(matrix.singular_values.tolist())
         )
+        return report
 
 
 def alphas_of(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor]:

@@ -15,7 +15,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.description.examples import SEVERAL
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.labels import LabelTests
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.heads import Site
 
@@ -61,9 +61,8 @@ class Averages(Analysis):
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report = AnalysisReport(columns=[aggregates.column(measure.name) for measure in self.measures])
-        columns = {column.name: column for column in report.columns}
-        tests = LabelTests(self.options.min_instances)
+        report = super().report(aggregates)
+        tests, columns = LabelTests.of(self.options), {column.name: column for column in report.columns}
         for side in SIDES:
             for site_layer, evenness in columns[f"{side}_evenness"].estimates.items():
                 even, count = aggregates.by_sentence(f"{side}_evenness", site_layer)
@@ -79,9 +78,6 @@ class Averages(Analysis):
                 tests.add(site_layer, measure, label, evenness, p, threshold=threshold, counts=count, rate=rate)
         tests.conclude(report)
         return report
-
-    def signature(self) -> dict[str, str]:
-        return evidence_signature(self.options)
 
 
 class _Sides(NamedTuple):

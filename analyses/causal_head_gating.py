@@ -124,20 +124,17 @@ class CausalHeadGating(Analysis):
         if not examples:
             raise DataError(f"{corpus.name} has no token that a model could predict; causal_head_gating needs some")
         self.truncated = losses.truncated
-        self.gates = fit_gates(checkpoint, examples, self._fit())
-
-    def _fit(self) -> GatingFit:
-        options = self.options
-        return GatingFit(
+        fit = GatingFit(
             fits=options.chg_fits,
             steps=options.chg_steps,
             batch=options.chg_batch,
             rates=options.chg_lr,
             penalised_rates=options.chg_penalised_lr,
             penalty=options.chg_penalty,
-            tokens=self.run.batching.tokens,
+            tokens=batching.tokens,
             seed=self.run.seed,
         )
+        self.gates = fit_gates(checkpoint, examples, fit)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         assert self.gates is not None

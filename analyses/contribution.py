@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
-from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise, repeat_groups
@@ -49,9 +50,7 @@ class Contribution(Analysis):
         ),
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.grams: dict[tuple[Site, int], Tensor] = {}
+    grams: dict[tuple[Site, int], Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -61,10 +60,8 @@ class Contribution(Analysis):
         return None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        for site_layer, matrices in output_slices(checkpoint).items():
-            assert isinstance(matrices, Tensor)
-            output = precise(matrices)
-            self.grams[site_layer] = output @ output.transpose(1, 2)  # [h k k]
+        slices = {place: precise(cast(Tensor, matrices)) for place, matrices in output_slices(checkpoint).items()}
+        self.grams = {place: output @ output.transpose(1, 2) for place, output in slices.items()}  # [h k k]
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import ResidualStream, SiteLayer, read_states, stream_of, why_no_stream
-from headscope.bootstrap import Estimate
+from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.formats.base import Checkpoint
 
-THRESHOLD, TIMES_CHANCE = 0.5, 2.0
 LOWEST = 10
 ROWS, CELLS = 64, 2**26  # tokens whose logits are held at a time, and numbers of W_O W_U
 
@@ -57,11 +56,8 @@ class CopySuppression(Analysis):
         HeadFunction("copy-suppression", "⊖", "x", "#aa4466", "lowers the logit of what it attends to", order=15),
     )
     Options = CopySuppressionOptions
-
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.lowered: dict[SiteLayer, Tensor] = {}
-        self.chance = 0.0
+    lowered: dict[SiteLayer, Tensor]
+    chance: float
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -75,36 +71,25 @@ class CopySuppression(Analysis):
             plain[torch.randperm(len(plain), generator=generator)[: self.options.copy_suppression_tokens]].sort().values
         )
         self.chance = LOWEST / len(stream.readout.weight)
-        for site_layer, states in read_states(stream, ids).items():
-            self.lowered[site_layer] = lowest(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
+        self.lowered = {
+            site_layer: lowest(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
+            for site_layer, states in read_states(stream, ids).items()
+        }
+
+    def rules(self) -> Sequence[LabelRule]:
+        rate = Rate("of sampled tokens are among the ten it lowers most")
+        return [LabelRule("copy-suppression", self.name, 0.5, chance="copy_suppression_chance", rate=rate)]
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
-        shares: dict[SiteLayer, Estimate] = {}
-        chances: dict[SiteLayer, Estimate] = {}
+        statistics = {}
         for site_layer, is_lowest in self.lowered.items():  # [n h]
-            counts = torch.ones(len(is_lowest), 1, dtype=torch.float64)
-            evenly = torch.full_like(is_lowest, self.chance)
-            shares[site_layer], chances[site_layer] = (
-                aggregates.bootstrap.over_units(values, counts) for values in (is_lowest, evenly)
-            )
-            tests.add_above_chance(
-                site_layer,
-                "copy_suppression",
-                "copy-suppression",
-                shares[site_layer],
-                (is_lowest, counts),
-                evenly,
-                threshold=THRESHOLD,
-                times=TIMES_CHANCE,
-                rate=Rate("of sampled tokens are among the ten it lowers most"),
-            )
-        tests.conclude(report)
-        report.columns = [Column("copy_suppression", shares), Column("copy_suppression_chance", chances)]
-        return report
+            count = torch.ones(len(is_lowest), 1)
+            statistics[(self.name, *site_layer)] = Ratio(is_lowest, count)
+            statistics[("copy_suppression_chance", *site_layer)] = Ratio(torch.full_like(is_lowest, self.chance), count)
+        return super().report(aggregates.over_units(statistics))
 
     def signature(self) -> dict[str, str]:
-        return {"tokens": str(self.options.copy_suppression_tokens), **evidence_signature(self.options)}
+        return {"tokens": str(self.options.copy_suppression_tokens), **super().signature()}
 
 
 def lowest(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.special import ndtr
@@ -11,7 +12,7 @@ from torch import Tensor
 from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis, head_table
 from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
@@ -43,9 +44,7 @@ class Copying(Analysis):
         HeadFunction("copying", "◎", "c", "#332288", "copying: raises the logit of what it attends to", order=8),
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.spectra: dict[SiteLayer, Spectra] = {}
+    spectra: dict[SiteLayer, Spectra]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -54,31 +53,19 @@ class Copying(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
-        for site_layer in stream.site_layers:
-            self.spectra[site_layer] = ov_spectra(stream.factors(site_layer), product)
+        self.spectra = {place: ov_spectra(stream.factors(place), product) for place in stream.site_layers}
+        self.exact["copying"] = {place: Estimate.exact(each.score) for place, each in self.spectra.items()}
+        self.exact["copying_chance"] = {place: Estimate.exact(each.chance) for place, each in self.spectra.items()}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(min_instances=0)
-        scores: dict[SiteLayer, Estimate] = {}
-        chances: dict[SiteLayer, Estimate] = {}
-        for site_layer, spectra in self.spectra.items():
-            score = scores[site_layer] = Estimate.exact(spectra.score)
-            chance = chances[site_layer] = Estimate.exact(spectra.chance)
-            p = ndtr(-score.value / chance.value)
-            tests.add(
-                site_layer,
-                "copying",
-                "copying",
-                score,
-                p,
-                threshold=THRESHOLD,
-                counts=None,
-                baseline=chance.value,
-                rate=Rate("as a copying score, 1 at most", "its spread by chance"),
-            )
+        report, tests = super().report(aggregates), LabelTests(min_instances=0)
+        rate = Rate("as a copying score, 1 at most", "its spread by chance")
+        for site_layer, score in self.exact["copying"].items():
+            chance = self.exact["copying_chance"][site_layer].value
+            about: dict[str, Any] = {"threshold": THRESHOLD, "counts": None, "baseline": chance, "rate": rate}
+            tests.add(site_layer, "copying", "copying", score, ndtr(-score.value / chance), **about)
         tests.conclude(report)
-        report.columns = [Column("copying", scores), Column("copying_chance", chances)]
-        report.tables["copying"] = head_table({place: _columns(spectra) for place, spectra in self.spectra.items()})
+        report.tables["copying"] = head_table({place: each.columns for place, each in self.spectra.items()})
         return report
 
 
@@ -108,6 +95,12 @@ class Spectra:
         """The spread of the score by chance [h]."""
         return self.spread / self.size
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """What copying.csv has of every head."""
+        real, absolute = self.eigenvalues.real, self.eigenvalues.abs().sum(dim=-1)
+        return {"trace": real.sum(dim=-1), "absolute": absolute, "positive_share": (real > 0).double().mean(dim=-1)}
+
 
 def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
     """The spectra of one layer, product [d d] being W_U W_E."""
@@ -124,12 +117,3 @@ def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
     rounding = len(product) * torch.finfo(product.dtype).eps * largest.cpu().double()
     zero = eigenvalues.abs().sum(dim=-1) <= rounding
     return Spectra(eigenvalues, (squares / len(product)).clamp(min=0).sqrt(), zero)
-
-
-def _columns(spectra: Spectra) -> dict[str, Tensor]:
-    real = spectra.eigenvalues.real
-    return {
-        "trace": real.sum(dim=-1),
-        "absolute": spectra.eigenvalues.abs().sum(dim=-1),
-        "positive_share": (real > 0).double().mean(dim=-1),
-    }

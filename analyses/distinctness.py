@@ -15,10 +15,9 @@ from headscope.bootstrap import Estimate
 from headscope.config.declarations import Measure
 from headscope.distributed import widest
 from headscope.engine.aggregate import gram
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.formats.base import Checkpoint
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, analysis
 from headscope.heads import Site
-from headscope.model.projections import Projections, Slices
+from headscope.model.projections import Slices
 
 RANK = 1e-6  # smallest against largest singular value, below which a slice lacks full rank
 WELL = 1e3  # condition number, far below 1 / RANK, up to which products of slices tell bases to ten digits
@@ -56,24 +55,15 @@ class Distinctness(Analysis):
     )
     passes = frozenset()
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.projections: dict[tuple[Site, int], Projections] = {}
-        self.heads: dict[tuple[Site, int], int] = {}
-
-    def inspect(self, checkpoint: Checkpoint) -> None:
-        self.projections = checkpoint.projections
-        self.heads = dict(checkpoint.layout)
-
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         tables, missing = [], []
-        for site_layer, projections in self.projections.items():
+        for site_layer, projections in self.checkpoint.projections.items():
             slices = {letter: getattr(projections, name) for letter, name in MATRICES.items()}
             missing += [
                 f"{site_layer[0]}.{site_layer[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
             ]
-            heads = self.heads[site_layer]
+            heads = self.checkpoint.layout[site_layer]
             factors_by_letter = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
             for letter, factors in factors_by_letter.items():
                 cosine, angles = of_heads(cosines(factors.dots), heads), of_heads(principal_cosines(factors), heads)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Analysis, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
@@ -37,10 +37,6 @@ class Gates(Analysis):
     )
     passes = frozenset()
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
-
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         return None if any(True for _ in _gates(checkpoint)) else "is for models with head gates; this one has none"
@@ -48,10 +44,7 @@ class Gates(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site, layer, gates, logits in _gates(checkpoint):
             for name, values in gate_numbers(gates, logits).items():
-                self.estimates.setdefault(name, {})[site, layer] = Estimate.exact(values)
-
-    def report(self, aggregates: Aggregates) -> AnalysisReport:
-        return AnalysisReport(columns=[Column(name, estimates) for name, estimates in self.estimates.items()])
+                self.exact.setdefault(name, {})[site, layer] = Estimate.exact(values)
 
 
 def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:

@@ -86,8 +86,9 @@ class InputGates(Analysis):
             site_layer: aggregates.bootstrap.function(_deviation, aggregates.group_sums("moments", site_layer))
             for site_layer in aggregates.site_layers("moments")
         }
-        columns = [aggregates.column(name) for name in ("head_gate", "head_gate_closed")]
-        return AnalysisReport(columns=[*columns, Column("head_gate_spread", spread)])
+        report = super().report(aggregates)
+        report.columns.append(Column("head_gate_spread", spread))
+        return report
 
 
 @dataclass(frozen=True)

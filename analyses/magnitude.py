@@ -7,12 +7,12 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis, head_table
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Slices
 
-MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
+MATRICES = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
 
 
 @analysis
@@ -42,27 +42,21 @@ class Magnitude(Analysis):
         ),
     )
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.norms: dict[tuple[Site, int], dict[str, Tensor]] = {}
+    norms: dict[tuple[Site, int], dict[str, Tensor]]
 
     def inspect(self, checkpoint: Checkpoint) -> None:
-        for site_layer, projections in checkpoint.projections.items():
-            heads = checkpoint.layout[site_layer]
-            self.norms[site_layer] = {
-                letter: _norms(getattr(projections, name), heads) for letter, name in MATRICES.items()
-            }
+        self.norms = {
+            place: {f"norm_{letter}": _norms(getattr(of, name), checkpoint.layout[place]) for letter, name in MATRICES}
+            for place, of in checkpoint.projections.items()
+        }
+        products = {place: torch.stack([*norms.values()]).prod(dim=0) for place, norms in self.norms.items()}
+        self.exact["magnitude"] = {place: Estimate.exact(norms["norm_o"]) for place, norms in self.norms.items()}
+        self.exact["magnitude_all"] = {place: Estimate.exact(product) for place, product in products.items()}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        output = {place: Estimate.exact(norms["o"]) for place, norms in self.norms.items()}
-        product = {
-            place: Estimate.exact(torch.stack(list(norms.values())).prod(dim=0)) for place, norms in self.norms.items()
-        }
-        table = head_table(
-            {place: {f"norm_{letter}": part for letter, part in norms.items()} for place, norms in self.norms.items()}
-        )
-        columns = [Column("magnitude", output), Column("magnitude_all", product)]
-        return AnalysisReport(columns=columns, tables={"magnitude": table})
+        report = super().report(aggregates)
+        report.tables["magnitude"] = head_table(self.norms)
+        return report
 
 
 def _norms(slices: Slices | None, heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,12 @@ from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import Side, side_names
 from headscope.distributed import fetch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, RunOptions, analysis
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
-THRESHOLD, TIMES_CHANCE = 0.5, 2.0
 LISTED = 20  # tokens of each layer in massive.csv
 SITES = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
@@ -165,16 +163,13 @@ class Massive(Analysis):
         for place, count in massive_counts.items():
             self.counted[place] = self.counted.get(place, 0) + count
 
+    def rules(self) -> Sequence[LabelRule]:
+        rate = Rate("of its weight, on average")
+        return [LabelRule("massive", "massive", 0.5, chance="massive_chance", rate=rate)]
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         self._settle()
-        report = AnalysisReport(columns=[aggregates.column(name) for name in ("massive", "massive_chance")])
-        tests = LabelTests(self.options.min_instances)
-        for site_layer, share in report.columns[0].estimates.items():
-            sums = aggregates.by_sentence("massive", site_layer)
-            evenly, _ = aggregates.by_sentence("massive_chance", site_layer)
-            bounds, rate = {"threshold": THRESHOLD, "times": TIMES_CHANCE}, Rate("of its weight, on average")
-            tests.add_above_chance(site_layer, "massive", "massive", share, sums, evenly, rate=rate, **bounds)
-        tests.conclude(report)
+        report = super().report(aggregates)
         report.tables["massive"] = self._table()
         if not self.tokens:
             report.remarks.append(
@@ -196,8 +191,7 @@ class Massive(Analysis):
         return pd.DataFrame(rows, columns=names.split())
 
     def signature(self) -> dict[str, str]:
-        bounds = f"{self.options.massive_magnitude:g},{self.options.massive_ratio:g}x"
-        return {"massive": bounds, **evidence_signature(self.options)}
+        return {"massive": f"{self.options.massive_magnitude:g},{self.options.massive_ratio:g}x", **super().signature()}
 
 
 def magnitudes(states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
+from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
 THRESHOLD = 0.9
@@ -78,7 +80,7 @@ class Positional(Analysis):
         report = AnalysisReport()
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}
-        tables, tests = [], LabelTests(self.options.min_instances, published=is_published(self.options))
+        tables, tests = [], LabelTests.of(self.options)
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
             middle = sums.total.shape[-1] // 2
@@ -98,16 +100,17 @@ class Positional(Analysis):
             hits = by_sentence.gather(-1, modal[None, :, None].expand(len(able), -1, 1))[..., 0]
             queries = able[:, 0, modal]  # [g h]
             labels = np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()])
-            rate = Rate(self.run.of_largest_weights)
-            place, estimate = (site, layer), share[site, layer]
-            tests.add_share(place, "offset_share", labels, estimate, (hits, queries), threshold=THRESHOLD, rate=rate)
+            about: dict[str, Any] = {
+                "threshold": THRESHOLD,
+                "counts": queries,
+                "rate": Rate(self.run.of_largest_weights),
+            }
+            p = share_p(hits, queries, threshold=THRESHOLD)
+            tests.add((site, layer), "offset_share", labels, share[site, layer], p, threshold=THRESHOLD, **about)
         tests.conclude(report)
         report.columns = [Column("offset", offset), Column("offset_share", share)]
         report.tables["positional"] = pd.concat(tables, ignore_index=True)
         return report
-
-    def signature(self) -> dict[str, str]:
-        return evidence_signature(self.options)
 
 
 def _able(heads: HeadBatch, reach: int) -> Tensor:

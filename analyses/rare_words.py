@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,13 +11,11 @@ from headscope.bootstrap import Ratio
 from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.distributed import upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, analysis
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 
 FREQUENT = 500
 NAMES = ("rarest", "rarest_two")
-SHARE, TIMES_CHANCE = 0.5, 2.0
 
 
 @analysis
@@ -64,22 +62,19 @@ class RareWords(Analysis):
             ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), sums.count)
         return ratios
 
+    def rules(self) -> Sequence[LabelRule]:
+        rate = Rate(self.run.of_largest_weights)
+        return [LabelRule("rare", "rarest_two", 0.5, chance="rarest_two_chance", rate=rate)]
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         columns = {column.name: column.estimates for column in report.columns}
-        tests = LabelTests(self.options.min_instances, published=is_published(self.options))
-        for site_layer, share in columns.get("rarest_two", {}).items():
-            sums = aggregates.by_sentence("rarest_two", site_layer)  # [g h], [g 1]
-            by_chance, _ = aggregates.by_sentence("rarest_two_chance", site_layer)
-            bounds, rate = {"threshold": SHARE, "times": TIMES_CHANCE}, Rate(self.run.of_largest_weights)
-            tests.add_above_chance(site_layer, "rarest_two", "rare", share, sums, by_chance, rate=rate, **bounds)
-        tests.conclude(report)
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return report
 
     def signature(self) -> dict[str, str]:
-        return {"freq": self.run.frequencies, **evidence_signature(self.options)}
+        return {"freq": self.run.frequencies, **super().signature()}
 
 
 def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:

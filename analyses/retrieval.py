@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,20 +13,28 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.continuation import WrittenToken, continue_greedily
-from headscope.bootstrap import Array, Estimate
+from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
+from headscope.engine.base import (
+    Aggregates,
+    Analysis,
+    AnalysisReport,
+    Column,
+    LabelRule,
+    RunOptions,
+    analysis,
+    head_table,
+)
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.heads.rows import max_and_position
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
-THRESHOLD, RECALLED = 0.1, 0.5
+RECALLED = 0.5
 PANEL = "Needle in a haystack"
 NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
 ANSWER = "eat a sandwich and sit in Dolores Park on a sunny day."
@@ -127,28 +135,24 @@ class Retrieval(Analysis):
                 steps = continue_greedily(checkpoint, prompt.ids, steps=options.needle_steps, stop=stop)
                 self.trials.append(Trial.of(prompt, list(steps), depth=depth))
 
+    def rules(self) -> Sequence[LabelRule]:
+        return [LabelRule(self.name, self.name, 0.1, rate=Rate("of the tokens of hidden sentences"))]
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
-        program: dict[tuple[Site, int], Estimate] = {}
-        paper: dict[tuple[Site, int], Estimate] = {}
-        answered_trials = [trial for trial in self.trials if trial.said]
+        answered_trials, statistics = [trial for trial in self.trials if trial.said], {}
         for site_layer in self.trials[0].copied if self.trials else ():
-            copy_counts = torch.stack(
-                [trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
-            )
-            paper[site_layer] = aggregates.bootstrap.over_units(copy_counts, lengths)
-            share, rate = paper[site_layer], Rate("of the tokens of hidden sentences")
-            sums = (copy_counts, lengths.double())
-            tests.add_share(site_layer, "retrieval", "retrieval", share, sums, threshold=THRESHOLD, rate=rate)
+            copies = [trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
+            statistics[(self.name, *site_layer)] = Ratio(torch.stack(copies), lengths)
             if answered_trials:
                 scores = torch.stack([trial.program_score(site_layer) for trial in answered_trials])
-                program[site_layer] = aggregates.bootstrap.over_units(scores, torch.ones(len(answered_trials), 1))
-        tests.conclude(report)
-        report.columns = [Column("retrieval", paper), Column("retrieval_program", program)]
+                statistics[("retrieval_program", *site_layer)] = Ratio(scores, torch.ones(len(scores), 1))
+        report = super().report(aggregates.over_units(statistics))
+        measured = {column.name for column in report.columns}
+        report.columns += [Column(measure.name, {}) for measure in self.measures if measure.name not in measured]
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
-        if self.options.kv_budget is not None and paper:
-            report.tables["retrieval_capacity"] = _capacities(paper, self.options.kv_budget)
+        if self.options.kv_budget is not None and self.trials:
+            report.tables["retrieval_capacity"] = _capacities(report.columns[0].estimates, self.options.kv_budget)
         report.files["retrieval/head_score.json"] = _head_scores(answered_trials)
         if self.lost:
             report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")
@@ -159,7 +163,7 @@ class Retrieval(Analysis):
     def signature(self) -> dict[str, str]:
         options = self.options
         lengths = ",".join(map(str, options.haystack_lengths))
-        return {"needle": f"{lengths}x{options.needle_depths},{options.needle_steps}", **evidence_signature(options)}
+        return {"needle": f"{lengths}x{options.needle_depths},{options.needle_steps}", **super().signature()}
 
 
 @dataclass(frozen=True)
@@ -265,7 +269,7 @@ def _head_scores(trials: Sequence[Trial]) -> str:
     return json.dumps(scores) + "\n"
 
 
-def _capacities(scores: dict[tuple[Site, int], Estimate], budget: int) -> pd.DataFrame:
+def _capacities(scores: Mapping[tuple[Site, int], Estimate], budget: int) -> pd.DataFrame:
     values = [estimate.value for estimate in scores.values()]
     capacities = head_capacities(np.concatenate(values), budget=budget).astype(int)
     parts = np.split(capacities, np.cumsum([len(part) for part in values])[:-1])

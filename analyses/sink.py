@@ -12,11 +12,9 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import side_names
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, RunOptions, analysis
 from headscope.heads import Site
 
-THRESHOLD, TIMES_CHANCE = 0.5, 2.0
 RESTING = 0.9
 HALF = 0.5 - 1e-6  # what rounding makes of half
 MEASURES = ("sink", "sink_special")
@@ -57,28 +55,19 @@ class Sink(Analysis):
         columns = heads.cached_per_batch("sinks", lambda: _sinks(heads))  # [b s 2]
         weight = heads.weight_on(columns)  # [b h t 2]
         even = heads.shared("evenly", lambda: heads.over_queries(_evenly_on(heads, columns), only=later))
-        ratios: dict[str, Ratio] = {}
         resting = (weight >= HALF).to(weight.dtype)
+        ratios = {name: heads.over_queries(weight[..., place], only=later) for place, name in enumerate(MEASURES)}
         for place, name in enumerate(MEASURES):
-            ratios[name] = heads.over_queries(weight[..., place], only=later)
             ratios[f"{name}_queries"] = heads.over_queries(resting[..., place], only=later)
-            chance = even.total[:, place, None].expand(weight.shape[:2])
-            ratios[f"{name}_chance"] = Ratio(chance, even.count)
+            ratios[f"{name}_chance"] = Ratio(even.total[:, place, None].expand(weight.shape[:2]), even.count)
         return ratios
 
+    def rules(self) -> Sequence[LabelRule]:
+        return [LabelRule("sink", name, 0.5, chance=f"{name}_chance") for name in MEASURES]
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        queries = [aggregates.column(f"{name}_queries") for name in MEASURES]
-        report = AnalysisReport(columns=[*(aggregates.column(name) for name in MEASURES), *queries])
-        tests = LabelTests(self.options.min_instances)
-        for column in report.columns[: len(MEASURES)]:
-            for site_layer, share in column.estimates.items():
-                sums = aggregates.by_sentence(column.name, site_layer)
-                evenly, _ = aggregates.by_sentence(f"{column.name}_chance", site_layer)
-                tests.add_above_chance(
-                    site_layer, column.name, "sink", share, sums, evenly, threshold=THRESHOLD, times=TIMES_CHANCE
-                )
-        tests.conclude(report)
-        shares = {name: column.estimates for name, column in zip(MEASURES, queries, strict=True)}
+        report = super().report(aggregates)
+        shares = {name: column.estimates for name, column in zip(MEASURES, report.columns[2:], strict=True)}
         by_head: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in report.evidence:
             by_head.setdefault((row["site"], row["layer"], row["head"], row["given"]), []).append(row)
@@ -117,9 +106,6 @@ class Sink(Analysis):
         for mine, other_counts in zip((self.first, self.special), state, strict=True):
             for site, ids in other_counts.items():
                 mine.setdefault(site, set()).update(ids)
-
-    def signature(self) -> dict[str, str]:
-        return evidence_signature(self.options)
 
 
 def _later(heads: HeadBatch) -> Tensor:

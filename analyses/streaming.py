@@ -18,7 +18,7 @@ from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, Passkeys, prompt_ids
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -92,9 +92,7 @@ class Streaming(Analysis):
     )
     Options = StreamingOptions
 
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.gates: dict[tuple[Site, int], Tensor] = {}
+    gates: dict[tuple[Site, int], Tensor]
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -103,17 +101,19 @@ class Streaming(Analysis):
         return None
 
     def read(self, corpus: Corpus) -> None:
-        self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), self._fit())
-
-    def _fit(self) -> StreamingFit:
         options = self.options
-        return StreamingFit(
+        fit = StreamingFit(
             sink=options.streaming_sink,
             recent=options.streaming_recent,
             penalty=options.streaming_penalty,
             steps=options.streaming_steps,
             learning_rate=options.streaming_lr,
         )
+        self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), fit)
+        repeats = {place: self.checkpoint.layout[place] // len(gate) for place, gate in self.gates.items()}
+        self.exact["full_attention"] = {
+            place: Estimate.exact(gate.repeat_interleave(repeats[place])) for place, gate in self.gates.items()
+        }
 
     def _texts(self, corpus: Corpus, checkpoint: Checkpoint) -> Iterator[LabelledText]:
         """Fresh passkeys in texts of fresh lengths, without end."""
@@ -143,10 +143,7 @@ class Streaming(Analysis):
             yield LabelledText(prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.context], len(before))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, columns = AnalysisReport(), {}
-        for place, gate in self.gates.items():
-            columns[place] = Estimate.exact(gate.repeat_interleave(self.checkpoint.layout[place] // len(gate)))
-        report.columns = [Column("full_attention", columns)]
+        report = super().report(aggregates)
         layers, widths = [layer for _, layer in self.gates], {len(gate) for gate in self.gates.values()}
         if layers == list(range(len(layers))) and len(widths) == 1:
             # tab-separated, a line a layer, no header: as DuoAttention stores them

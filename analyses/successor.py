@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,17 +13,15 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import SiteLayer, read_states, stream_of, why_no_stream
-from headscope.bootstrap import Estimate
+from headscope.bootstrap import Estimate, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis, head_ids
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.errors import DataError
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint
 
-THRESHOLD = 0.5
 WORDS = ["sequence", "token", "id", "next_token", "next_id"]
 SPELLINGS = ("Ġ{}", "▁{}", "{}</w>", "{}")  # of a word as a token of its own, by kinds of vocabularies
 SEQUENCES = {
@@ -68,11 +67,8 @@ class Successor(Analysis):
     measures = (Measure("successor", "words whose successor it raises most", range=(0, 1)),)
     functions = (HeadFunction("successor", "➚", "S", "#bb5566", "raises the next one in an order", order=14),)
     Options = SuccessorOptions
-
-    def __init__(self, run: RunOptions) -> None:
-        super().__init__(run)
-        self.hits: dict[SiteLayer, Tensor] = {}
-        self.words = pd.DataFrame(columns=WORDS)
+    hits: dict[SiteLayer, Tensor]
+    words: pd.DataFrame
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -80,35 +76,26 @@ class Successor(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
-        self.words = ordered_tokens(checkpoint, read_sequences(self.options.sequences))
+        self.words, self.hits = ordered_tokens(checkpoint, read_sequences(self.options.sequences)), {}
         ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
         if not len(ids):
-            self.hits = {place: torch.zeros(0, checkpoint.layout[place]).double() for place in stream.site_layers}
+            unknown = {place: np.full(checkpoint.layout[place], np.nan) for place in stream.site_layers}
+            self.exact[self.name] = {place: Estimate(values, values, values) for place, values in unknown.items()}
             return
         every = torch.cat([ids, following]).unique()
         for site_layer, states in read_states(stream, ids).items():
             head_output = stream.ov_states(site_layer, states)  # [h n d]
             logits = stream.unembed(head_output, every.to(head_output.device))  # [h n c]
-            highest, writes = (
-                every[logits.argmax(dim=-1).cpu()],
-                stream.reaches_logits(head_output, logits).cpu(),
-            )  # [h n]
+            highest = every[logits.argmax(dim=-1).cpu()]  # [h n]
+            writes = stream.reaches_logits(head_output, logits).cpu()
             self.hits[site_layer] = ((highest == following) & writes).T.double()
 
+    def rules(self) -> Sequence[LabelRule]:
+        return [LabelRule(self.name, self.name, 0.5, rate=Rate("of the words of these orders"))] if self.hits else []
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
-        shares: dict[SiteLayer, Estimate] = {}
-        for site_layer, hits in self.hits.items():  # [n h]
-            if not len(hits):
-                shares[site_layer] = Estimate(*[np.full(hits.shape[1], np.nan)] * 3)
-                continue
-            counts = torch.ones(len(hits), 1, dtype=torch.float64)
-            shares[site_layer] = aggregates.bootstrap.over_units(hits, counts)
-            share, rate = shares[site_layer], Rate("of the words of these orders")
-            sums = (hits, counts)
-            tests.add_share(site_layer, "successor", "successor", share, sums, threshold=THRESHOLD, rate=rate)
-        tests.conclude(report)
-        report.columns = [Column("successor", shares)]
+        statistics = {(self.name, *place): Ratio(hits, torch.ones(len(hits), 1)) for place, hits in self.hits.items()}
+        report = super().report(aggregates.over_units(statistics))
         report.tables = {"successor": self._by_sequence(), "successor_words": self.words}
         if not len(self.words):
             report.remarks.append("successor: no two words of an order are tokens of this vocabulary; give --sequences")
@@ -133,7 +120,7 @@ class Successor(Analysis):
 
     def signature(self) -> dict[str, str]:
         sequences = self.options.sequences
-        return {"orders": "english" if sequences is None else sequences.name, **evidence_signature(self.options)}
+        return {"orders": "english" if sequences is None else sequences.name, **super().signature()}
 
 
 def read_sequences(path: Path | None) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,12 +10,10 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
+from headscope.engine.base import Analysis, HeadBatch, LabelRule, analysis
 from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.heads import Site
 
-THRESHOLD = 0.5
 RATE = Rate("of its weight, on average, on repeated random tokens")
 
 
@@ -51,19 +49,8 @@ class _Pattern(Analysis):
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=has_pairs)}
 
-    def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report = super().report(aggregates)
-        tests, label = LabelTests(self.options.min_instances), self.name.removesuffix("_token")
-        for column in report.columns:
-            if column.name.endswith("_random"):
-                for site_layer, score in column.estimates.items():
-                    sums = aggregates.by_sentence(column.name, site_layer)
-                    tests.add_share(site_layer, column.name, label, score, sums, threshold=THRESHOLD, rate=RATE)
-        tests.conclude(report)
-        return report
-
-    def signature(self) -> dict[str, str]:
-        return evidence_signature(self.options)
+    def rules(self) -> Sequence[LabelRule]:
+        return [LabelRule(self.name.removesuffix("_token"), f"{self.name}_random", 0.5, rate=RATE)]
 
 
 @analysis

@@ -14,7 +14,6 @@ from headscope.attribution.residual_stream import (
     UNTOLD,
     HeadFactors,
     ResidualStream,
-    SiteLayer,
     constant,
     stream_of,
     why_no_stream,
@@ -24,7 +23,7 @@ from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.token_text import bare, text_of
 from headscope.description.tokens import TokenReader
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 
@@ -73,7 +72,6 @@ class HeadVocabulary(Analysis):
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
-        self.ranks: dict[str, dict[SiteLayer, Estimate]] = {"ov_rank": {}, "qk_rank": {}}
         self.directions: list[dict[str, Any]] = []
         self.named: list[dict[str, Any]] = []
 
@@ -96,11 +94,11 @@ class HeadVocabulary(Analysis):
                     circuit_ranks.setdefault(circuit, []).append(svd.rank)
                 self.named += [about | row for token in named_tokens for row in words.named(token, heads, head)]
             for circuit, values in circuit_ranks.items():
-                self.ranks[f"{circuit}_rank"][site_layer] = Estimate.exact(torch.tensor(values, dtype=torch.float64))
+                ranks = Estimate.exact(torch.tensor(values, dtype=torch.float64))
+                self.exact.setdefault(f"{circuit}_rank", {})[site_layer] = ranks
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report = AnalysisReport()
-        report.columns = [Column(name, values) for name, values in self.ranks.items() if values]
+        report = super().report(aggregates)
         report.tables["vocabulary"] = pd.DataFrame(self.directions)
         if self.named:
             report.tables["vocabulary_tokens"] = pd.DataFrame(self.named)
@@ -109,7 +107,7 @@ class HeadVocabulary(Analysis):
             report.remarks.append(
                 f"vocabulary: {shared} groups of directions have equal singular values: no single ones"
             )
-        if self.ranks["ov_rank"] and not self.ranks["qk_rank"]:
+        if "qk_rank" not in self.exact:
             report.remarks.append(f"vocabulary: what heads write alone, {UNTOLD}")
         return report
 

@@ -12,16 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
-from headscope.config import NoOptions
+from headscope.config import LabelOptions, NoOptions
 from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
 from headscope.config.option import restored
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens
+from headscope.engine.evidence.labels import LabelRule as LabelRule
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
@@ -88,6 +91,14 @@ class Aggregates:
     sums: Sums
     bootstrap: Bootstrap
     progress: Progress = no_progress
+
+    def over_units(self, statistics: Mapping[tuple[str, Site, int], Ratio]) -> Aggregates:
+        """Sums over units [n] that are no sentences: tokens, words, trials."""
+        sums: dict[tuple[str, Site, int], GroupSums] = {}
+        for key, ratio in statistics.items():
+            sums[key] = GroupSums()
+            sums[key].add(torch.arange(len(ratio.total)), ratio)
+        return Aggregates(sums, self.bootstrap, self.progress)
 
     def site_layers(self, name: str) -> list[tuple[Site, int]]:
         """Where a statistic was measured."""
@@ -201,6 +212,7 @@ class Analysis:
     def __init__(self, run: RunOptions) -> None:
         self.run = run
         self.options = run.of(type(self))
+        self.exact: dict[str, dict[tuple[Site, int], Estimate]] = {}
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -252,9 +264,25 @@ class Analysis:
         return corpus
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        """Turn sums into columns, tables and labels. Default: every statistic is a column."""
-        names = dict.fromkeys(name for name, _, _ in aggregates.sums)
-        return AnalysisReport(columns=[aggregates.column(name) for name in names])
+        """Turn sums into columns, tables and labels. Default: statistics with a measure are columns, labels by `rules`.
+
+        So are the numbers of `exact`, which `inspect` leaves there: by column, at every (site, layer).
+        """
+        declared = {measure.name for measure in self.measures}
+        names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in declared or not declared)
+        report = AnalysisReport(columns=[aggregates.column(name) for name in names])
+        report.columns += [Column(name, estimates) for name, estimates in self.exact.items()]
+        if rules := self.rules():
+            tests, columns = LabelTests.of(self.options), {column.name: column for column in report.columns}
+            for rule in rules:
+                if rule.measure in columns:
+                    tests.add_rule(rule, columns[rule.measure], aggregates)
+            tests.conclude(report)
+        return report
+
+    def rules(self) -> Sequence[LabelRule]:
+        """Which heads have labels, of analyses whose `Options` are `LabelOptions`."""
+        return ()
 
     def state(self) -> Any:
         """What this instance holds of the corpus beside its sums, or None; `add_state` takes it in another process."""
@@ -269,7 +297,7 @@ class Analysis:
 
     def signature(self) -> dict[str, str]:
         """Settings of this analysis that shape its numbers, for the signature."""
-        return {}
+        return evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {}
 
 
 ANALYSES: Registry[type[Analysis]] = REGISTRY

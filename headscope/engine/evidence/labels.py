@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.config import LabelOptions
-    from headscope.engine.base import AnalysisReport
+    from headscope.engine.base import Aggregates, AnalysisReport, Column
 
 Texts = npt.NDArray[np.object_]
 
@@ -61,6 +61,21 @@ class Evidence:
     sampled: bool = True
 
 
+@dataclass(frozen=True)
+class LabelRule:
+    """Heads with `label` have a `measure` of at least `threshold`, and so many `times` the statistic `chance`, if any.
+
+    `rate` says what the measure is a share of (default: its title).
+    """
+
+    label: str
+    measure: str
+    threshold: float
+    chance: str = ""
+    times: float = 2.0
+    rate: Rate | None = None
+
+
 @dataclass
 class LabelTests:
     """The tests of one analysis: labels for heads whose evidence suffices, reasons for those whose does not.
@@ -72,6 +87,28 @@ class LabelTests:
     min_instances: int
     published: bool = False
     parts: list[Evidence] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, options: LabelOptions) -> LabelTests:
+        """As the options of an analysis say."""
+        return cls(options.min_instances, published=is_published(options))
+
+    def add_rule(self, rule: LabelRule, column: Column, aggregates: Aggregates) -> None:
+        """Test a rule over sentences, for every head of the column of its measure.
+
+        With `published` the threshold alone counts.
+        """
+        for site_layer, value in column.estimates.items():
+            sums = aggregates.by_sentence(rule.measure, site_layer)
+            about: dict[str, Any] = {"threshold": rule.threshold, "counts": sums[1], "rate": rule.rate}
+            if not rule.chance:
+                p = share_p(*sums, threshold=rule.threshold)
+            else:
+                by_chance, _ = aggregates.by_sentence(rule.chance, site_layer)
+                p, least = above_chance(sums[0], by_chance, sums[1], threshold=rule.threshold, times=rule.times)
+                about["baseline"] = (by_chance.sum(dim=0) / sums[1].sum(dim=0)).numpy()
+                about["threshold"] = rule.threshold if self.published else least
+            self.add(site_layer, rule.measure, rule.label, value, p, **about)
 
     def add(
         self,
@@ -117,43 +154,6 @@ class LabelTests:
                 sampled,
             )
         )
-
-    def add_share(
-        self,
-        site_layer: tuple[Site, int],
-        measure: str,
-        labels: Texts | str,
-        value: Estimate,
-        sums: tuple[Tensor, Tensor],
-        *,
-        threshold: float,
-        rate: Rate,
-    ) -> None:
-        """Test whether shares Σ totals / Σ counts of units, [g h] each, are above a threshold."""
-        p = share_p(*sums, threshold=threshold)
-        self.add(site_layer, measure, labels, value, p, threshold=threshold, counts=sums[1], rate=rate)
-
-    def add_above_chance(
-        self,
-        site_layer: tuple[Site, int],
-        measure: str,
-        label: str,
-        value: Estimate,
-        sums: tuple[Tensor, Tensor],
-        evenly: Tensor,
-        *,
-        threshold: float,
-        times: float,
-        rate: Rate | None = None,
-    ) -> None:
-        """Test whether means are above a threshold, and so many times those `evenly` [g h] has by chance.
-
-        With `published` the threshold alone counts.
-        """
-        p, least = above_chance(sums[0], evenly, sums[1], threshold=threshold, times=times)
-        chance = (evenly.sum(dim=0) / sums[1].sum(dim=0)).numpy()
-        bound: Array | float = threshold if self.published else least
-        self.add(site_layer, measure, label, value, p, threshold=bound, counts=sums[1], baseline=chance, rate=rate)
 
     def conclude(self, report: AnalysisReport) -> list[Array]:
         """Put the labels into a report, with the reasons against others and the evidence for all of them.
