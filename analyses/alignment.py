@@ -21,8 +21,7 @@ from headscope.data.encoded import pad_side
 from headscope.data.template import scrambled
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.aligned_heads import template_report
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
 from headscope.engine.heads.source_spans import SourceSpan, joint_error_rates, looks, spans_of

@@ -14,8 +14,7 @@ from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.description.examples import SEVERAL
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.heads import Site
 

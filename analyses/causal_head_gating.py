@@ -16,8 +16,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

@@ -15,8 +15,7 @@ from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 

@@ -12,7 +12,7 @@ from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.description.examples import SEVERAL
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.fork.confidence import base, map_distances, mean_of_keys, without_last_cell
+from headscope.engine.mhr_fork import base, map_distances, mean_of_keys, without_last_cell
 
 LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
 

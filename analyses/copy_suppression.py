@@ -13,7 +13,7 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis
-from headscope.engine.evidence.label_words import Rate
+from headscope.engine.evidence.labels import Rate
 from headscope.formats.base import Checkpoint
 
 LOWEST = 10

@@ -13,8 +13,7 @@ from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis, head_table
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.formats.base import Checkpoint
 
 THRESHOLD = 0.5

@@ -25,10 +25,9 @@ from headscope.description.shares import FOLDS, Explained, explained
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
-from headscope.engine.heads.rows import SharedTensors
+from headscope.engine.heads.head_batch import SharedTensors
 from headscope.heads import Site
 
 MASS, TIMES = 0.5, 2.0

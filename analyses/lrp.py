@@ -17,7 +17,7 @@ from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
-from headscope.engine.rank_correlation import spearman
+from headscope.engine.evidence.significance import spearman
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site

@@ -18,7 +18,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import Side, side_names
 from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, RunOptions, analysis
-from headscope.engine.evidence.label_words import Rate
+from headscope.engine.evidence.labels import Rate
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

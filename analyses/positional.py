@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +14,7 @@ from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
@@ -100,13 +98,16 @@ class Positional(Analysis):
             hits = by_sentence.gather(-1, modal[None, :, None].expand(len(able), -1, 1))[..., 0]
             queries = able[:, 0, modal]  # [g h]
             labels = np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()])
-            about: dict[str, Any] = {
-                "threshold": THRESHOLD,
-                "counts": queries,
-                "rate": Rate(self.run.of_largest_weights),
-            }
-            p = share_p(hits, queries, threshold=THRESHOLD)
-            tests.add((site, layer), "offset_share", labels, share[site, layer], p, threshold=THRESHOLD, **about)
+            tests.add(
+                (site, layer),
+                "offset_share",
+                labels,
+                share[site, layer],
+                share_p(hits, queries, threshold=THRESHOLD),
+                threshold=THRESHOLD,
+                counts=queries,
+                rate=Rate(self.run.of_largest_weights),
+            )
         tests.conclude(report)
         report.columns = [Column("offset", offset), Column("offset_share", share)]
         report.tables["positional"] = pd.concat(tables, ignore_index=True)

@@ -12,7 +12,7 @@ from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, analysis
-from headscope.engine.evidence.label_words import Rate
+from headscope.engine.evidence.labels import Rate
 
 FREQUENT = 500
 NAMES = ("rarest", "rarest_two")

@@ -28,8 +28,8 @@ from headscope.engine.base import (
     analysis,
     head_table,
 )
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.heads.rows import max_and_position
+from headscope.engine.evidence.labels import Rate
+from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

@@ -17,7 +17,7 @@ from headscope.bootstrap import Estimate, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis, head_ids
-from headscope.engine.evidence.label_words import Rate
+from headscope.engine.evidence.labels import Rate
 from headscope.errors import DataError
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint

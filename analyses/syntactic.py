@@ -14,8 +14,8 @@ from torch import Tensor
 from headscope.bootstrap import Array, Estimate, Ratio, interval, units_of
 from headscope.config import PublishedLabelOptions, option
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
-from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus
+from headscope.data.parses import Aligned
 from headscope.distributed import upload
 from headscope.engine.base import (
     Aggregates,
@@ -27,10 +27,9 @@ from headscope.engine.base import (
     analysis,
     head_ids,
 )
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
+from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature, is_published
 from headscope.engine.evidence.significance import p_values
-from headscope.engine.heads.rows import max_and_position
+from headscope.engine.heads.head_batch import max_and_position
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.registry import unknown

@@ -11,7 +11,7 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Analysis, HeadBatch, LabelRule, analysis
-from headscope.engine.evidence.label_words import Rate
+from headscope.engine.evidence.labels import Rate
 from headscope.heads import Site
 
 RATE = Rate("of its weight, on average, on repeated random tokens")

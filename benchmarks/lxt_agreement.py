@@ -18,9 +18,8 @@ import torch
 import transformers
 
 import headscope.model.transformers_attention  # noqa: F401  # registers IMPLEMENTATION
-from headscope.model.transformers_models import IMPLEMENTATION
-from headscope.relevance.backward import Backward
-from headscope.relevance.gradient.recording import recording
+from headscope.model.interface import IMPLEMENTATION
+from headscope.relevance.backward import Backward, recording
 from headscope.relevance.rulesets import RULE_SETS
 
 LIMIT = 1e-5

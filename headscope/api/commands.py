@@ -19,9 +19,9 @@ from headscope.config import CheckpointOptions
 from headscope.config.option import configured
 from headscope.errors import ConfigError
 from headscope.formats.base import open_configured
+from headscope.model.interface import is_pretrained
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.stored_weights import is_packing
-from headscope.model.transformers_models import is_pretrained
 from headscope.registry import unknown
 
 if TYPE_CHECKING:

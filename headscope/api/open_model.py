@@ -20,7 +20,7 @@ from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch, pad_side
 from headscope.data.lines import raw_lines
 from headscope.errors import HeadscopeError, python_errors
-from headscope.evaluation.sides import refuse_unread_target
+from headscope.evaluation.opened import refuse_unread_target
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 
 from headscope.bootstrap import FOLDS
-from headscope.data.alignment import Aligned, align
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import (
     IGNORED,
@@ -30,7 +29,7 @@ from headscope.data.encoded import (
     pad_side,
 )
 from headscope.data.labels import label_row
-from headscope.data.parses import Parse
+from headscope.data.parses import Aligned, Parse, align
 from headscope.data.template import target_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError

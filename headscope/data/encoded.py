@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
+from headscope.data.parses import Aligned
 from headscope.distributed import PINNED, pinned, upload
 from headscope.errors import DataError, shortlist
 from headscope.heads import Site

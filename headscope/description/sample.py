@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.data.alignment import Aligned
 from headscope.data.encoded import Batch, CountedTokens, Side
+from headscope.data.parses import Aligned
 from headscope.description.features import Inventory
 from headscope.description.loglinear import Block, Tables
 from headscope.description.tokens import Embeddings, Numbers, Pairs, TokenReader

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headscope.data.alignment import Aligned
 from headscope.data.encoded import Side, SideName, side_names
+from headscope.data.parses import Aligned
 from headscope.data.token_text import Marks, bare, marks_of, shown, text_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

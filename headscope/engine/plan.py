@@ -38,7 +38,7 @@ from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objectiv
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.runner import AnalysisRunner, explains
 from headscope.errors import ConfigError
-from headscope.evaluation.sides import refuse_unread_target
+from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.progress import Progress, no_progress

@@ -32,7 +32,6 @@ from headscope.evaluation.metrics.base import (
     fitting_metrics,
     metrics_in_order,
 )
-from headscope.evaluation.sides import check_sides
 from headscope.evaluation.text_mode import RAW, TextMode, text_mode
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
@@ -40,6 +39,33 @@ from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.heads import HeadId, select_heads
 from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import masked
+
+
+def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
+    """ConfigError where a translation model has no target text (what it is for: `target`), or a model of one side has.
+
+    Masked and causal language models read the source alone.
+    """
+    if checkpoint.needs_target and not corpus.has_target:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, {target}")
+    refuse_unread_target(checkpoint, corpus)
+
+
+def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """ConfigError where a corpus has a target and the model reads one side only, or the same text on both."""
+    if corpus.has_target and (checkpoint.rereads or not checkpoint.two_sided):
+        advice = " or, in analyze, give --template" if checkpoint.decodes and not checkpoint.rereads else ""
+        why = "classifies, and its decoder reads the source too" if checkpoint.rereads else "reads one side only"
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} {why}; leave out --target{advice}")
+
+
+def check_template(checkpoint: Checkpoint) -> None:
+    """ConfigError for models that are no decoder language models, which no template makes texts for."""
+    if checkpoint.two_sided or not checkpoint.decodes:
+        raise ConfigError(
+            f"--template is for decoder language models, not type {checkpoint.model_type!r}; leave it out"
+        )
+
 
 RECORD = "pruning.json"
 OVERLAP = 0.01  # of the lines may be among those of a calibration, as short ones are in any two texts

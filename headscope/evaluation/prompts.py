@@ -14,7 +14,7 @@ from headscope.data.encoded import Encoded, SideName
 from headscope.data.labels import class_number
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError
-from headscope.evaluation.sides import refuse_unread_target
+from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 
 

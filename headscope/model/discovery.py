@@ -24,10 +24,16 @@ from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
 from headscope.model.attention import AttentionCall, is_half, replace_contexts, tapped
-from headscope.model.interface import features_shape, reads_sound, suppress_warnings, through_attend
+from headscope.model.interface import (
+    features_shape,
+    reads_input,
+    reads_sound,
+    refuse_head_masks,
+    suppress_warnings,
+    through_attend,
+)
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
-from headscope.model.transformers_models import reads_input, refuse_head_masks
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 

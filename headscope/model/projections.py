@@ -20,10 +20,9 @@ from torch.autograd.graph import GradientEdge
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
-from headscope.model.interface import through_attend
+from headscope.model.interface import is_linear, through_attend
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
 from headscope.model.taps import Unclipped, frozen_parameters
-from headscope.model.transformers_models import is_linear
 
 SiteLayer = tuple[Site, int]
 

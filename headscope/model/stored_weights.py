@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.model.transformers_models import is_linear
+from headscope.model.interface import is_linear
 
 PACKING = "support_avx512bf16_for_cpu"
 HALF = 2  # bytes of the smallest type that a plain matrix is stored in

@@ -10,8 +10,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from headscope.config.declarations import measure_of
-from headscope.engine.evidence.significance import adjust
-from headscope.engine.rank_correlation import spearman
+from headscope.engine.evidence.significance import adjust, spearman
 from headscope.heads import HeadId
 from headscope.results.answer import Answer, AnswerTable, interval_text, number_text
 from headscope.results.result import Result

@@ -219,7 +219,7 @@ def read_run(
 
 def checkpoint_alphas(path: Path) -> Study:
     """The alpha matrices of a checkpoint as a run that `alphas_figure` draws; RunError where it has none."""
-    from headscope.engine.fork.pickles import fork_alphas
+    from headscope.engine.mhr_fork import fork_alphas
     from headscope.formats.base import open_checkpoint
 
     checkpoint = open_checkpoint(str(path), device="cpu")

@@ -11,7 +11,7 @@ The scores, on the validation text:
 - "base", "advanced", "pairwise": the fork's numbers. Largest weight of a sentence; Σ over keys of the largest
   weight that any query gives it, over the number of keys less one; Σ_j of the distance between two heads' maps.
   The last query's weight on the last key is taken as 0, and padding is left out: batches of one are what the fork
-  would give (`headscope.engine.fork.confidence`).
+  would give (`headscope.engine.mhr_fork`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headscope.engine.fork import confidence as mhr_confidence
+from headscope.engine import mhr_fork
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, precise_type, tapped
@@ -209,15 +209,15 @@ def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
 def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = heads.keys.sum(dim=-1)  # [b]
-    return _summed(mhr_confidence.advanced(_without_last_cell(heads), widths)[widths > 1])
+    return _summed(mhr_fork.advanced(_without_last_cell(heads), widths)[widths > 1])
 
 
 SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
     "confidence": confidence_score,
     "uniqueness": uniqueness,
-    "base": lambda heads: _summed(mhr_confidence.base(_without_last_cell(heads))),
+    "base": lambda heads: _summed(mhr_fork.base(_without_last_cell(heads))),
     "advanced": advanced_score,
-    "pairwise": lambda heads: _summed(mhr_confidence.pairwise(_without_last_cell(heads))),
+    "pairwise": lambda heads: _summed(mhr_fork.pairwise(_without_last_cell(heads))),
 }
 
 
@@ -285,7 +285,7 @@ def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_
 
 
 def _without_last_cell(heads: ObservedHeads) -> Tensor:
-    return mhr_confidence.without_last_cell(heads.weights, heads.queries, heads.keys)
+    return mhr_fork.without_last_cell(heads.weights, heads.queries, heads.keys)
 
 
 def _summed(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
-from headscope.evaluation.metrics.perplexity import perplexity
+from headscope.evaluation.metrics.likelihood import perplexity
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.text_mode import DEFAULT, TOKENISED, TextMode
 from headscope.evaluation.translation import translate_lines

@@ -21,7 +21,7 @@ from headscope.data.parses import Parse, Relation, Token
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
-from headscope.engine.heads.rows import max_and_position
+from headscope.engine.heads.head_batch import max_and_position
 from headscope.engine.plan import analyze
 from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint

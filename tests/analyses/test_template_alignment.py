@@ -21,7 +21,7 @@ from headscope.engine.heads.source_spans import error_rate
 from headscope.engine.plan import analyze
 from headscope.engine.study import measure_heads
 from headscope.errors import HeadscopeError
-from headscope.evaluation.sides import check_template
+from headscope.evaluation.opened import check_template
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
 from tests.oracles import tiny

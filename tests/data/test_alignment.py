@@ -17,9 +17,8 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-from headscope.data.alignment import Aligned, align
 from headscope.data.offsets import fold_characters, subword_spans
-from headscope.data.parses import Parse, Token, read_conllu
+from headscope.data.parses import Aligned, Parse, Token, align, read_conllu
 
 TEXTS = [
     "The cat sat on the mat.",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from headscope.data.alignment import Aligned
 from headscope.data.encoded import Encoded, pad_side
+from headscope.data.parses import Aligned
 from headscope.data.token_text import Marks, marks_of
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.tokens import Pairs, TokenReader, Tokens, shape, word_starts

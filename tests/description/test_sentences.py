@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from headscope.description.sentences import descriptions, sentence
-from headscope.engine.evidence.label_words import Rate, label_in_words
+from headscope.engine.evidence.labels import Rate, label_in_words
 
 
 @pytest.mark.parametrize(

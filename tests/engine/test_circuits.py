@@ -11,13 +11,14 @@ import torch
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.engine.faithfulness.comparison import (
     SHARES,
+    PerformanceDrop,
     RemovalSteps,
     cmd,
     compare_rankings,
     cpr,
+    measure_drop,
     plan_removals,
 )
-from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads
 from tests.oracles import patching, prompts, speakers

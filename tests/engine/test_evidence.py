@@ -12,9 +12,8 @@ import torch
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.engine.base import AnalysisReport
 from headscope.engine.evidence.labels import LabelTests
-from headscope.engine.evidence.significance import adjust, p_of_difference, p_values, share_p
+from headscope.engine.evidence.significance import adjust, kendall, p_of_difference, p_values, share_p
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.rank_correlation import kendall
 from headscope.heads import HeadId, Site
 from tests.oracles import evidence, tiny
 from tests.oracles.run_options import run_options

@@ -13,9 +13,15 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import Omissions, batches
-from headscope.engine.faithfulness.comparison import ORDERS, RemovalSteps, compare_rankings, plan_removals
+from headscope.engine.faithfulness.comparison import (
+    ORDERS,
+    PerformanceDrop,
+    RemovalSteps,
+    compare_rankings,
+    measure_drop,
+    plan_removals,
+)
 from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
-from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
 from headscope.engine.study import run_analysis
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads

@@ -14,8 +14,7 @@ import torch
 
 from headscope.config import AnalyzeConfig
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.fork.batches import SENTENCES, BatchSize, groups
-from headscope.engine.fork.pickles import mhr_pickles
+from headscope.engine.mhr_fork import SENTENCES, BatchSize, groups, mhr_pickles
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.tables import write_pickle

@@ -16,11 +16,11 @@ from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS, Translations
 from headscope.evaluation.non_inferiority import (
     NonInferiority,
+    dirichlet_mean_quantile,
     established,
     in_fixed_sequence,
     judge,
 )
-from headscope.tails import dirichlet_mean_quantile
 from tests.oracles import non_inferiority
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

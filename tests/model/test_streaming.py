@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.model.attention import ScoreOptions
 from headscope.model.streaming import visibility
-from headscope.model.streaming.scores import ScoreBlocks
+from headscope.model.streaming.context import ScoreBlocks
 from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
 from tests.oracles import attention_row as oracle
 

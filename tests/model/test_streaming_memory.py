@@ -17,7 +17,7 @@ from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, ScoreOptions
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import scores, visibility
+from headscope.model.streaming import context, visibility
 from headscope.model.streaming.context import streamed_context
 from headscope.model.streaming.visibility import LazyMask, causal_mask
 
@@ -54,7 +54,7 @@ class LivingBytes(TorchDispatchMode):
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small budget, in bytes."""
-    for module in (visibility, scores):
+    for module in (visibility, context):
         monkeypatch.setattr(module, "AT_A_TIME", visibility.BUDGET // 2 // SMALLER)
     return visibility.BUDGET // SMALLER
 

@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 
 from headscope.heads import HeadId, Site
 from headscope.model.taps import gated
-from headscope.relevance.backward import Backward
-from headscope.relevance.gradient.recording import RecordedPass, recording
+from headscope.relevance.backward import Backward, RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.rulesets import RULE_SETS, Relevance
 from tests.oracles import native as models

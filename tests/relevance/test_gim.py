@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headscope.heads import Site
-from headscope.relevance.backward import Backward
-from headscope.relevance.gradient.recording import recording
+from headscope.relevance.backward import Backward, recording
 from headscope.relevance.gradient.rules import Rules, tempered_softmax
 from headscope.relevance.rulesets import RULE_SETS
 from tests.oracles import gim

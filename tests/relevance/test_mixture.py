@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from headscope.model.mixing.experts import experts_of
-from headscope.relevance.backward import Backward
-from headscope.relevance.gradient.recording import recording
+from headscope.relevance.backward import Backward, recording
 from headscope.relevance.rulesets import RULE_SETS
 from tests.oracles import native as models
 

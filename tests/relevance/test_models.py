@@ -17,8 +17,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from headscope.model import attention
-from headscope.relevance.backward import Backward, explain_backward
-from headscope.relevance.gradient.recording import recording
+from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
 from tests.oracles import speakers, tiny

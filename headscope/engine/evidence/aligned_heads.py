@@ -7,8 +7,7 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.engine.base import Aggregates, AnalysisReport, head_table
-from headscope.engine.evidence.label_words import Rate
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.source_spans import RELATIONS
 from headscope.heads import Site

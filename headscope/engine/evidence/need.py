@@ -17,8 +17,15 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
 from headscope.config.declarations import Measure
-from headscope.engine.evidence.significance import FALSE_DISCOVERIES, adjust, p_of_difference
-from headscope.engine.rank_correlation import kendall, row_pearson, row_spearman, spearman
+from headscope.engine.evidence.significance import (
+    FALSE_DISCOVERIES,
+    adjust,
+    kendall,
+    p_of_difference,
+    row_pearson,
+    row_spearman,
+    spearman,
+)
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:

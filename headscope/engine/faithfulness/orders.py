@@ -12,7 +12,7 @@ from torch import nn
 
 from headscope.config.declarations import measure_of, measured_columns
 from headscope.engine.base import Analysis
-from headscope.engine.rank_correlation import spearman
+from headscope.engine.evidence.significance import spearman
 from headscope.heads import HeadId, Site
 
 Scores = Mapping[HeadId, float]

@@ -16,12 +16,13 @@ from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.faithfulness.comparison import (
     RankingComparison,
     RemovalSteps,
+    bleu_drop,
     compare_rankings,
+    measure_drop,
     plan_removals,
     with_randomised,
 )
 from headscope.engine.faithfulness.orders import Scores, randomised, ranks, scores_of, undirected
-from headscope.engine.faithfulness.performance_drop import bleu_drop, measure_drop
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions

@@ -16,8 +16,7 @@ from headscope.data.corpus import Pair, Sentence
 from headscope.data.encoded import Side
 from headscope.data.template import words_in_texts
 from headscope.data.word_alignment import Links
-from headscope.engine.heads.head_batch import HeadBatch
-from headscope.engine.heads.rows import max_and_position
+from headscope.engine.heads.head_batch import HeadBatch, max_and_position
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 

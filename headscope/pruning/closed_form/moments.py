@@ -26,7 +26,7 @@ from headscope.engine.aggregate import gram
 from headscope.engine.plan import gives_labels
 from headscope.errors import CheckpointError, NumericalError
 from headscope.evaluation.likelihood import default_positions
-from headscope.evaluation.sides import refuse_unread_target
+from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped

@@ -28,10 +28,10 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
+from headscope.model.interface import is_linear
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import is_plain, matrix_of
-from headscope.model.transformers_models import is_linear
 from headscope.pruning.gate_layout import Unit, gate_layout
 
 _ATEN = torch.ops.aten

@@ -19,7 +19,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError, DataError, restated
 from headscope.evaluation.likelihood import hidden_at_random
-from headscope.evaluation.sides import check_sides
+from headscope.evaluation.opened import check_sides
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, untapped
 from headscope.model.native.transformer import Transformer

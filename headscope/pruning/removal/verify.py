@@ -27,6 +27,8 @@ from headscope.model.attention import is_half
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import (
     ModelInputs,
+    cached_difference,
+    generates,
     max_abs_difference,
     outputs,
     reference,
@@ -35,7 +37,6 @@ from headscope.model.forward import (
     with_cache,
 )
 from headscope.model.interface import suppress_warnings, through_attend
-from headscope.model.native.in_parts import cached_difference, generates
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
 from headscope.model.taps import masked

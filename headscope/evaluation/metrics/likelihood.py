@@ -1,4 +1,4 @@
-"""What classifiers are measured by: accuracy (also of tokens), macro-F1, and the loss."""
+"""Perplexity, and what classifiers are measured by: accuracy (also of tokens), macro-F1, and the loss."""
 
 from __future__ import annotations
 
@@ -6,13 +6,62 @@ import math
 from collections import Counter
 
 import numpy as np
+import torch
 
-from headscope.bootstrap import Array
+from headscope.bootstrap import Array, Bootstrap, Estimate, interval
 from headscope.data.batching import Omissions
 from headscope.data.encoded import IGNORED
-from headscope.evaluation.likelihood import Likelihood, labelled
-from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, total_and_count
+from headscope.evaluation.likelihood import Likelihood, hides_tokens, labelled
+from headscope.evaluation.metrics.base import (
+    Floor,
+    LikelihoodMetric,
+    ValidationText,
+    metric,
+    ratio_of,
+    resampled,
+    total_and_count,
+)
 from headscope.formats.base import Checkpoint
+
+
+@metric
+class Perplexity(LikelihoodMetric):
+    """exp(Σ -log p / tokens), of all tokens that are predicted; an encoder alone predicts hidden ones."""
+
+    name = "perplexity"
+    title = "perplexity"
+    order = 30
+    decimals = 2
+    higher_is_better = False
+    labels = False
+    says_loss = True
+
+    def of(self, sums: Array) -> Array:
+        return perplexity(ratio_of(sums))
+
+    def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
+        nats = interval(torch.from_numpy(resampled(ratio_of, sums, bootstrap)))
+        return Estimate(*map(perplexity, (nats.value, nats.low, nats.high)))
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        return Floor(float(checkpoint.vocabularies[1]), "the number of pieces in the vocabulary, each as likely")
+
+    def largest_loss(self, sums: Array) -> float:
+        """A nat a token, as perplexity has no range."""
+        return float(self.of(sums.sum(axis=0)[None])[0])
+
+    def title_of(self, checkpoint: Checkpoint) -> str:
+        return f"masked-token {self.title}" if hides_tokens(checkpoint) else self.title
+
+    def columns(self, values: Array) -> dict[str, Array]:
+        return {self.name: values}
+
+
+def perplexity(nats: Array | float) -> Array:
+    """Of means of -log p; infinite where it is too large for a number."""
+    with np.errstate(over="ignore"):
+        values: Array = np.exp(nats)
+        return values
 
 
 @metric

@@ -11,13 +11,14 @@ layer. X is for
 `rows` says what a row is. "corpus": one row for all sentences, each measured without padding, decoders
 teacher-forced over all positions; scores are means over sentences (`advanced` over those with two keys or more),
 and the matrices too (b is 1). "batch": a row for each batch, put together and padded as fairseq-generate does
-(`headscope.engine.fork.batches`), padding counted as the fork counts it, decoders teacher-forced. "generate": the same
+(`headscope.engine.mhr_fork`), padding counted as the fork counts it, decoders teacher-forced. "generate": the same
 batches searched, so that decoder rows are what the fork saves: the last decoding step alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -28,9 +29,8 @@ from torch import Tensor
 
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch
-from headscope.engine.fork.batches import BatchSize, fork_batches
-from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
+from headscope.data.encoded import Batch, Encoded, Side, pad_side
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -40,6 +40,129 @@ from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
 from headscope.model.taps import observing
 from headscope.results.study_files import nested
+
+SEED = 1  # fairseq-generate's; it decides about the order of equally long sentences
+MULTIPLE = 8  # --required-batch-size-multiple
+SENTENCES = 32
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """fairseq's --batch-size and --max-tokens: sentences, and sentences × the longest side of any; None: no limit.
+
+    Neither: 32 sentences.
+    """
+
+    sentences: int | None = None
+    tokens: int | None = None
+
+    @property
+    def most_sentences(self) -> int | None:
+        """The limit on sentences, with its default."""
+        return SENTENCES if self.sentences is None and self.tokens is None else self.sentences
+
+
+def fork_batches(
+    checkpoint: TransformerCheckpoint, corpus: Corpus, *, limit: int, size: BatchSize | None = None
+) -> Iterator[Batch]:
+    """All sentences, the shortest sources first, each batch by falling length of its sources.
+
+    Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
+    fairseq does (`headscope.model.native.layers`). ConfigError where a sentence alone has more than `size.tokens`.
+    """
+    texts, pads = list(corpus), {name: _pad(checkpoint, name) for name in ("source", "target")}
+    sources = checkpoint.encode([text.source for text in texts], side="source", limit=limit)
+    targets: list[Encoded | None] = [None] * len(texts)
+    if corpus.has_target:
+        targets = [*checkpoint.encode([text.target or "" for text in texts], side="target", limit=limit)]
+    lengths = [
+        (len(source.ids), 0 if target is None else len(target.ids))
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    shuffled = np.random.RandomState(SEED).permutation(len(texts)).tolist()
+    for group in groups(sorted(shuffled, key=lengths.__getitem__), lengths, size or BatchSize()):
+        longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
+        numbers = [
+            group[position] for position in longest_first.tolist()
+        ]  # torch decides about ties, as when fairseq sorts
+        read = pad_side([sources[n] for n in numbers], pad=pads["source"])
+        encoded = [target for n in numbers if (target := targets[n]) is not None]
+        target = pad_side(encoded, pad=pads["target"]) if encoded else None
+        width = read.ids.shape[1]
+        order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
+        padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))
+        yield Batch(torch.tensor(numbers), 0, padded_left, target)
+
+
+def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: BatchSize) -> list[list[int]]:
+    """Cut `order` into batches as fairseq's batch_by_size does: a full batch is closed at a multiple of 8."""
+    closed_batches, batch, longest = list[list[int]](), list[int](), 0
+    for number in order:
+        longest = max(longest, *lengths[number])
+        if size.tokens is not None and longest > size.tokens:
+            raise ConfigError(
+                f"--mhr-max-tokens {size.tokens}: sentence {number + 1} has {longest} subwords; raise it, or give "
+                f"--max-length {size.tokens}"
+            )
+        crowded = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
+        if batch and (crowded or len(batch) == size.most_sentences):
+            closed = max(MULTIPLE * (len(batch) // MULTIPLE), len(batch) % MULTIPLE)
+            closed_batches.append(batch[:closed])
+            batch = batch[closed:]
+            longest = max(max(lengths[n]) for n in (*batch, number))
+        batch.append(number)
+    return [*closed_batches, batch] if batch else closed_batches
+
+
+def _pad(checkpoint: TransformerCheckpoint, name: str) -> int:
+    vocabulary: Vocabulary | None = getattr(checkpoint, name if checkpoint.two_sided else "target")
+    assert vocabulary is not None, "it has encoded the text"
+    return vocabulary.padding
+
+
+def without_last_cell(weights: Tensor, queries: Tensor, keys: Tensor, *, rows: slice = slice(None)) -> Tensor:
+    """Weights [b h t s] of real queries [b t] on real keys [b s], the last of them on the last set to 0.
+
+    The fork zeroes the last cell of the padded batch and masks no padding; with padding left out, a batch of N
+    gives what N batches of one give there. Padding may stand on either side. `rows` are the queries whose weights
+    these are, where they are not all.
+    """
+    last = _last(queries)[:, rows, None] & _last(keys)[:, None, :]
+    outside = ~(queries[:, rows, None] & keys[:, None, :]) | last  # [b t s]
+    return weights.masked_fill(outside[:, None], 0.0)
+
+
+def base(weights: Tensor) -> Tensor:
+    """max_{t,s} weights [b h]; 1 under a causal mask, where the first query sees itself alone."""
+    return weights.amax(dim=(-1, -2))
+
+
+def advanced(weights: Tensor, widths: Tensor) -> Tensor:
+    """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key."""
+    return mean_of_keys(weights.amax(dim=-2), widths)
+
+
+def mean_of_keys(largest: Tensor, widths: Tensor) -> Tensor:
+    """`advanced` from the largest weight that any query gives to each key, [b h s]."""
+    return largest.sum(dim=-1) / (widths - 1)[:, None]
+
+
+def pairwise(weights: Tensor) -> Tensor:
+    """Σ_j ‖W_i − W_j‖ [b h], the weights of a head in a sentence as one vector (t · s long), not divided by h − 1."""
+    return map_distances(weights).sum(dim=-1)
+
+
+def map_distances(weights: Tensor) -> Tensor:
+    """‖W_i − W_j‖ [b h h] of the maps W [t s] of all heads."""
+    flat = weights.flatten(2)  # [b h t·s]
+    return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _last(real: Tensor) -> Tensor:
+    """Where the last real position of each sentence is [b n]."""
+    positions = torch.arange(real.shape[1], device=real.device)
+    return positions == (real * (positions + 1)).argmax(dim=1, keepdim=True)
+
 
 Rows = Literal["corpus", "batch", "generate"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
@@ -95,7 +218,7 @@ def mhr_pickles(
 def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:
     """base, advanced and pairwise [b h], cosine and l2 [b h h] of every sentence (spec of the fork, §4).
 
-    Weights are those before mixing (`headscope.engine.fork.confidence`). Contexts before mixing are flattened over
+    Weights are those before mixing (`headscope.engine.mhr_fork`). Contexts before mixing are flattened over
     positions: 1 + cosine, and the distance. `queries` [b t] and `keys` [b s] say which are real, and `advanced`
     leaves sentences with a single key out; None: all of them, as the fork has it, which divides by 0 there.
     """
