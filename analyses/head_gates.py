@@ -120,13 +120,13 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
     def tap(call: AttentionCall, _: Tensor) -> None:
         attention_site = tracker.attention_site(call.module)
         if attention_site is not None and attention_site.heads:
-            contexts[attention_site.site, attention_site.layer] = call.context.detach()
+            contexts[attention_site.place] = call.context.detach()
 
     def see(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             activations[module] = (inputs[0].detach(), output.detach())
 
-    names = {(part.site, part.layer): part.name for part in checkpoint.attention_sites.order}
+    names = {part.place: part.name for part in checkpoint.attention_sites.order}
     parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
     with ExitStack() as stack:
         for module in {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}:

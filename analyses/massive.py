@@ -77,7 +77,7 @@ class Massive(Analysis):
     def applies(cls, checkpoint: Checkpoint) -> str | None:
         for part in checkpoint.attention_sites.order:
             attention = checkpoint.model.get_submodule(part.name)
-            if part.site in SITES and layer_block(checkpoint.model, checkpoint, (part.site, part.layer)) is attention:
+            if part.site in SITES and layer_block(checkpoint.model, checkpoint, part.place) is attention:
                 return f"the layer of {part.site}.{part.layer} cannot be told: its attention is in no list of layers"
         return None
 

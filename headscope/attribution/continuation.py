@@ -78,7 +78,7 @@ def _kept_weights(checkpoint: Checkpoint, seen: dict[tuple[Site, int], Tensor]) 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         if attention_site.site is Site.DECODER_SELF:
             weights = call.weights[0, :, -1].detach()
-            seen[attention_site.site, attention_site.layer] = weights if weights.element_size() > 2 else weights.float()
+            seen[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
 
     with observing(checkpoint.model, see):
         yield

@@ -29,9 +29,9 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
-from headscope.model.attention import AttentionCall, repeat_groups, tapped
-from headscope.model.discovery import eval_mode, track_calls
-from headscope.model.taps import frozen_parameters, gated
+from headscope.model.attention import AttentionCall, repeat_groups
+from headscope.model.discovery import AttentionSite, eval_mode
+from headscope.model.taps import frozen_parameters, gated, tapped_sites
 
 CLIP = 4.0
 """|θ| from which on the penalty pulls no further: gates of 0.982 and 0.018."""
@@ -258,23 +258,20 @@ def streaming_weights(weights: Tensor, visible: Tensor, rest: Tensor | float = 0
 @contextmanager
 def mixed_with_streaming(checkpoint: Checkpoint, gates: Gates, fit: StreamingFit) -> Iterator[None]:
     """Within the block every head's context is α · full + (1 − α) · streaming, α being its group's gate."""
-    with track_calls(checkpoint.model) as tracker:
 
-        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            place = tracker.attention_site(call.module)
-            if place is None or (place.site, place.layer) not in gates:
-                return None
-            weights, heads = call.weights, call.weights.shape[1]
-            t, s = weights.shape[-2:]
-            visible = streaming_keys(t, s, sink=fit.sink, recent=fit.recent, device=weights.device)
-            sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
-            streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
-            gate = gates[place.site, place.layer].to(context)
-            alpha = gate.repeat_interleave(heads // len(gate))[:, None, None]  # [h 1 1]
-            return alpha * context + (1 - alpha) * streaming
+    def tap(site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
+        if site.place not in gates:
+            return None
+        weights, heads = call.weights, call.weights.shape[1]
+        visible = streaming_keys(*weights.shape[-2:], sink=fit.sink, recent=fit.recent, device=weights.device)
+        sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
+        streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
+        gate = gates[site.place].to(context)
+        alpha = gate.repeat_interleave(heads // len(gate))[:, None, None]  # [h 1 1]
+        return alpha * context + (1 - alpha) * streaming
 
-        with tapped(tap, before_mixing=True):
-            yield
+    with tapped_sites(checkpoint.model, tap, before_mixing=True):
+        yield
 
 
 def distillation_loss(checkpoint: Checkpoint, gates: Gates, text: LabelledText, fit: StreamingFit) -> Tensor:
@@ -303,7 +300,7 @@ def learn_gates(
     NumericalError where the loss is no number.
     """
     gates = {
-        (part.site, part.layer): torch.ones(part.groups, device=checkpoint.device, requires_grad=True)
+        part.place: torch.ones(part.groups, device=checkpoint.device, requires_grad=True)
         for part in checkpoint.attention_sites.at(Site.DECODER_SELF)
         if part.heads
     }

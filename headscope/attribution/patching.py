@@ -22,11 +22,11 @@ from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, by_layer
-from headscope.model.attention import AttentionCall, precise, tapped
-from headscope.model.discovery import eval_mode, track_calls
+from headscope.model.attention import AttentionCall, precise
+from headscope.model.discovery import AttentionSite, eval_mode
 from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
-from headscope.model.taps import differentiable_contexts, gradients_of
+from headscope.model.taps import differentiable_contexts, gradients_of, tapped_sites
 
 Direction = Literal["noising", "denoising"]
 Place = tuple[Site, int]
@@ -85,20 +85,17 @@ class Recording:
 def recorded(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = False) -> Recording:
     """One pass over prompts; with `differentiable` its contexts are part of the graph of m."""
     recording = Recording()
+
+    def tap(site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
+        recording.calls.setdefault(site.place, []).append(replace(call, made_weights=None))
+        recording.contexts.setdefault(site.place, []).append(context)
+
     with (
         eval_mode(checkpoint.model),
         differentiable_contexts() if differentiable else torch.no_grad(),
-        track_calls(checkpoint.model) as tracker,
+        tapped_sites(checkpoint.model, tap),
     ):
-
-        def tap(call: AttentionCall, context: Tensor) -> None:
-            site = tracker.attention_site(call.module)
-            if site is not None and site.heads:
-                recording.calls.setdefault((site.site, site.layer), []).append(replace(call, made_weights=None))
-                recording.contexts.setdefault((site.site, site.layer), []).append(context)
-
-        with tapped(tap):
-            recording.values = AnswerObjective().values(checkpoint, batch)
+        recording.values = AnswerObjective().values(checkpoint, batch)
     return recording
 
 
@@ -147,7 +144,10 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
     for number, (place, turn) in enumerate(places):
         call, other_call = base.calls[place][turn], other.calls[place][turn]
         differences = {CONTEXT: other.contexts[place][turn] - after[number]}
-        differences |= {name: _recomputed(call, other_call, name) - before[number] for name in CHANNELS}
+        for name in CHANNELS:  # the context with the query, key or value of the other run
+            states = {channel: getattr(other_call if channel == name else call, channel) for channel in CHANNELS}
+            with torch.no_grad():
+                differences[name] = recomputed_context(call, **states) - before[number]
         for name, difference in differences.items():
             gradient = gradients[number + (len(places) if name == CONTEXT else 0)]
             _add(effects[name], place, difference, gradient, runs.sign)
@@ -177,22 +177,18 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
 @contextmanager
 def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
     """Within the block these heads give their contexts of another run over as many positions, call by call."""
-    with track_calls(checkpoint.model) as tracker:
-        heads_at, turns = by_layer(heads), dict[Place, int]()
+    heads_at, turns = by_layer(heads), dict[Place, int]()
 
-        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            site = tracker.attention_site(call.module)
-            place = None if site is None else (site.site, site.layer)
-            if place is None or place not in heads_at:
-                return None
-            other_contexts = contexts[place]
-            turn = turns[place] = (turns.get(place, -1) + 1) % len(other_contexts)
-            new_context = context.clone()
-            new_context[:, heads_at[place]] = other_contexts[turn][:, heads_at[place]]
-            return new_context
+    def tap(site: AttentionSite, _: AttentionCall, context: Tensor) -> Tensor | None:
+        if (place := site.place) not in heads_at:
+            return None
+        turn = turns[place] = (turns.get(place, -1) + 1) % len(contexts[place])
+        new_context = context.clone()
+        new_context[:, heads_at[place]] = contexts[place][turn][:, heads_at[place]]
+        return new_context
 
-        with tapped(tap):
-            yield
+    with tapped_sites(checkpoint.model, tap):
+        yield
 
 
 @contextmanager
@@ -220,13 +216,6 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
         yield
     if not mixed_modules:
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")
-
-
-def _recomputed(call: AttentionCall, other: AttentionCall, name: str) -> Tensor:
-    """The context of a call with the query, key or value of another one in its place."""
-    with torch.no_grad():
-        states = {channel: getattr(other if channel == name else call, channel) for channel in CHANNELS}
-        return recomputed_context(call, **states)
 
 
 def _add(effects: dict[Place, Tensor], place: Place, difference: Tensor, gradient: Tensor, factor: float) -> None:

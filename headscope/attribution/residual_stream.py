@@ -261,7 +261,7 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
 
 def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer) -> nn.Module:
     """The module of a layer: the one around its attention that lies in a list of modules."""
-    name = next(part.name for part in checkpoint.attention_sites.order if (part.site, part.layer) == site_layer)
+    name = next(part.name for part in checkpoint.attention_sites.order if part.place == site_layer)
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if length > 1 and isinstance(model.get_submodule(".".join(parts[: length - 1])), nn.ModuleList):
@@ -326,7 +326,7 @@ class _Probe:
         self.tables: list[tuple[Tensor, Tensor]] = []
         self.inputs: dict[tuple[SiteLayer, str], Tensor] = {}
         self.products: dict[tuple[SiteLayer, str], Tensor] = {}
-        names = {(part.site, part.layer): part.name for part in checkpoint.attention_sites.order}
+        names = {part.place: part.name for part in checkpoint.attention_sites.order}
         self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
         owners = WeightOwners(model)

@@ -193,7 +193,7 @@ def mhr_pickles(
     last: dict[At, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
-        last[attention_site.site, attention_site.layer] = call
+        last[attention_site.place] = call
 
     read = (batch.to(checkpoint.device) for batch in _batches(checkpoint, corpus, rows, limit, tokens, size))
     with torch.inference_mode(), observing(checkpoint.model, see):

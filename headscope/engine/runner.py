@@ -249,7 +249,7 @@ class AnalysisRunner:
             if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
                 self.head_contexts.append((heads, call.context))
         if self.unseen:
-            self.unseen.discard((attention_site.site, attention_site.layer))
+            self.unseen.discard(attention_site.place)
             if not self.unseen:
                 raise StopForward
 

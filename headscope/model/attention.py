@@ -12,16 +12,30 @@ What is unusual here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import HeadscopeError
+from headscope.errors import CheckpointError, HeadscopeError
+
+IMPLEMENTATION = "headscope"
+"""The attention implementation of transformers that headscope registers."""
+_HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
+
+
+def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
+    """CheckpointError for the head masks of transformers 4, which transformers 5 ignores silently."""
+    for name in _HEAD_MASKS & arguments.keys():
+        if arguments[name] is not None:
+            raise CheckpointError(
+                f"{name}= was given, which transformers 5 ignores; "
+                "gate heads with `with headscope.model.taps.gated(model, …)` instead"
+            )
 
 
 def is_half(dtype: torch.dtype) -> bool:

@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
-from headscope.model.attention import AttentionCall, is_half, replace_contexts, tapped
+from headscope.model.attention import AttentionCall, is_half, refuse_head_masks, replace_contexts, tapped
 from headscope.model.interface import (
     features_shape,
     reads_input,
     reads_sound,
-    refuse_head_masks,
     suppress_warnings,
+    text_config,
     through_attend,
+    vocabulary_size,
 )
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
@@ -49,6 +50,11 @@ class AttentionSite:
     width: int
     name: str
 
+    @property
+    def place(self) -> tuple[Site, int]:
+        """Site and layer."""
+        return self.site, self.layer
+
 
 @dataclass(frozen=True)
 class AttentionSites:
@@ -65,7 +71,7 @@ class AttentionSites:
     @property
     def layout(self) -> Layout:
         """Number of heads of every (site, layer)."""
-        return {(attention_site.site, attention_site.layer): attention_site.heads for attention_site in self.order}
+        return {attention_site.place: attention_site.heads for attention_site in self.order}
 
     @property
     def modules(self) -> list[tuple[AttentionSite, ...]]:
@@ -302,26 +308,6 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
     return inputs
 
 
-def text_config(config: Any, *, target: bool = False) -> Any:
-    """The part of a config that describes a text: all of it, or one side of a wrapper (BERT2BERT).
-
-    CheckpointError where there is no vocabulary.
-    """
-    side = getattr(config, "decoder" if target else "encoder", None)
-    for part in (side, config, getattr(config, "text_config", None)):
-        if getattr(part, "vocab_size", None):
-            return part
-    raise CheckpointError(f"model type {config.model_type!r} has no vocabulary; text models are supported")
-
-
-def vocabulary_size(config: Any, *, target: bool = False) -> int:
-    """Number of embeddings of a side; Marian and FSMT may have another number on each."""
-    text = text_config(config, target=target)
-    own = ("decoder_vocab_size", "tgt_vocab_size") if target else ("src_vocab_size",)
-    sizes = [getattr(text, name, None) for name in (*own, "vocab_size")]
-    return next(int(size) for size in sizes if size)
-
-
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within the block the model is in evaluation mode; every module's own mode is restored after it."""
@@ -383,19 +369,16 @@ def _site(call: AttentionCall, two_sided: bool, kind: str, length: int) -> Site:
         if (t, s) in by_shape:
             return by_shape[t, s]
     elif t == s:
-        causal = not (call.weights if call.weights.shape[1] else _visible(call)).triu(1).any()
+        seen = call.weights
+        if not seen.shape[1]:  # a layer without heads has no weights that would tell
+            mask = torch.ones(t, s) if call.mask is None else call.mask
+            seen = mask if mask.dtype == torch.bool else mask > -1.0
+        causal = not seen.triu(1).any()
         return Site.DECODER_SELF if causal and t > 1 else Site.ENCODER_SELF
     raise CheckpointError(
         f"model type {kind!r} attends from {t} to {s} positions on a probe of {length} source and "
         f"{TARGET_LENGTH} target tokens; headscope cannot tell which site that is"
     )
-
-
-def _visible(call: AttentionCall) -> Tensor:
-    """Where the mask lets queries look [b 1 t s]: a layer without heads has no weights that would tell."""
-    if call.mask is None:
-        return torch.ones(call.weights.shape[-2:], dtype=torch.bool)
-    return call.mask if call.mask.dtype == torch.bool else call.mask > -1.0
 
 
 def _layers(modules: list[nn.Module]) -> list[int]:

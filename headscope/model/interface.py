@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,15 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
+from headscope.model.attention import IMPLEMENTATION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
-
-
-IMPLEMENTATION = "headscope"
-"""The attention implementation of transformers that headscope registers."""
-_HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
 
 
 def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
@@ -59,16 +55,6 @@ def takes(model: nn.Module, argument: str) -> bool:
 @lru_cache(maxsize=256)  # read once a class and not at every pass
 def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
-
-
-def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
-    """CheckpointError for the head masks of transformers 4, which transformers 5 ignores silently."""
-    for name in _HEAD_MASKS & arguments.keys():
-        if arguments[name] is not None:
-            raise CheckpointError(
-                f"{name}= was given, which transformers 5 ignores; "
-                "gate heads with `with headscope.model.taps.gated(model, …)` instead"
-            )
 
 
 NOT_TEXT = re.compile(r"vision|visual|image|audio|speech")
@@ -196,6 +182,46 @@ def suppress_warnings() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block the modules run the given forward functions."""
+
+    def restore(module: nn.Module, before: object) -> None:
+        if before is _ABSENT:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
+
+    with ExitStack() as stack:
+        for module, forward in forwards.items():
+            stack.callback(restore, module, module.__dict__.get("forward", _ABSENT))
+            module.__dict__["forward"] = forward
+        yield
+
+
+def text_config(config: Any, *, target: bool = False) -> Any:
+    """The part of a config that describes a text: all of it, or one side of a wrapper (BERT2BERT).
+
+    CheckpointError where there is no vocabulary.
+    """
+    side = getattr(config, "decoder" if target else "encoder", None)
+    for part in (side, config, getattr(config, "text_config", None)):
+        if getattr(part, "vocab_size", None):
+            return part
+    raise CheckpointError(f"model type {config.model_type!r} has no vocabulary; text models are supported")
+
+
+def vocabulary_size(config: Any, *, target: bool = False) -> int:
+    """Number of embeddings of a side; Marian and FSMT may have another number on each."""
+    text = text_config(config, target=target)
+    own = ("decoder_vocab_size", "tgt_vocab_size") if target else ("src_vocab_size",)
+    sizes = [getattr(text, name, None) for name in (*own, "vocab_size")]
+    return next(int(size) for size in sizes if size)
 
 
 # Models that write text for sound as Whisper does: always as many frames, halved by convolutions to positions.

@@ -9,29 +9,28 @@ layer index (see `headscope.model.prefix_cache`) compute every pass in full.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, is_half, tapped
+from headscope.model.attention import AttentionCall, is_half
 from headscope.model.discovery import (
     AttentionSite,
-    CallTracker,
     DeclaresAttention,
     base_of,
     eval_mode,
     find_attention,
     probe_inputs,
-    track_calls,
 )
-from headscope.model.interface import suppress_warnings
+from headscope.model.interface import replaced_forwards, suppress_warnings
 from headscope.model.projections import Slices, WeightOwners, projections
 from headscope.model.stored_weights import computing_dtype
+from headscope.model.taps import tapped_sites
 
 SiteLayer = tuple[Site, int]
 Rank = tuple[int, int, int]
@@ -98,14 +97,14 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     for attention_site, module in attention_modules:
         if not attention_site.heads:
             continue
-        output = projected[attention_site.site, attention_site.layer].output
+        output = projected[attention_site.place].output
         owner = owners.all(output)
         if output is None or len(owner) != 1:
             return None
         stack = stacks[numbers[attention_site.site]][1]
         row = next(rows[id(layer)] for layer in stack if any(part is module for part in layer.modules()))
         rank = (numbers[attention_site.site], row, list(Site).index(attention_site.site))
-        layer_index[attention_site.site, attention_site.layer] = LayerEntry(rank, module, owner[0][1], output)
+        layer_index[attention_site.place] = LayerEntry(rank, module, owner[0][1], output)
     layers = [
         ((number, row, END), layer) for number, (_, stack) in enumerate(stacks) for row, layer in enumerate(stack)
     ]
@@ -157,7 +156,6 @@ def _sites(layers: nn.ModuleList, attention_modules: list[tuple[AttentionSite, n
 
 BEFORE_ALL: Rank = (-1, 0, 0)
 EMBEDDINGS: Rank = (-1, 1, 0)
-_ABSENT = object()
 
 
 @dataclass
@@ -199,13 +197,8 @@ class PrefixCache:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within the block `value` may be called; the model is restored afterwards."""
-        with eval_mode(self.model), track_calls(self.model) as tracker:
-
-            def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-                return self._gate_and_cache(tracker, call, context)
-
-            with tapped(tap):
-                yield
+        with eval_mode(self.model), tapped_sites(self.model, self._gate_and_cache):
+            yield
 
     def value(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool = False) -> Tensor:
         """The result of `work` under gates [h] of the same (site, layer) pairs as in every call.
@@ -265,11 +258,10 @@ class PrefixCache:
             results.append(result + entry.project(context * step[heads].to(context)[:, None, None], heads))
         return results
 
-    def _gate_and_cache(self, tracker: CallTracker, call: AttentionCall, context: Tensor) -> Tensor | None:
-        plan, attention_site = self._plan, tracker.attention_site(call.module)
-        if attention_site is None or (attention_site.site, attention_site.layer) not in plan.gates:
+    def _gate_and_cache(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
+        plan, site_layer = self._plan, attention_site.place
+        if site_layer not in plan.gates:
             return None
-        site_layer = (attention_site.site, attention_site.layer)
         turn = plan.turns[site_layer] = plan.turns.get(site_layer, -1) + 1
         if plan.keep_after is not None and (
             self.layer_index is None or self.layer_index.of[site_layer].rank > plan.keep_after
@@ -340,26 +332,11 @@ def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
     return output
 
 
-@contextmanager
-def stored_output(answers: Mapping[nn.Module, list[Any]]) -> Iterator[None]:
+def stored_output(answers: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
     """Within the block these modules return the given outputs, one per call, instead of computing them."""
-    before: dict[nn.Module, Any] = {}
-    try:
-        for module, outputs in answers.items():
-            before[module] = module.__dict__.get("forward", _ABSENT)
-            module.__dict__["forward"] = _replies(outputs)
-        yield
-    finally:
-        for module, forward in before.items():
-            if forward is _ABSENT:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = forward
-
-
-def _replies(outputs: list[Any]) -> Callable[..., Any]:
-    remaining = iter(outputs)
-    return lambda *_, **__: next(remaining)
+    return replaced_forwards(
+        {module: partial(lambda replies, *_, **__: next(replies), iter(each)) for module, each in answers.items()}
+    )
 
 
 def resumable_layers(model: nn.Module) -> LayerIndex | None:

@@ -114,7 +114,7 @@ def probe_gradients(
     def tap_heads(call: AttentionCall, context: Tensor) -> None:
         attention_site = tracker.attention_site(call.module)
         if attention_site is not None and attention_site.heads:
-            place = (attention_site.site, attention_site.layer)
+            place = attention_site.place
             tap(place, call)
             waiting[:] = [(place, context)]
 

@@ -50,11 +50,11 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     }
     groups = {}
     for attention_site in attention_sites.order:
-        site_layer = (attention_site.site, attention_site.layer)
+        site_layer = attention_site.place
         shared = attention_site.heads // max(attention_site.groups, 1)
         groups[site_layer] = _groups(site_layer, kept[site_layer], shared, whole_groups=whole_groups)
     for calls in attention_sites.modules:
-        if len({kept[attention_site.site, attention_site.layer] for attention_site in calls}) > 1:
+        if len({kept[attention_site.place] for attention_site in calls}) > 1:
             layers = ", ".join(str(attention_site.layer) for attention_site in calls)
             raise ConfigError(
                 f"{calls[0].site} layers {layers} are one module with one set of weights; "
@@ -69,7 +69,7 @@ def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_head
     Heads that stay without being in `plan.kept` are to be zero. With `same_heads` every layer keeps the same numbers,
     those that any layer keeps.
     """
-    sites = {(site.site, site.layer): site for site in attention_sites.order}
+    sites = {site.place: site for site in attention_sites.order}
     per_group = {place: _by_group(plan.kept[place], site) for place, site in sites.items()}
     most_groups = max(len(groups) for groups in per_group.values())
     most_heads = max((len(heads) for groups in per_group.values() for heads in groups.values()), default=1)

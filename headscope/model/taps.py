@@ -36,18 +36,31 @@ LAYERS = 12  # layers that a repr lists
 FIELDS = ("query", "key", "value", "weights", "context")
 
 
+SiteTap = Callable[[AttentionSite, AttentionCall, Tensor], Tensor | None]
+
+
+@contextmanager
+def tapped_sites(model: nn.Module, tap: SiteTap, **order: bool) -> Iterator[None]:
+    """Within the block `tap(attention_site, call, context)` is called for every attention call of `model` with heads.
+
+    A context that it returns replaces the current one; `order` as of `tapped`.
+    """
+    with track_calls(model) as tracker:
+
+        def on_call(call: AttentionCall, context: Tensor) -> Tensor | None:
+            attention_site = tracker.attention_site(call.module)
+            has_heads = attention_site is not None and attention_site.heads  # a pruned layer may have none
+            return tap(attention_site, call, context) if attention_site is not None and has_heads else None
+
+        with tapped(on_call, **order):
+            yield
+
+
 @contextmanager
 def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> Iterator[None]:
     """Within the block `see(attention_site, call)` is called for every attention call of `model`."""
-    with track_calls(model) as tracker:
-
-        def tap(call: AttentionCall, _: Tensor) -> None:
-            attention_site = tracker.attention_site(call.module)
-            if attention_site is not None and attention_site.heads:  # a pruned layer may have none
-                see(attention_site, call)
-
-        with tapped(tap):
-            yield
+    with tapped_sites(model, lambda attention_site, call, _: see(attention_site, call)):
+        yield
 
 
 @dataclass
@@ -121,7 +134,7 @@ def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator
         call_tensors: dict[str, Tensor] = {name: getattr(call, name) for name in names}
         for name in {"key", "value"} & set(names):
             call_tensors[name] = repeat_groups(call_tensors[name], attention_site.heads)
-        captured.calls.setdefault((attention_site.site, attention_site.layer), []).append(call_tensors)
+        captured.calls.setdefault(attention_site.place, []).append(call_tensors)
 
     with observing(model, see):
         yield captured
@@ -164,15 +177,13 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
     if isinstance(gates, Mapping):
         _check(gates, layout, computing_dtype(model))
     gate_of = gates if isinstance(gates, Mapping) else closed(gates, layout)
-    with track_calls(model) as tracker:
 
-        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            attention_site = tracker.attention_site(call.module)
-            gate = None if attention_site is None else gate_of.get((attention_site.site, attention_site.layer))
-            return None if gate is None else context * gate.to(context)[..., :, None, None]
+    def tap(attention_site: AttentionSite, _: AttentionCall, context: Tensor) -> Tensor | None:
+        gate = gate_of.get(attention_site.place)
+        return None if gate is None else context * gate.to(context)[..., :, None, None]
 
-        with tapped(tap, before_mixing=before_mixing):
-            yield
+    with tapped_sites(model, tap, before_mixing=before_mixing):
+        yield
 
 
 def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:

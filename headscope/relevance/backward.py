@@ -17,7 +17,7 @@ applies one half of this; here all of it holds for every architecture that the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -27,10 +27,11 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, precise, replace_products, tapped
-from headscope.model.discovery import AttentionSite, eval_mode, track_calls
+from headscope.model.attention import AttentionCall, precise, replace_products
+from headscope.model.discovery import AttentionSite, eval_mode
+from headscope.model.interface import replaced_forwards
 from headscope.model.mixing.experts import experts_of
-from headscope.model.taps import frozen_parameters
+from headscope.model.taps import frozen_parameters, tapped_sites
 from headscope.relevance.gradient.operations import Operations, composite_modules
 from headscope.relevance.gradient.rules import (
     ActiveRules,
@@ -41,7 +42,6 @@ from headscope.relevance.gradient.rules import (
     with_epsilon,
     with_share,
 )
-from headscope.relevance.modules import replaced_forwards
 from headscope.relevance.rulesets import (
     Explanation,
     Relevance,
@@ -63,11 +63,6 @@ class RecordedPass:
 
     active: ActiveRules = field(default_factory=ActiveRules)
     calls: list[tuple[Where, Tensor, Tensor]] = field(default_factory=list)
-
-    def add(self, attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> None:
-        """Record a call."""
-        if attention_site.heads:
-            self.calls.append(((attention_site.site, attention_site.layer), call.query, context))
 
     def relevance(self, value: Tensor, rules: Rules, *, retain: bool = True) -> dict[Where, Relevance]:
         """Relevances for one number, in one backward pass by `rules`; `p` is 1.
@@ -159,23 +154,21 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
         rules_of_modules = composite_modules(model)
         forwards |= {module: operations.with_module_rule(module, rule) for module, rule in rules_of_modules.items()}
         forwards |= {experts: operations.mixture(experts) for experts in experts_of(model)}
-    with ExitStack() as stack:
-        tracker = stack.enter_context(track_calls(model))
-        stack.enter_context(eval_mode(model))
-        stack.enter_context(frozen_parameters(model))
-        stack.enter_context(replaced_forwards(forwards))
-        stack.enter_context(replace_products(_Products(recorded.active, operations)))
 
-        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
-            context = with_epsilon(context, recorded.active) if operations.epsilon else context
-            attention_site = tracker.attention_site(call.module)
-            if attention_site is not None:
-                recorded.add(attention_site, call, context)
-            return context
+    def tap(attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor:
+        context = with_epsilon(context, recorded.active) if operations.epsilon else context
+        recorded.calls.append((attention_site.place, call.query, context))
+        return context
 
-        stack.enter_context(tapped(tap, before_mixing=True, first=True))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(operations)
+    with (
+        tapped_sites(model, tap, before_mixing=True, first=True),
+        eval_mode(model),
+        frozen_parameters(model),
+        replaced_forwards(forwards),
+        replace_products(_Products(recorded.active, operations)),
+        torch.enable_grad(),
+        operations,
+    ):
         yield recorded
 
 

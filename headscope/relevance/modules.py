@@ -1,4 +1,4 @@
-"""Modules of several operations that have one rule together, norms and activations; and other forward functions.
+"""Modules of several operations that have one rule together, norms and activations.
 
 Activations are recognised by class (those of torch and of transformers), norms by what they compute: a module with
 "norm" in its class name is run on random numbers and compared with the formulas of LayerNorm and RMSNorm. What fits
@@ -7,8 +7,7 @@ neither is left to its operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,23 +95,3 @@ def _recognise(module: nn.Module) -> NormParameters | None:
             if isinstance(y, Tensor) and torch.allclose(y.float(), expected, rtol=near, atol=near):
                 return norm
     return None
-
-
-_ABSENT = object()
-
-
-@contextmanager
-def replaced_forwards(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """Within the block the modules run the given forward functions."""
-
-    def restore(module: nn.Module, before: object) -> None:
-        if before is _ABSENT:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before
-
-    with ExitStack() as stack:
-        for module, forward in forwards.items():
-            stack.callback(restore, module, module.__dict__.get("forward", _ABSENT))
-            module.__dict__["forward"] = forward
-        yield

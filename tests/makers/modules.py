@@ -29,7 +29,7 @@ MODULES = modules()
 LAYERS = (
     ("errors", "version"),
     ("files",),
-    ("assets", "tails", "bootstrap", "config", "distributed", "heads", "progress", "registry", "signature"),
+    ("assets", "bootstrap", "config", "distributed", "heads", "progress", "registry", "signature"),
     ("data", "model"),
     ("results",),
     ("formats",),

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import Array
-from headscope.engine.base import Aggregates, AnalysisReport, head_table
+from headscope.engine.analysis_report import Aggregates, AnalysisReport, head_table
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.source_spans import RELATIONS

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.config import LabelOptions
-    from headscope.engine.base import Aggregates, AnalysisReport, Column
+    from headscope.engine.analysis_report import Aggregates, AnalysisReport, Column
 
 
 IN_WORDS = {

@@ -21,8 +21,8 @@ from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.head_parts import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed, stored_types
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
-from headscope.model.discovery import is_two_sided, text_config
-from headscope.model.interface import position_limit, reads_sound
+from headscope.model.discovery import is_two_sided
+from headscope.model.interface import position_limit, reads_sound, text_config
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
 

@@ -20,9 +20,9 @@ from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.huggingface.companions.languages import of_side, special_ids, target_language
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.heads import Site
-from headscope.model.discovery import base_of, text_config, vocabulary_size
+from headscope.model.discovery import base_of
 from headscope.model.forward import finite, refuse_overflow
-from headscope.model.interface import suppress_warnings, through_attend
+from headscope.model.interface import suppress_warnings, text_config, through_attend, vocabulary_size
 from headscope.model.nonfinite import is_finite
 from headscope.model.stored_weights import matrix_of, quantised_by, readable
 

@@ -180,7 +180,7 @@ class _Propagation:
         if key in self.trace.contexts:
             attention_site, _ = self.trace.contexts[key]
             by_query = relevance.sum(dim=-1)  # [p b h t]
-            self.result.heads[attention_site.site, attention_site.layer] = Relevance(
+            self.result.heads[attention_site.place] = Relevance(
                 raw=by_query.sum(dim=-1), absolute=relevance.abs().sum(dim=(-1, -2)), by_query=by_query
             )
         return relevance
@@ -223,7 +223,7 @@ class _Propagation:
 
     def _attention(self, step: Step, relevance: Tensor) -> tuple[Tensor | None, ...]:
         at_inputs = self.rules.attention(relevance, step.detail)
-        layer = step.detail.attention_site.site, step.detail.attention_site.layer
+        layer = step.detail.attention_site.place
         if layer in self.result.heads:
             shares = {"value_share": at_inputs.value_share, "qk_share": at_inputs.qk_share}
             self.result.heads[layer] = replace(self.result.heads[layer], **shares)

@@ -21,9 +21,10 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
+from headscope.model.interface import replaced_forwards
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
-from headscope.relevance.modules import activation_classes, names, norm_of_call, norms_of, replaced_forwards
+from headscope.relevance.modules import activation_classes, names, norm_of_call, norms_of
 
 Kind = Literal["root", "linear", "norm", "add", "product", "mix", "attention", "same", "move", "unknown"]
 
