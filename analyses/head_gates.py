@@ -148,16 +148,11 @@ def _source(
         layout = {h * k: "channels", h: "heads", 2 * h * k: "beside"}.get(output.shape[-1])
         if module in modules and layout is not None and output.numel() == t * output.shape[-1]:
             source = GateSource(module, h, layout)
-            gated = context * source.gates(output.view(1, t, -1))
-            if any(_same(inputs, gated) for inputs in read):
+            gated = (context * source.gates(output.view(1, t, -1))).transpose(1, 2).flatten()
+            near = NEAR.get(gated.dtype, 0.02) * gated.norm()
+            if any((inputs.flatten() - gated).norm() <= near for inputs in read):
                 return source
     return None
-
-
-def _same(inputs: Tensor, contexts: Tensor) -> bool:
-    """Whether a projection reads these contexts [1 h t k]."""
-    flat = contexts.transpose(1, 2).flatten()
-    return bool((inputs.flatten() - flat).norm() <= NEAR.get(inputs.dtype, 0.02) * flat.norm())
 
 
 def _deviation(total: Tensor, count: Tensor) -> Tensor:

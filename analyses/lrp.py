@@ -22,7 +22,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.relevance.backward import Backward, explain_backward
-from headscope.relevance.rulesets import RULE_SETS, Explanation, RuleSet, Steps, Target, explained_quantity
+from headscope.relevance.rulesets import RULE_SETS, Explanation, Steps, Target, explained_quantity
 
 MEASURES = ("relevance", "raw", "absolute", "value_share", "qk_share")
 
@@ -81,14 +81,11 @@ class Lrp(Analysis):
         self.steps: Steps | None = self.options.steps or None
         self.names: Sequence[str] = tuple(dict.fromkeys(filter(None, map(str.strip, self.options.rules.split(",")))))
         for name in self.names:
-            self._check(name, RULE_SETS.get(name))
+            if not RULE_SETS.get(name).linear and self.steps == "sum":
+                raise ConfigError(f"--steps sum: {name} is not linear, so it explains each position by itself")
         self.used: dict[str, Steps] = {}
         self.quantity = ""
         self.relevance: dict[tuple[int, Site], dict[int, Tensor]] = {}
-
-    def _check(self, name: str, rule_set: RuleSet) -> None:
-        if self.steps == "sum" and not rule_set.linear:
-            raise ConfigError(f"--steps sum: {name} is not linear, so it explains each position by itself")
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         has_target = batch.target is not None

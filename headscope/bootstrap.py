@@ -103,12 +103,10 @@ class GroupSums:
         while self.groups > 2 and self.groups * cells * torch.float64.itemsize > self.budget:
             self.groups //= 2
         fits = self.groups * cells * torch.float64.itemsize <= self.budget
-        self.total, self.count = (self._zeros(part, on_cpu=not fits) for part in (ratio.total, ratio.count))
+        for name, part in (("total", ratio.total), ("count", ratio.count)):
+            device = part.device if fits else torch.device("cpu")
+            setattr(self, name, torch.zeros(self.groups, *part.shape[1:], dtype=widest(device), device=device))
         self.lost = None if self.total.dtype is torch.float64 else torch.zeros_like(self.total)
-
-    def _zeros(self, like: Tensor, *, on_cpu: bool) -> Tensor:
-        device = torch.device("cpu") if on_cpu else like.device
-        return torch.zeros(self.groups, *like.shape[1:], dtype=widest(device), device=device)
 
     def _add_compensated(self, slots: Tensor, values: Tensor) -> None:
         """Add in float32, and keep what rounding loses (Knuth's two-sum)."""

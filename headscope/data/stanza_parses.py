@@ -41,7 +41,11 @@ def parse_with_stanza(
     aligned. DataError, before the first parse, where a model is missing or does not load.
     """
     lines = lines if isinstance(lines, Sequence) else list(lines)
-    directory = Path(resources or os.environ.get("STANZA_RESOURCES_DIR") or _stanza_home())
+    home = resources or os.environ.get("STANZA_RESOURCES_DIR")
+    if not home:
+        with _quiet():
+            from stanza.resources.common import DEFAULT_MODEL_DIR as home  # type: ignore[no-redef]
+    directory = Path(str(home))
     listing = directory / "resources.json"  # it has the digests of all models
     if download and not listing.is_file():
         with _loading(lang, directory):
@@ -53,17 +57,11 @@ def parse_with_stanza(
     for line in lines:
         content = line.encode(errors="surrogatepass")
         digest.update(b"%d:%b" % (len(content), content))
-    cache = (Path(cache_dir) if cache_dir else _default_cache()) / f"{digest.hexdigest()}.jsonl"
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(cache_dir or user_cache / "headscope" / "parses") / f"{digest.hexdigest()}.jsonl"
     if cache.is_file():
         return _cached(cache, lines)
     return _caching(cache, _parses(_pipeline(lang, directory, download, use_gpu), lines, batch))
-
-
-def _stanza_home() -> str:
-    with _quiet():
-        from stanza.resources.common import DEFAULT_MODEL_DIR
-
-        return str(DEFAULT_MODEL_DIR)
 
 
 @contextmanager
@@ -157,11 +155,6 @@ def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
 
 
 # The cache: a JSON line per parse.
-
-
-def _default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "headscope" / "parses"
 
 
 def _cached(path: Path, lines: Sequence[str]) -> Iterator[Parse]:

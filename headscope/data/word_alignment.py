@@ -159,7 +159,10 @@ class Aligner:
 
     def align(self, pairs: Sequence[Pair]) -> list[Links]:
         """The links of parallel lines, all of them sure."""
-        sides = [[[self._known(word, side) for word in words_of(pair[side])] for pair in pairs] for side in (0, 1)]
+        sides = [
+            [[known.get(word, len(known)) for word in words_of(pair[side])] for pair in pairs]
+            for side, known in enumerate(self.types)
+        ]
         sizes = np.array([[len(words) for words in side] for side in sides]).reshape(2, -1)
         order = np.lexsort((sizes[0], sizes[1]))
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
@@ -173,9 +176,6 @@ class Aligner:
                 own = word_pairs[ends[line] : ends[line + 1]]
                 links[number] = Links(own, np.ones(len(own), dtype=bool))
         return links
-
-    def _known(self, word: str, side: int) -> int:
-        return self.types[side].get(word, len(self.types[side]))
 
     def _linked(self, source: Ints, target: Ints, sizes: Ints) -> Bools:
         """Words [b n] and [b m], padded, of so many words [2 b]: the links of both directions together [b m n]."""

@@ -176,7 +176,8 @@ def lay_out(
     numbers = sorted(rows[0], key=lambda number: (len(sample.tokens[number].key), number))
     sentences = [sample.tokens[number] for number in numbers]
     inventory = Inventory.of([(pairs.query, pairs.key) for pairs in sentences])
-    ids = tuple(np.unique(np.concatenate(parts)) for parts in zip(*map(_ids, sentences), strict=True))
+    sides = zip(*((pairs.query.ids[pairs.at], pairs.key.ids) for pairs in sentences), strict=True)
+    ids = tuple(np.unique(np.concatenate(parts)) for parts in sides)
     heads = [(layer, next(iter(found.values())).weights.shape[-1]) for layer, found in zip(layers, rows, strict=True)]
     groups = list(_groups(numbers, sentences, sum(count for _, count in heads)))
     blocks = [_block(group, sample.tokens, rows, inventory, (ids[0], ids[1])) for group in groups]
@@ -188,10 +189,6 @@ def lay_out(
     tables = (embeddings[0](ids[0]), embeddings[1](ids[1]))
     kept = [[sample.tokens[number] for number in group] for group in groups]
     return Laid(blocks, kept, tables, (ids[0], ids[1]), heads, inventory)
-
-
-def _ids(pairs: Pairs) -> tuple[Numbers, Numbers]:
-    return pairs.query.ids[pairs.at], pairs.key.ids
 
 
 def _groups(numbers: Sequence[int], sentences: Sequence[Pairs], heads: int) -> Iterator[list[int]]:

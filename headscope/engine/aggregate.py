@@ -87,7 +87,11 @@ class Aggregator:
             if observation.single:
                 packed.setdefault(ratio.total.device, []).append(observation)
             else:
-                self._add_single(observation.statistic, ratio, batch)
+                if observation.statistic not in self.others:
+                    groups = FOLDS if ratio.per_batch else GROUPS
+                    self.others[observation.statistic] = GroupSums(groups=groups, budget=self.budget)
+                numbers = torch.tensor([batch.fold]) if ratio.per_batch else batch.indices
+                self.others[observation.statistic].add(numbers, ratio)
                 if not ratio.centred:  # histograms are whole numbers
                     yield ratio.total
         for device, group in packed.items():
@@ -142,12 +146,6 @@ class Aggregator:
         sums = self.stacks.setdefault(tuple(packed), GroupSums(budget=len(group) * self.budget))
         sums.add(batch.indices, Ratio(values, values[:, :0]))
         return values
-
-    def _add_single(self, statistic: Statistic, ratio: Ratio, batch: Batch) -> None:
-        if statistic not in self.others:
-            groups = FOLDS if ratio.per_batch else GROUPS
-            self.others[statistic] = GroupSums(groups=groups, budget=self.budget)
-        self.others[statistic].add(torch.tensor([batch.fold]) if ratio.per_batch else batch.indices, ratio)
 
     def _merge(self, name: str, key: Key, sums: GroupSums) -> None:
         statistics = self.sums.setdefault(name, {})

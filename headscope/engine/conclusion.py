@@ -118,6 +118,7 @@ def conclude(
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables, marks())
+    objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
     absent = [
         *refused,
         *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty),
@@ -134,7 +135,7 @@ def conclude(
             *(f"{name} on {part} sentences" for name, part in sampled.items()),
             *dict.fromkeys(remark for report in reports for remark in report.remarks),
         ],
-        "objective": _objective(reporting),
+        "objective": next(({"name": its.name, "damage": its.damage_words} for its in objectives), {}),
     }
     return Study(
         {"heads": heads, **tables},
@@ -184,11 +185,6 @@ def _of_group(
     members = [analysis for analysis in reporting if analysis.group == group]
     measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
     return measures, {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
-
-
-def _objective(reporting: Sequence[Analysis]) -> dict[str, str]:
-    objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
-    return next(({"name": its.name, "damage": its.damage_words} for its in objectives), {})
 
 
 def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:

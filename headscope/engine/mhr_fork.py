@@ -195,7 +195,11 @@ def mhr_pickles(
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         last[attention_site.place] = call
 
-    read = (batch.to(checkpoint.device) for batch in _batches(checkpoint, corpus, rows, limit, tokens, size))
+    if rows == "corpus":
+        stream = batches(corpus, checkpoint, tokens=tokens, limit=limit)
+    else:
+        stream = fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
+    read = (batch.to(checkpoint.device) for batch in stream)
     with torch.inference_mode(), observing(checkpoint.model, see):
         for batch in read:
             last.clear()
@@ -289,11 +293,3 @@ def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     matrices = head_matrices(checkpoint.model)
     return {site_layer: matrix.detach().float().cpu().numpy().copy() for site_layer, matrix in matrices.items()}
-
-
-def _batches(
-    checkpoint: Checkpoint, corpus: Corpus, rows: Rows, limit: int, tokens: int, size: BatchSize | None
-) -> Iterator[Batch]:
-    if rows != "corpus":
-        return fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
-    return batches(corpus, checkpoint, tokens=tokens, limit=limit)

@@ -106,7 +106,8 @@ def judge(
     if not np.isfinite(worse).all() or worse.shape[1] < 3:
         return NonInferiority(observed, math.nan, margin, math.nan, WORSE if observed == math.inf else OPEN, level)
     losses = influences(worse.mean(axis=0))
-    seeds, beyond = seed_reach(worse[:, 0], level), BEYOND if most == math.inf else 1.0
+    several, beyond = len(worse) > 1, BEYOND if most == math.inf else 1.0  # one seed is this model
+    seeds = float(stdtrit(len(worse) - 1, level)) * _standard_error(worse[:, 0]) if several else 0.0
     above = math.hypot(sentence_reach(losses, largest, level, beyond=beyond), seeds)
     high = min(observed + above, max(most, observed))
     error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
@@ -135,11 +136,6 @@ def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float
     most = max(largest, mean + beyond * (float(losses.max()) - mean))
     limit = dirichlet_mean_quantile(np.append(losses, most), level)
     return max(limit - mean, float(stdtrit(len(losses) - 1, level)) * _standard_error(losses))
-
-
-def seed_reach(means: Array, level: float) -> float:
-    """How far above the mean of seeds [seed] that of all possible ones may be; 0 of one seed, which is this model."""
-    return float(stdtrit(len(means) - 1, level)) * _standard_error(means) if len(means) > 1 else 0.0
 
 
 def established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:

@@ -227,15 +227,11 @@ def write_beside(path: Path, write: Callable[[Path], object], *, force: bool, co
     if complete and (force or not path.exists()):
         write_atomically(path, write)
         return ""
-    beside = _free_name(path.with_name(f"{path.name}.{'new' if complete else 'partial'}"))
+    name = f"{path.name}.{'new' if complete else 'partial'}"
+    free = (path.with_name(f"{name}{number}") for number in ("", *range(2, 1000)))
+    beside = next(other for other in free if not other.exists())
     write_atomically(beside, write)
     if complete:
         return f"warning: {path} came meanwhile and stays; {beside} has this result"
     kept = "stays as it was" if path.exists() else "was not written"
     return f"{path} {kept}; {beside} has the sentences that were done"
-
-
-def _free_name(path: Path) -> Path:
-    """A path, with a number behind it where there is such a file already."""
-    numbers = (path.with_name(f"{path.name}{number}") for number in range(2, 1000))
-    return next((name for name in (path, *numbers) if not name.exists()), path)

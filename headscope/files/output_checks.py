@@ -154,9 +154,10 @@ def _named_values(options: Any) -> Iterator[tuple[str, str | Path]]:
 def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
     """OutputError where an output is or contains an input, or is inside a checkpoint; links are followed."""
     for entry in inputs:
-        for path in _with_link_targets(entry.path):
-            if _is_inside(path, out):
-                raise OutputError(f"{out} holds {entry.title}; choose another output")
+        inside = entry.path.iterdir() if entry.path.is_dir() else ()
+        targets = [path.resolve() for path in inside if path.is_symlink() and path.exists()]
+        if any(_is_inside(path, out) for path in (entry.path, *targets)):
+            raise OutputError(f"{out} holds {entry.title}; choose another output")
         if entry.checkpoint and entry.path.is_dir() and _is_inside(out, entry.path):
             raise OutputError(f"{out} lies in the checkpoint {entry.path}; choose an output outside it")
 
@@ -227,13 +228,6 @@ def _run_of(path: Path) -> Path | None:
             if isinstance(files, list) and name in files and not name.startswith("figures/") and name != "report.html":
                 return folder
     return None
-
-
-def _with_link_targets(path: Path) -> list[Path]:
-    """A path and, for a directory, the targets of links in it."""
-    if not path.is_dir():
-        return [path]
-    return [path, *(entry.resolve() for entry in path.iterdir() if entry.is_symlink() and entry.exists())]
 
 
 def _is_inside(inner: Path, outer: Path) -> bool:

@@ -173,15 +173,11 @@ def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
         return ()
     try:
         index = json.loads(arrays["index"].tobytes().decode("utf-8"))
-        return [_example(arrays, place, entry) for place, entry in enumerate(index)]
-    except (AttributeError, KeyError, TypeError, ValueError) as broken:
+        weights: list[dict[str, Bytes]] = [{} for _ in index]
+        for name in (name for name in arrays if name != "index"):
+            place, _, site = name.partition("/")
+            weights[int(place)][site] = arrays[name]
+        examples = zip(index, weights, strict=True)
+        return [Example(int(one["number"]), one["texts"], one["subwords"], of_sites) for one, of_sites in examples]
+    except (AttributeError, LookupError, TypeError, ValueError) as broken:
         raise error(f"{path} is not a file of examples ({reason_of(broken)}); analyse again") from None
-
-
-def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any]) -> Example:
-    weights = {
-        site: arrays[f"{place}/{site}"]
-        for site in ("encoder-self", "decoder-self", "cross")
-        if f"{place}/{site}" in arrays
-    }
-    return Example(int(entry["number"]), entry["texts"], entry["subwords"], weights)

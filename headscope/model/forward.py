@@ -35,7 +35,10 @@ def cached_difference(whole: Runnable, smaller: nn.Module, heads: Iterable[HeadI
     """
     single = _first_sentence(batch)
     if isinstance(smaller, Transformer):
-        logits = _stepped(smaller, single)
+        target = single.arguments["target"]
+        with torch.no_grad():
+            state = smaller.begin(single.arguments["source"] if smaller.encoder is not None else target[:, :1])
+            logits = torch.cat([smaller.step(target[:, step], state) for step in range(target.shape[1])])
     elif generates(whole.model) and _continues(whole.model, single):
         with through_attend(smaller):
             logits = _in_halves(smaller, single)
@@ -92,13 +95,6 @@ def _in_halves(model: Any, single: ModelInputs) -> Tensor:
             return logits
         rest, _ = with_cache(model, cache, **{name: ids[:, half:]}, **more)
     return torch.cat([start.logits, rest.logits], dim=1)[0]
-
-
-def _stepped(model: Transformer, single: ModelInputs) -> Tensor:
-    target = single.arguments["target"]
-    with torch.no_grad():
-        state = model.begin(single.arguments["source"] if model.encoder is not None else target[:, :1])
-        return torch.cat([model.step(target[:, step], state) for step in range(target.shape[1])])
 
 
 CELLS = 2**23  # numbers that are compared at a time

@@ -138,7 +138,12 @@ def probe_gradients(
 def _slices(states: Tensor) -> Slices | None:
     """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
     product: Any = next(filter(_stops, graph_nodes(states.grad_fn, stop=_stops)), None)  # the nearest matrix product
-    source = None if product is None else _source(product)
+    module = marked_module(product)
+    source: tuple[Tensor | StoredWeight, int] | None = None
+    if module is not None:
+        source = StoredWeight(module), output_axis(module)
+    elif product is not None:
+        source = weight_of(product)
     if source is None:
         return None
     # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
@@ -186,12 +191,6 @@ def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:
 def is_product(node: Any) -> bool:
     """Whether a node of the autograd graph is the product of a linear layer."""
     return type(node).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0")
-
-
-def _source(product: Any) -> tuple[Tensor | StoredWeight, int] | None:
-    if (module := marked_module(product)) is not None:
-        return StoredWeight(module), output_axis(module)
-    return weight_of(product)
 
 
 def output_axis(module: nn.Module) -> int:

@@ -123,17 +123,6 @@ By = Literal["signed", "absolute"]
 CIRCUITS: tuple[By, ...] = ("signed", "absolute")
 
 
-def circuit_order(name: str, scores: Scores, by: By) -> list[HeadId]:
-    """The heads of a ranking, the most important first; the size matters only where scores have a sign."""
-    sized = by == "absolute" and measure_of(name).signed
-    return ordered({head: abs(score) for head, score in scores.items()} if sized else scores)
-
-
-def circuit_masks(order: list[HeadId]) -> list[list[HeadId]]:
-    """The heads that are ablated at each share of `SHARES`: all but the first int(share · N)."""
-    return [order[int(share * len(order)) :] for share in SHARES]
-
-
 def faithfulness(drops: Tensor, everything: Tensor) -> Tensor:
     """f [… p] of drops m(all) − m(C_p) [… p] and of m(all) − m(∅) [… 1]; NaN where ∅ does as well as all."""
     return torch.where(everything == 0, torch.nan, 1 - drops / everything)
@@ -211,8 +200,11 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
     circuits = {}
     for name, order in orders.items():
         for by in CIRCUITS:
-            kept = circuit_order(name, rankings[name], by) if name in rankings else order
-            circuits[name, by] = tuple(mask_number(mask) for mask in circuit_masks(kept))
+            kept = order
+            if name in rankings and by == "absolute" and measure_of(name).signed:
+                kept = ordered({head: abs(score) for head, score in rankings[name].items()})
+            # all but the first int(share · N) heads are ablated
+            circuits[name, by] = tuple(mask_number(kept[int(share * len(kept)) :]) for share in SHARES)
     numbered = tuple(tuple(sorted(mask, key=str)) for mask in masks)
     return RemovalSteps(numbered, curves, removed, by_head, circuits, everything)
 
