@@ -1,19 +1,170 @@
-"""The values of a model's own head gates (Voita et al. 2019, §5)."""
+"""Values of a model's own head gates: fixed ones (Voita et al. 2019, §5), and those that depend on the input.
+
+The latter are those of Qwen3-Next and its like (Qiu et al. 2025, "Gated Attention").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headscope.bootstrap import Estimate
+from headscope.bootstrap import Estimate, Ratio
 from headscope.config.declarations import Measure
-from headscope.engine.base import Analysis, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import CallTracker, DeclaresAttention, base_of, eval_mode, probe_inputs
+from headscope.model.interface import through_attend
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.linear import open_probability
+
+SHUT = 0.1
+NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # half precision: 0.02
+
+
+@analysis
+class InputGates(Analysis):
+    """Gates σ(x W_G) by which some models multiply each head's context, query by query (Qiu et al. 2025).
+
+    `head_gate`: mean over queries and channels; `head_gate_closed`: share below 0.1; `head_gate_spread`: standard
+    deviation over queries. Found by comparing what the output projection reads with the contexts. Other analyses look
+    at contexts before these gates.
+    """
+
+    name = "head_gates"
+    reads = "contexts"
+    order = 302
+    default = False
+    afterwards = True
+    summary = "values of the input-dependent gates on heads' contexts (Qwen3-Next and its like)"
+    measures = (
+        Measure("head_gate", "mean gate", range=(0, 1), keep="highest", why="the model's own gates close them most"),
+        Measure("head_gate_closed", "share of gates below 0.1", range=(0, 1)),
+        Measure("head_gate_spread", "spread of the mean gate over queries", range=(0, None)),
+    )
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.sources: dict[tuple[Site, int], GateSource] = {}
+        self.values: dict[tuple[Site, int], Tensor] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        return None if find_gates(checkpoint) else "is for models whose heads have gates that depend on the input"
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        self.sources = find_gates(checkpoint)
+
+    @contextmanager
+    def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
+        with ExitStack() as stack:
+            for site_layer, source in self.sources.items():
+
+                def hook(_: nn.Module, __: Any, output: Tensor, where: tuple[Site, int] = site_layer) -> None:
+                    self.values[where] = output.detach()
+
+                stack.callback(source.module.register_forward_hook(hook).remove)
+            stack.callback(self.values.clear)
+            yield
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        source = self.sources.get((heads.site, heads.layer))
+        if source is None:
+            return {}
+        gates = source.gates(self.values[heads.site, heads.layer]).to(heads.context.dtype)  # [b h t c]
+        mean = gates.mean(dim=-1)  # [b h t]
+        first, second = heads.over_queries(mean), heads.over_queries(mean.square())
+        return {
+            "head_gate": first,
+            "head_gate_closed": heads.over_queries((gates < SHUT).to(mean.dtype).mean(dim=-1)),
+            "moments": Ratio(torch.stack([first.total, second.total], dim=-1), first.count[..., None]),
+        }
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        spread = {
+            site_layer: aggregates.bootstrap.function(_deviation, aggregates.group_sums("moments", site_layer))
+            for site_layer in aggregates.site_layers("moments")
+        }
+        report = super().report(aggregates)
+        report.columns.append(Column("head_gate_spread", spread))
+        return report
+
+
+@dataclass(frozen=True)
+class GateSource:
+    """The projection that gives a layer's gates before σ, and where in its output [b t n] they lie.
+
+    `layout`: "channels" [h·k], "heads" [h], or "beside" the queries, the last k of every head's 2k.
+    """
+
+    module: nn.Module
+    heads: int
+    layout: str
+
+    def gates(self, output: Tensor) -> Tensor:
+        """Gates [b h t c] of c channels, one where all channels of a head share it."""
+        by_head = output.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [b h t c]
+        return torch.sigmoid(by_head[..., by_head.shape[-1] // 2 :] if self.layout == "beside" else by_head)
+
+
+def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
+    """Where the gates of every (site, layer) that has some come from."""
+    model = checkpoint.model
+    if isinstance(model, DeclaresAttention) or checkpoint.two_sided:
+        return {}
+    contexts: dict[tuple[Site, int], Tensor] = {}
+    activations: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    tracker = CallTracker(checkpoint.attention_sites)
+
+    def tap(call: AttentionCall, _: Tensor) -> None:
+        attention_site = tracker.attention_site(call.module)
+        if attention_site is not None and attention_site.heads:
+            contexts[attention_site.place] = call.context.detach()
+
+    def see(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            activations[module] = (inputs[0].detach(), output.detach())
+
+    names = {part.place: part.name for part in checkpoint.attention_sites.order}
+    parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
+    with ExitStack() as stack:
+        for module in {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}:
+            stack.callback(module.register_forward_hook(see).remove)
+        for block in (eval_mode(model), torch.no_grad(), through_attend(model), tapped(tap)):
+            stack.enter_context(block)
+        base_of(model)(**probe_inputs(model))
+    sources = {site_layer: _source(parts[site_layer], activations, context) for site_layer, context in contexts.items()}
+    return {site_layer: source for site_layer, source in sources.items() if source is not None}
+
+
+def _source(
+    modules: list[nn.Module], passed: dict[nn.Module, tuple[Tensor, Tensor]], context: Tensor
+) -> GateSource | None:
+    """The projection among an attention's modules whose σ makes of the context [1 h t k] what another one reads."""
+    _, h, t, k = context.shape
+    read = [inputs for module, (inputs, _) in passed.items() if module in modules and inputs.numel() == context.numel()]
+    for module, (_, output) in passed.items():
+        layout = {h * k: "channels", h: "heads", 2 * h * k: "beside"}.get(output.shape[-1])
+        if module in modules and layout is not None and output.numel() == t * output.shape[-1]:
+            source = GateSource(module, h, layout)
+            gated = (context * source.gates(output.view(1, t, -1))).transpose(1, 2).flatten()
+            near = NEAR.get(gated.dtype, 0.02) * gated.norm()
+            if any((inputs.flatten() - gated).norm() <= near for inputs in read):
+                return source
+    return None
+
+
+def _deviation(total: Tensor, count: Tensor) -> Tensor:
+    """Standard deviations [… h] from sums of values and of squares [… h 2]."""
+    mean, square = (total / count).unbind(dim=-1)
+    return (square - mean.square()).clamp(min=0).sqrt()
+
 
 CLOSED = "the model's own gates close them most"
 

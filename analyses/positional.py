@@ -1,4 +1,4 @@
-"""Positional heads: the histogram of offsets between a query and its largest weight (Voita et al. 2019, §5)."""
+"""Offsets between a query and its largest weight: their histogram (Voita et al. 2019, §5), and the mean distance."""
 
 from __future__ import annotations
 
@@ -17,6 +17,28 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
+
+
+@analysis
+class Distance(Analysis):
+    """Mean over queries of |query − argmax key| in subwords; self-attention.
+
+    Special tokens are left out as queries and keys: a query whose weight is on one is measured by its largest weight
+    among the others. So a head that always looks one token ahead has 2 − 2/n over n tokens, and a sink has the distance
+    of small remainders.
+    """
+
+    name = "distance"
+    reads = "rows"
+    order = 30
+    summary = "mean distance to the key with the largest weight"
+    measures = (Measure("distance", "mean distance of the argmax", unit="tokens", range=(0, None)),)
+    sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        distances = heads.offsets.abs().to(heads.max_weight.dtype)  # [b h t]
+        return {"distance": heads.over_queries(distances)}
+
 
 THRESHOLD = 0.9
 REACH = 512

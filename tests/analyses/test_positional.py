@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from headscope.analyses.distance import Distance
-from headscope.analyses.positional import Positional, queries_by_offset
+from headscope.analyses.positional import Distance, Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import Aggregates, AnalysisReport, HeadBatch
