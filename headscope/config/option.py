@@ -139,6 +139,13 @@ def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
     return converted(flag_of(entry), hint, value, bounds=bounds, word=about.get("unset", ""))
 
 
+def check_fields(config: Any) -> None:
+    """ConfigError for a value that its field's type does not allow, of a config that Python made."""
+    hints = types_of(type(config))
+    for entry in fields(config):
+        checked_value(entry, hints[entry.name], getattr(config, entry.name))
+
+
 def converted(name: str, hint: Any, value: Any, *, bounds: tuple[tuple[str, float], ...] = (), word: str = "") -> Any:
     """A value as a type has it; ConfigError that calls it `name`, and says that `word` may stand for it."""
     from pydantic import ValidationError

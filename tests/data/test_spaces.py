@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import is_empty
 from headscope.data.vocabulary import Splitter
 from headscope.data.word_alignment import has_other_spaces, words_of, words_of_subwords
 from headscope.errors import DataError
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.translate_options import TranslateOptions
 from tests.oracles import checkpoints
 
 SPACES = ["\u00a0", "\u202f", "\u3000", "\u2009", "\x0b", "\x85", "\u2028"]

@@ -27,6 +27,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_
 from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config.declarations import measure_of
+from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
@@ -36,7 +37,6 @@ from headscope.evaluation.quality import text_score
 from headscope.evaluation.text_mode import text_mode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
-from headscope.config.small import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 

@@ -310,7 +310,7 @@ def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> b
     return not (without or "no_tie_adaptive_proj" in settings.values)
 
 
-def _activation(settings: Settings) -> str:
+def _activation(settings: Settings) -> Any:
     name = settings.get("activation_fn", "relu")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise CheckpointError(

@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from headscope.config.option import BEAM, POWER, RATIO, STEPS
+from headscope.config.option import BEAM, POWER, RATIO, STEPS, check_fields
 from headscope.errors import ConfigError, NumericalError
 from headscope.model.attention import precise
 
@@ -35,8 +35,8 @@ class SearchConfig:
     - `best` hypotheses are returned; `unknown_penalty` is subtracted from the unknown token's log p.
     """
 
-    beam: Annotated[int, Le(BEAM)] = 5
-    best: Annotated[int, Le(BEAM)] = 1
+    beam: Annotated[int, Ge(1), Le(BEAM)] = 5
+    best: Annotated[int, Ge(1)] = 1
     rule: RuleName = "fairseq"
     power: Annotated[float, Ge(-POWER), Le(POWER)] = 1.0
     max_ratio: Annotated[float, Ge(-RATIO), Le(RATIO)] = 0.0
@@ -48,11 +48,8 @@ class SearchConfig:
     unknown_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(RuleName):
-            raise ConfigError(f"unknown search rule {self.rule!r}; available: {', '.join(get_args(RuleName))}")
-        if self.beam < 1:
-            raise ConfigError(f"beam is {self.beam}; it must be at least 1 (1 is greedy search)")
-        if not 1 <= self.best <= self.beam:
+        check_fields(self)
+        if self.best > self.beam:
             raise ConfigError(f"best is {self.best}; a beam of {self.beam} gives 1 to {self.beam} translations")
 
     @classmethod

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from headscope.config.option import MOST_LAYERS, MOST_WIDTH, configured, plain_config, types_of
+from annotated_types import Ge, Le, Lt
+
+from headscope.config.option import MOST_LAYERS, MOST_WIDTH, check_fields, configured, plain_config
 from headscope.errors import ConfigError
 
-ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "tanh", "linear")
 Option = str | int | float | bool
+Count = Annotated[int, Ge(0)]
+Length = Annotated[int, Ge(1)]
+Width = Annotated[int, Ge(1), Le(MOST_WIDTH)]
+Dropout = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,58 +42,46 @@ class StackConfig:
     - `self_mixing`, `cross_mixing`: name of a variant of `headscope.model.mixing`, None for none.
     """
 
-    vocabulary: int
-    d_model: int
-    d_ffn: int
-    d_head: int
-    self_heads: tuple[int, ...]
-    cross_heads: tuple[int, ...] = ()
-    d_value: int | None = None
-    d_embedding: int | None = None
+    vocabulary: Length
+    d_model: Width
+    d_ffn: Width
+    d_head: Width
+    self_heads: tuple[Count, ...]
+    cross_heads: tuple[Count, ...] = ()
+    d_value: Width | None = None
+    d_embedding: Width | None = None
     head_input: Literal["full", "slice"] = "full"
-    slices: int | None = None
+    slices: Width | None = None
     shared_qkv: bool = False
     qkv_bias: bool = True
     attention_bias: bool = True
     norm: Literal["pre", "post"] = "post"
     final_norm: bool = False
     norm_epsilon: float = 1e-5
-    activation: str = "relu"
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "tanh", "linear"] = "relu"
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    position_offset: int = 0
-    max_positions: int | None = None
+    position_offset: Annotated[int, Ge(0), Le(1024)] = 0
+    max_positions: Length | None = None
     scale_embedding: bool = True
     embedding_bias: bool = False
     embedding_norm: bool = False
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    context_dropout: float = 0.0
+    dropout: Dropout = 0.0
+    attention_dropout: Dropout = 0.0
+    activation_dropout: Dropout = 0.0
+    context_dropout: Dropout = 0.0
     self_mixing: str | None = None
     cross_mixing: str | None = None
     mixing_options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "d_model", "d_ffn", "d_head", "d_value", "d_embedding", "slices", "max_positions"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ConfigError(f"{name} is {size}; it must be at least 1")
-            if size is not None and size > MOST_WIDTH and name not in ("vocabulary", "max_positions"):
-                raise ConfigError(f"{name} is {size}; it must be at most {MOST_WIDTH}")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "context_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
-        _one_of("activation", self.activation, ACTIVATIONS)
-        for name in ("head_input", "norm", "positions"):
-            _one_of(name, getattr(self, name), get_args(types_of(StackConfig)[name]))
+        check_fields(self)
         self._check_heads()
-        self._check_positions()
+        if self.positions == "learned" and self.max_positions is None:
+            raise ConfigError("learned positions need max_positions, the number of rows of their table")
 
     def _check_heads(self) -> None:
         if self.layers > MOST_LAYERS:
             raise ConfigError(f"self_heads names {self.layers} layers; a stack has at most {MOST_LAYERS}")
-        if any(count < 0 for count in (*self.self_heads, *self.cross_heads)):
-            raise ConfigError(f"head counts {self.self_heads} and {self.cross_heads} must not be negative")
         if self.cross_heads and len(self.cross_heads) != len(self.self_heads):
             raise ConfigError(
                 f"cross_heads names {len(self.cross_heads)} layers and self_heads {len(self.self_heads)}; "
@@ -104,12 +97,6 @@ class StackConfig:
             raise ConfigError(
                 f"width {self.d_model} cannot be cut into {self.chunks} slices; choose from {divisors(self.d_model)}"
             )
-
-    def _check_positions(self) -> None:
-        if self.positions == "learned" and self.max_positions is None:
-            raise ConfigError("learned positions need max_positions, the number of rows of their table")
-        if not 0 <= self.position_offset <= 1024:
-            raise ConfigError(f"position_offset is {self.position_offset}; it must be between 0 and 1024")
 
     @property
     def most_heads(self) -> int:
@@ -147,7 +134,7 @@ class TransformerConfig:
     d_output: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("start", self.start, ("token", "zero"))
+        check_fields(self)
         if self.encoder is not None and self.encoder.cross_heads:
             raise ConfigError("the encoder has cross_heads; only a decoder attends to another stack")
         if self.encoder is None and self.decoder.cross_heads:
@@ -207,8 +194,3 @@ class TransformerConfig:
 def divisors(number: int) -> list[int]:
     """All numbers that divide `number`."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
