@@ -132,9 +132,6 @@ def test_tables_arrays_and_labels_of_a_study(pair: hs.Model) -> None:
     ("name", "options"),
     [
         ("heads", {"measure": ["confidence", "offset_share"], "sort": True}),
-        ("heads", {"measure": "confidence"}),
-        ("functions", {}),
-        ("positional", {}),
         ("similarity", {"measure": "cka"}),
     ],
 )
@@ -169,26 +166,6 @@ def test_nothing_is_written_unless_a_call_says_so(
     pair.evaluate(SOURCES, target=TARGETS, metrics="perplexity")
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
-
-
-def test_removal_with_refitted_output_projections(pair: hs.Model) -> None:
-    heads = pair.rank(by="obs", text=SOURCES, target=TARGETS).lowest(24)
-    before = [parameter.clone() for parameter in pair.model.parameters()]
-    more: dict[str, Any] = {
-        "text": SOURCES * 3,
-        "target": TARGETS * 3,
-        "valid": hs.Texts(SOURCES[:5], TARGETS[:5]),
-    }
-    plain, refitted = (
-        pair.remove(heads, refit=hs.Refit(method=method), **more) for method in ("none", "least-squares")
-    )
-    assert all(torch.equal(old, new) for old, new in zip(before, pair.model.parameters(), strict=True))
-    assert plain.removed == refitted.removed and plain.sizes == refitted.sizes
-    assert plain.compensation is not None and refitted.compensation is not None
-    losses = refitted.compensation["performance"]
-    assert losses["removed"] == plain.compensation["performance"]["removed"]
-    assert losses["intact"]["value"] < losses["refitted"]["value"] < losses["removed"]["value"]
-    assert refitted.verified["difference"] < 1e-5 and pair.remove(heads).compensation is None
 
 
 # Evaluation and translation.

@@ -131,7 +131,7 @@ def snapshot(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5"])
+@pytest.mark.parametrize("kind", ["bert", "t5"])
 def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
     model, tokenizer = in_memory(kind)
     model.train()

@@ -66,12 +66,10 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
     numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
     judged = [*valid[:4], "--valid-sentences", "6"]
-    sweep = [*judged, "--methods", "random", "--keep", "40", "--seeds", "1"]
     off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.0", "--out", "off.csv"]
     commands = [
         ["list", "engines"],
         numbers,
-        [*numbers, "--force"],
         ["analyze", model, *text, "--only", "last_key", "--set", "last_key.last-keys=2", "--out", "run"],
         [
             "analyze",
@@ -91,7 +89,6 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
         ["prune", "sigmoid", model, *pairs, *judged, "--keep", "48", "--updates", "2", "--out", "learnt"],
         ["evaluate", model, *pairs, *off],
-        ["prune", "sweep", model, *pairs, *sweep, "--metric", "length-ratio", "--out", "sweep"],
         ["train", "patient", *pairs, *small, *valid, "--updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
     environment = {
@@ -120,7 +117,6 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
     assert json.loads((tmp_path / "learnt" / "pruning.json").read_text(encoding="utf-8"))["kept"] == 48
     assert 0.5 < pd.read_csv(tmp_path / "off.csv")["length-ratio"][0] < 2
-    assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["metric"].tolist() == ["length-ratio"] * 2
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
 

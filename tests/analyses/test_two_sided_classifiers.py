@@ -22,7 +22,6 @@ BART: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "bart": {**BART, "decoder_start_token_id": tiny.END},
     "mbart": BART,  # the last id comes first
-    "plbart": BART,
     "t5": {"d_model": 13, "d_kv": 5, "d_ff": 17, "num_layers": 2, "num_heads": 3, "decoder_start_token_id": tiny.PAD},
 }
 TEXTS, LABELS = classifiers.texts(7), [0, 1, 2, 0, 1, 2, 0]

@@ -104,7 +104,7 @@ def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", LANGUAGES)
+@pytest.mark.parametrize("kind", ["nllb", "mbart50"])
 def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Path, kind: str) -> None:
     """They are those that are read and written then, by the smaller model too, whose files name them."""
     french, (english, german) = {"nllb": "fra_Latn"}.get(kind, "fr_XX"), LANGUAGES[kind]
@@ -190,9 +190,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("given", "language", "task"),
     [
-        ({"src_lang": "German"}, "de", "transcribe"), ({"tgt_lang": "<|fr|>"}, "fr", "transcribe"),
-        ({"src_lang": "de", "tgt_lang": "en"}, "de", "translate"),
-        ({"src_lang": "de", "task": "translate"}, "de", "translate"),
+        ({"src_lang": "German"}, "de", "transcribe"), ({"src_lang": "de", "task": "translate"}, "de", "translate"),
     ],
 )  # fmt: skip
 def test_whisper_begins_with_language_and_task(

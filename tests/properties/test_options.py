@@ -15,7 +15,7 @@ from tests.oracles.commands import Command, Option, Stage
 COMMANDS = commands.commands()
 BASELINE = next(each for each in COMMANDS if each.words == ("train", "baseline"))
 SWIFT = settings(
-    max_examples=12, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 NEVER = ("nan", "inf", "9" * 40, "9" * 5000, "x")
 ABSURD = ("-1", "0", "-0.5", "5e-324", "1e37", "1e308", "2147483647", "2147483648", "9223372036854775807")

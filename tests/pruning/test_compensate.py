@@ -50,7 +50,7 @@ def distance(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bert", "llama", "marian", "native-post"])
 def test_a_refitted_model_is_nearer_to_the_intact_one(kind: str) -> None:
     checkpoint, moments, heads = calibrated(kind)
     intact = logits(checkpoint, kind)

@@ -173,7 +173,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize(
     ("norm", "signed", "constant"),
-    [("pre", False, False), ("post", False, True), ("pre", True, True), ("post", True, False)],
+    [("pre", True, False), ("post", False, True)],
 )
 def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -> None:
     model = native(norm, seed=1)

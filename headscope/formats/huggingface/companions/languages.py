@@ -174,9 +174,8 @@ def of_side(tokenizer: Any, side: SideName) -> Any:
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
     """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
-    special = {
-        n for n in tokenizer.all_special_ids if tokenizer.convert_ids_to_tokens(n) in tokenizer.all_special_tokens
-    }
+    tokens = set(tokenizer.all_special_tokens)
+    special = {n for n in tokenizer.all_special_ids if tokenizer.convert_ids_to_tokens(n) in tokens}
     names = ("bos", "eos", "sep", "cls", "pad", "mask")
     other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
     unknown_id = tokenizer.unk_token_id
