@@ -93,6 +93,10 @@ class Syntactic(Analysis):
             self.names = [name.strip() for name in self.options.relations.split(",") if name.strip()]
         self.unaligned = False
 
+    def sample(self, corpus: Corpus) -> Corpus | str:
+        alone = self.run.counted.queries != "all"
+        return "is of all words; leave out --queries, which counts one position" if alone else corpus
+
     def read(self, corpus: Corpus) -> None:
         """With `relations` "all": the names of those that occur, sorted. ConfigError where none of a list occurs."""
         if self.options.relations == "default":
@@ -107,8 +111,8 @@ class Syntactic(Analysis):
             )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if self.run.counted.queries != "all" or not (aligned := heads.batch.aligned_of(heads.key_side)):
-            return {}  # one position is no word with relations
+        if not (aligned := heads.batch.aligned_of(heads.key_side)):
+            return {}
         self.unaligned |= None in aligned
         name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.counted.exclude_sinks
         plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))

@@ -42,3 +42,11 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
             largest += weights[:, place, counted].amax(dim=-1)
         for head, value in enumerate((largest / 5).tolist()):
             assert abs(heads["encoder-self", 1, head] - value) < 1e-6
+
+
+def test_relations_of_words_are_left_out_with_the_reason() -> None:
+    text = speakers.corpus("bert", count=5)
+    some, every = (
+        ANALYSES.get("syntactic")(RunOptions(counted=CountedTokens(queries=kind))) for kind in ("last", "all")
+    )  # type: ignore[arg-type]
+    assert "leave out --queries" in str(some.sample(text)) and every.sample(text) is text

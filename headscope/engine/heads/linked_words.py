@@ -20,7 +20,6 @@ from headscope.data.lines import in_step, read_lines
 from headscope.data.word_alignment import (
     LONGEST,
     Aligner,
-    Bools,
     Ints,
     Links,
     Pair,
@@ -211,9 +210,8 @@ class LinkedWords:
     """Words and links of one batch, built once for all layers.
 
     `source_word` [b s] are the words of keys, `about` [b t] by relation those that positions are about, −1 where there
-    is none; `host` are the two sides on the CPU. A pair of words has a number, its key, made of row, target word and
-    source word: `kinds` says by key what it is (a byte for every pair of words of a sentence), `possible` has the keys
-    of links.
+    is none; `host` are the two sides on the CPU. `kinds` [b m n] says what every pair of a target and a source word is;
+    the last ones of both stand for no word, where nothing is linked. A pair is called by its number in its row.
     """
 
     def __init__(
@@ -237,7 +235,8 @@ class LinkedWords:
             recording = on_host[0].real & ~on_host[0].special
             of_source = torch.arange(recording.shape[1]).where(recording, -1).numpy()
         of_target, _ = self._words(on_host[1], texts[1], checkpoint, "target")  # [b t]
-        self.rows, self.stride, self.targets = len(sentences), int(of_source.max()) + 2, int(of_target.max()) + 2
+        self.stride, self.targets = int(of_source.max()) + 2, int(of_target.max()) + 2
+        self.row = torch.arange(len(sentences), device=device)
         self.source_word, target_word = (upload(torch.from_numpy(words), device) for words in (of_source, of_target))
         self.ends = upload(ends, device)
         self.source_words = distinct(self.source_word).sum(-1).float()  # [b]
@@ -260,58 +259,51 @@ class LinkedWords:
         return words, torch.from_numpy(ends)
 
     def _link(self, links: SentenceLinks, sentences: Sequence[Sentence], words: tuple[Ints, Ints]) -> None:
-        own = links.of(sentences)
-        keys, inside = self._keys_of([each.pairs for each in own], words)
-        possible, first = np.unique(keys, return_index=True)
-        kinds = np.zeros(self.rows * self.targets * self.stride, dtype=np.uint8)
-        kinds[possible] = POSSIBLE + SURE * np.concatenate([each.sure for each in own])[inside][first]
-        kinds[np.unique(self._keys_of(links.of_others(sentences), words)[0])] += SHUFFLED
-        device = self.source_word.device
-        self.possible, self.kinds = (upload(torch.from_numpy(each), device) for each in (possible, kinds))
-        self.linked = torch.zeros(self.rows * self.targets, dtype=torch.bool, device=device)
-        self.linked[self.possible // self.stride] = True
+        own, b = links.of(sentences), len(sentences)
+        kinds = np.zeros((b, self.targets, self.stride), dtype=np.uint8)
+        present = [np.zeros((b, size), dtype=bool) for size in (self.stride, self.targets)]
+        for there, of_side in zip(present, words, strict=True):
+            there[np.arange(b)[:, None], of_side] = True
+            there[:, -1] = False  # where −1 stands
+        sure, others = [each.pairs[each.sure] for each in own], links.of_others(sentences)
+        for kind, pairs in ((POSSIBLE, [each.pairs for each in own]), (SURE, sure), (SHUFFLED, others)):
+            row, (source, target) = np.repeat(np.arange(b), [len(each) for each in pairs]), np.concatenate(pairs).T
+            inside = present[0][row, np.minimum(source, self.stride - 1)]
+            inside &= present[1][row, np.minimum(target, self.targets - 1)]
+            kinds[row[inside], target[inside], source[inside]] |= kind
+        self.kinds = upload(torch.from_numpy(kinds), self.source_word.device)
+        self.possible = self.kinds & POSSIBLE > 0
+        self.linked = self.possible.any(dim=-1)  # [b m]
 
-    def _keys_of(self, links: Sequence[Ints], words: tuple[Ints, Ints]) -> tuple[Ints, Bools]:
-        """Keys of those links [n 2] of every row whose two words are there, and which of all links these are."""
-        pairs = np.concatenate(links)
-        row = np.repeat(np.arange(self.rows), [len(each) for each in links])
-        inside = np.ones(len(pairs), dtype=bool)
-        for of_side, number, none in zip(words, pairs.T, (self.stride - 1, self.targets - 1), strict=True):
-            present = np.zeros((self.rows, none + 1), dtype=bool)
-            present[np.arange(self.rows)[:, None], of_side] = True
-            present[:, none] = False  # where −1 stands
-            inside &= present[row, np.minimum(number, none)]
-        return ((row * self.targets + pairs[:, 1]) * self.stride + pairs[:, 0])[inside], inside
+    def pairs(self, about: Tensor, words: Tensor) -> Tensor:
+        """Numbers of the pairs of target words [b t] and source words [b … t], −1 where one is missing."""
+        about = about.view(len(about), *[1] * (words.ndim - 2), -1)
+        return torch.where((about >= 0) & (words >= 0), about * self.stride + words, -1)
 
-    def keys(self, about: Tensor, words: Tensor) -> Tensor:
-        """Keys of target words [b t] with source words [b … t], −1 (of no pair) where one is missing."""
-        row = torch.arange(self.rows, device=about.device)[:, None]
-        first = (row * self.targets + about) * self.stride
-        between = (slice(None), *[None] * (words.ndim - 2))
-        return torch.where((about[between] >= 0) & (words >= 0), first[between] + words, -1)
+    def kinds_of(self, pairs: Tensor) -> Tensor:
+        """What pairs [b …] are."""
+        kinds: Tensor = self.kinds.flatten(1)[self.row.view(-1, *[1] * (pairs.ndim - 1)), pairs]
+        return kinds
 
     def counts(self, about: Tensor) -> Tensor:
         """Positions [b t] whose word has a link."""
-        row = torch.arange(self.rows, device=about.device)[:, None]
-        return (about >= 0) & self.linked[(row * self.targets + about).clamp(min=0)]
+        return self.linked[self.row[:, None], about]
 
     def lag(self, argmax: Tensor) -> Ratio:
         """Seconds from the first position of the word that is predicted to the argmax [b h t]."""
-        begin = torch.full((self.rows * self.targets,), self.stride, device=argmax.device)
-        begin = begin.scatter_reduce(0, self.possible // self.stride, self.possible % self.stride, "amin")
         about = self.about["predicted"]
-        row, counted = torch.arange(self.rows, device=about.device)[:, None], self.counts(about)
-        behind = argmax - begin[(row * self.targets + about).clamp(min=0)][:, None]
+        begin, counted = self.possible.byte().argmax(dim=-1)[self.row[:, None], about], self.counts(about)
+        behind = argmax - begin[:, None]
         return Ratio((behind * counted[:, None]).sum(-1) * POSITION, counted.sum(-1, keepdim=True).float())
 
     def relation(self, name: str, words: Tensor, offset: int) -> dict[str, Ratio]:
         """Hits of one relation, words [b h t] being those of the argmax; sizes of A, A∩S, A∩P against that of S."""
-        places, keys = self.places(name, offset), self.keys(self.about[name], words)
-        ordered = keys.sort(dim=-1).values
-        first, kinds = distinct(ordered), self.kinds[ordered]
+        places, pairs = self.places(name, offset), self.pairs(self.about[name], words)
+        ordered = pairs.sort(dim=-1).values
+        first, kinds = distinct(ordered), self.kinds_of(ordered)
         sizes = torch.stack([first, first & (kinds & SURE > 0), first & (kinds & POSSIBLE > 0)], dim=-1).sum(2)
         ratios = {f"links_{name}": Ratio(sizes.float(), places.due[:, None, None])}  # [b h 3]
-        kinds = self.kinds[keys]
+        kinds = self.kinds_of(pairs)
         hits = torch.stack([kinds & POSSIBLE, kinds & SHUFFLED]) > 0  # [2 b h t]
         summed = hits.float() @ places.counted  # [2 b h 2]
         for number, part in enumerate(("", "hard_")):
@@ -322,11 +314,8 @@ class LinkedWords:
 
     def _due(self, about: Tensor) -> Tensor:
         """Sure links [b] of words that some position is about."""
-        row = torch.arange(self.rows, device=about.device)[:, None]
-        present = torch.zeros_like(self.linked)
-        present[(row * self.targets + about)[about >= 0]] = True
-        due = (self.kinds[self.possible] & SURE > 0) & present[self.possible // self.stride]
-        return torch.bincount(self.possible[due] // (self.targets * self.stride), minlength=self.rows).float()
+        sure = (self.kinds & SURE > 0).sum(dim=-1)  # [b m]
+        return (sure * torch.zeros_like(sure).scatter(1, about % self.targets, 1)).sum(dim=-1).float()
 
     def places(self, name: str, offset: int) -> Places:
         """Which positions count for a relation, and where a fixed offset or the diagonal would do."""
@@ -340,13 +329,13 @@ class LinkedWords:
     def _right(self, name: str, at: Tensor) -> Tensor:
         """Positions [b t] with a link where the key at [b t] is linked; none has the number −1."""
         words = torch.where(self.counted_keys, self.source_word, -1).gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
-        return self.kinds[self.keys(self.about[name], words)] & POSSIBLE > 0
+        return self.kinds_of(self.pairs(self.about[name], words)) & POSSIBLE > 0
 
     def _offset(self, offset: int) -> Tensor:
         """The keys [b t] so far from each position."""
         at = torch.arange(self.tokens.shape[1], device=self.tokens.device) + offset
         at = torch.where((at >= 0) & (at < self.source_word.shape[1]), at, -1)
-        return at.expand(self.rows, -1)
+        return at.expand(len(self.row), -1)
 
     def _diagonal(self, name: str) -> Tensor:
         """The counted key [b t] that lies at the place in the source where the position's token lies in the target."""
@@ -361,14 +350,13 @@ class LinkedWords:
     def best_offsets(self) -> dict[str, int]:
         """By relation the offset, of ±`REACH`, that is right at the most positions; the nearest one of several."""
         t, s = self.tokens.shape[1], self.source_word.shape[1]
-        words = torch.where(self.counted_keys & (self.source_word >= 0), self.source_word, self.stride - 1)
-        words = torch.nn.functional.pad(words, (REACH, REACH + t), value=self.stride - 1)  # a word that has no links
-        about = torch.stack(tuple(self.about.values()), dim=1)  # [b r t]
-        row = torch.arange(self.rows, device=about.device)[:, None, None]
-        first = (row * self.targets + torch.where(about < 0, self.targets - 1, about)) * self.stride
+        words = torch.where(self.counted_keys, self.source_word, -1)
+        words = torch.nn.functional.pad(words, (REACH, REACH + t), value=-1)
+        about = torch.cat(tuple(self.about.values()), dim=1)  # [b r·t]
         offsets = [offset for offset in sorted(range(-REACH, REACH + 1), key=abs) if -t < offset < s]
-        moved = (words[:, None, REACH + offset :][..., :t] for offset in offsets)
-        right = torch.stack([(self.kinds[first + each] & POSSIBLE).sum(dim=(0, 2)) for each in moved])  # [n r]
+        moved = (words[:, REACH + offset :][:, :t].repeat(1, len(self.about)) for offset in offsets)
+        hits = (self.kinds_of(self.pairs(about, each)) & POSSIBLE > 0 for each in moved)
+        right = torch.stack([hit.view(len(hit), -1, t).sum(dim=(0, 2)) for hit in hits])  # [n r]
         best = right.cpu().numpy().argmax(axis=0).tolist()  # the first of several
         return {name: offsets[number] for name, number in zip(self.about, best, strict=True)}
 
@@ -385,13 +373,8 @@ class LinkedWords:
 
     def _even(self, about: Tensor, positions: Tensor) -> Tensor:
         """Σ over each kind of positions [b t 2] of the share of counted keys that are linked [b 2]."""
-        keys = self.counted_keys
-        row = torch.arange(self.rows, device=about.device)[:, None]
-        pieces = torch.zeros(self.rows * self.stride, device=about.device)
-        of_word = (row * self.stride + self.source_word)[(self.source_word >= 0) & keys]
-        pieces.index_add_(0, of_word, torch.ones_like(of_word, dtype=pieces.dtype))
-        target = self.possible // self.stride  # row and target word of each link
-        size = torch.zeros(len(self.linked), device=about.device)
-        size.index_add_(0, target, pieces[target // self.targets * self.stride + self.possible % self.stride])
-        of_position = size[(row * self.targets + about).clamp(min=0)][:, None]  # [b 1 t]
-        return (of_position @ positions)[:, 0] / keys.sum(-1, keepdim=True).clamp(min=1)
+        subwords = torch.zeros(len(about), self.stride, device=about.device)
+        subwords.scatter_add_(1, self.source_word % self.stride, self.counted_keys.float())
+        size = (self.possible.float() @ subwords[..., None])[..., 0]  # [b m]
+        of_position = size.gather(1, about % self.targets)[:, None]  # [b 1 t]
+        return (of_position @ positions)[:, 0] / self.counted_keys.sum(-1, keepdim=True).clamp(min=1)
