@@ -18,7 +18,7 @@ from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
-from headscope.data.template import scrambled
+from headscope.data.template import unscrambled
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.aligned_heads import template_report
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
@@ -204,19 +204,16 @@ class Alignment(Analysis):
 
     def _spans(self, heads: HeadBatch) -> list[SourceSpan]:
         assert self.links is not None
-        sentences = self.links.sentences(heads.batch.indices.tolist())
-        links = self.links.of(sentences)
-        if heads.batch.kind == "scrambled":
-            sentences = [scrambled(sentence, self.run.seed) for sentence in sentences]
-        side, device = heads.batch.on_host.source, heads.context.device
-        return spans_of(sentences, side, self.checkpoint, links, device)
+        sentences, side = heads.batch.sentences, heads.batch.on_host.source
+        links = self.links.of([unscrambled(sentence) for sentence in sentences])
+        return spans_of(sentences, side, self.checkpoint, links, heads.context.device)
 
     def _plan(self, heads: HeadBatch) -> LinkedWords:
         assert self.links is not None
-        sides, numbers = (heads.key_side, heads.query_side), heads.batch.indices.tolist()
+        sides, sentences = (heads.key_side, heads.query_side), heads.batch.sentences
         source, target = heads.batch.on_host.source, heads.batch.on_host.target
         assert target is not None
-        plan = LinkedWords(sides, heads.keys, numbers, self.checkpoint, self.links, host=(source, target))
+        plan = LinkedWords(sides, heads.keys, sentences, self.checkpoint, self.links, host=(source, target))
         self.unlocated += plan.unlocated
         return plan
 
@@ -228,7 +225,7 @@ class Alignment(Analysis):
         source = pad_side(self.checkpoint.encode(texts[0], side="source", limit=DEFAULT_LIMIT))
         target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
-        plan = LinkedWords((source, target), keys, [each.number for each in first], self.checkpoint, links)
+        plan = LinkedWords((source, target), keys, first, self.checkpoint, links)
         return plan.best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

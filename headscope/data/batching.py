@@ -247,6 +247,7 @@ def collate(group: list[EncodedSentence], fold: int, encoder: Encoder, losses: O
         ),
         labels=pad_rows(labels, IGNORED) if labels else None,
         contrasts=_contrasts(group),
+        sentences=tuple(entry.sentence for entry in group),
     )
 
 

@@ -133,7 +133,7 @@ class Batch:
     source where there are parses, None for sentences that cannot be aligned, `target_aligned` those of the target.
     `labels` [b n], where requested, are the ids that a decoder should predict at each of its inputs, the tags of words
     at their first subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where
-    sentences are prompts.
+    sentences are prompts. `sentences` are the lines, of a batch that was read from a text.
     `host` is what a copy on a device was made of: its shapes and masks can be read without waiting for the device.
     """
 
@@ -146,6 +146,7 @@ class Batch:
     kind: Literal["text", "random", "scrambled"] = "text"
     labels: Tensor | None = None
     contrasts: Contrasts | None = None
+    sentences: tuple[Sentence, ...] = ()
     host: Batch | None = None
 
     @property
@@ -220,6 +221,7 @@ class Batch:
             target_aligned=tuple(self.target_aligned[n] for n in numbers.tolist()) if self.target_aligned else (),
             labels=None if self.labels is None else self.labels[numbers, :length],
             contrasts=None if self.contrasts is None else self.contrasts.rows(numbers),
+            sentences=tuple(self.sentences[number] for number in numbers.tolist()) if self.sentences else (),
             host=None,
         )
 

@@ -87,6 +87,14 @@ def scrambled(sentence: Sentence, seed: int) -> Sentence:
     return sentence._replace(source=text, pair=Pair(mixed, target, starts, tuple(order)))
 
 
+def unscrambled(sentence: Sentence) -> Sentence:
+    """What links are looked up for: the source line alone has its own order again."""
+    if sentence.pair is None or not sentence.pair.order:
+        return sentence
+    words = sorted(zip(sentence.pair.order, words_of(sentence.pair.source), strict=True))
+    return sentence._replace(pair=sentence.pair._replace(source=" ".join(word for _, word in words), order=()))
+
+
 def words_in_texts(pairs: Sequence[Pair], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Ints]:
     """The source word and the target word [n] that the subwords of all texts in a row begin in, −1 for none.
 

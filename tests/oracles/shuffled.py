@@ -47,6 +47,7 @@ def together(mine: list[Batch], fold: int) -> Batch:
         target=_padded(targets) if targets else None,
         aligned=tuple(aligned for batch in mine for aligned in batch.aligned),
         labels=_stacked(labels, IGNORED) if labels else None,
+        sentences=tuple(sentence for batch in mine for sentence in batch.sentences),
     )
 
 

@@ -40,7 +40,7 @@ AHEAD = {"predicted": 1, "fed": 0, "next": 2}
 REACH = 64  # offsets of the baseline go this far
 LEAST_PAIRS = 1000
 """Parallel lines that an aligner is trained on at least."""
-DONORS, WINDOW = 256, 4096
+DONORS = 256
 POSSIBLE, SURE, SHUFFLED = 1, 2, 4
 """What a pair of words may be, as bits: a link, a sure one, a link of another sentence."""
 SAID = 20  # lines with links that show from where words are counted
@@ -51,7 +51,6 @@ class SentenceLinks:
     """The links of a corpus: of a file, as `filed` (pairs [n 2], which are sure [n], ends of lines), or by `aligner`.
 
     With `positions`, how many the recording of each line has, these are its source words.
-    Sentences are read again where they are asked for, a window of them at a time.
     """
 
     corpus: Corpus
@@ -60,9 +59,7 @@ class SentenceLinks:
     aligner: Aligner | None = None
     positions: Sequence[int] | None = None
     remarks: list[str] = field(default_factory=list)
-    window: dict[int, Sentence] = field(default_factory=dict)
     donors: list[tuple[Sentence, Links]] = field(default_factory=list)
-    reading: Iterator[Sentence] | None = None
 
     def __post_init__(self) -> None:
         if self.known:
@@ -81,20 +78,6 @@ class SentenceLinks:
     def known(self) -> bool:
         """Whether there are links."""
         return self.filed is not None or self.aligner is not None
-
-    def sentences(self, numbers: Sequence[int]) -> list[Sentence]:
-        """The sentences of these numbers."""
-        restarted = False
-        while any(number not in self.window for number in numbers):
-            if self.reading is None:
-                self.reading, restarted = iter(self.corpus), True
-            self.window = {sentence.number: sentence for sentence in islice(self.reading, WINDOW)}
-            if not self.window:
-                if restarted:  # they lie in different windows
-                    wanted = set(numbers)
-                    self.window = {each.number: each for each in self.corpus if each.number in wanted}
-                self.reading = None
-        return [self.window[number] for number in numbers]
 
     def of(self, sentences: Sequence[Sentence]) -> list[Links]:
         """The links of sentences."""
@@ -218,7 +201,7 @@ class LinkedWords:
         self,
         sides: tuple[Side, Side],
         keys: Tensor,
-        numbers: Sequence[int],
+        sentences: Sequence[Sentence],
         checkpoint: Checkpoint,
         links: SentenceLinks,
         *,
@@ -228,7 +211,7 @@ class LinkedWords:
         self.made: dict[str, Places] = {}
         target = sides[1]
         self.counted_keys, self.tokens, device = keys, target.real & ~target.special, keys.device
-        sentences, on_host = links.sentences(numbers), host or sides
+        on_host = host or sides
         texts = ([sentence.source for sentence in sentences], [sentence.target or "" for sentence in sentences])
         of_source, ends = self._words(on_host[0], texts[0], checkpoint, "source")  # [b s], [b s 2]
         if links.positions is not None:
