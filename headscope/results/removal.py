@@ -172,8 +172,12 @@ def _advice(record: Mapping[str, Any]) -> str:
         return f"{lines} cannot tell a loss of {margin} from none; about {needed:,} could (--valid-source)"
     if judged["verdict"] != WORSE:
         return ""
-    refits = record["compensation"] and not record["compensation"]["feed_forward"] and not record["merged"]
-    return f"less is lost with {'--feed-forward, which takes many passes, or with ' if refits else ''}more heads"
+    compensation = record["compensation"]
+    candidates = (compensation and compensation["choice"] or {}).get("candidates", ())
+    has_blocks = not compensation or compensation["feed_forward"] or record["merged"]
+    if has_blocks or any("feed-forward" in candidate["name"] for candidate in candidates):
+        return "less is lost with more heads"
+    return "less is lost with --feed-forward, which takes many passes, or with more heads"
 
 
 SIZES = {

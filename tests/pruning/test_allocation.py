@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from headscope.data.batching import BatchingOptions
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
@@ -41,7 +42,7 @@ KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
 @cache
 def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, list[OutputProjection]]:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=19)
-    meter = DamageMeter.of(checkpoint, corpus.first(7))
+    meter = DamageMeter.of(checkpoint, corpus.first(7), batching=BatchingOptions(tokens=1))
     return checkpoint, collect_moments(checkpoint, corpus), meter, output_projections(checkpoint)
 
 
@@ -88,7 +89,7 @@ def search(kind: str) -> MeasuredAllocation:
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_the_cheapest_by_a_fresh_measurement_goes_next(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured again only when it is the cheapest by what was measured before; here with a model refitted anew."""
-    monkeypatch.setattr(allocation, "PASSES", 99)
+    monkeypatch.setattr(allocation, "TRIES", 99)
     left = {number: list(each.units) for number, each in enumerate(measured(kind)[3])}
     costs = {(number, unit): -9.0 for number, units in left.items() for unit in [*units, ()]}
     fresh, gone, damage, found = set[Any](), list[HeadId](), 0.0, search(kind).take(99)
@@ -111,7 +112,7 @@ def test_the_cheapest_by_a_fresh_measurement_goes_next(kind: str, monkeypatch: p
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-post"])
 def test_sizes_are_nested_and_modules_never_exceed_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocation, "PASSES", 99)
+    monkeypatch.setattr(allocation, "TRIES", 99)
     one, heads = search(kind), len(all_units(kind)[0])
     for count in range(heads, 3 * heads + 1, heads):
         found = one.take(count)
@@ -126,24 +127,29 @@ def all_units(kind: str) -> list[tuple[HeadId, ...]]:
     return [unit for projection in measured(kind)[3] for unit in projection.units]
 
 
-def test_passes_are_said_beforehand_and_estimates_decide_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     tries, steps = search("bert"), list[int]()
+    most = tries.most_passes(2)
     tries.take(2, step=steps.append)
-    assert len(steps) == tries.passes <= 2 * allocation.PASSES
-    monkeypatch.setattr(allocation, "PASSES", 0)
+    assert len(steps) == tries.passes <= most == 2 * allocation.TRIES
+    monkeypatch.setattr(allocation, "TRIES", 1)
     _, moments, meter, projections = measured("bert")
     estimates = {unit: 9.0**number for number, unit in enumerate(reversed(all_units("bert")))}
     unknown = MeasuredAllocation([meter], moments, projections, dict.fromkeys(estimates, 0.0), OPTIONS)
+    most = unknown.most_passes(1)
     unknown.take(1)
-    assert unknown.passes == len(estimates) and all(cut.measured_after == 0 for cut in unknown.tried)
+    assert unknown.passes == len(estimates) <= most, "all that can go are measured first"
+    assert all(cut.unit == allocation.MODULE for cut in unknown.untried)
     blind = MeasuredAllocation([meter], moments, projections, estimates, OPTIONS)
     found = blind.take(len(estimates))
-    assert blind.passes == 0 and sorted(found, key=found.__getitem__) == list(chain(*reversed(all_units("bert"))))
+    assert blind.passes == len(estimates)
+    assert sorted(found, key=found.__getitem__) == list(chain(*reversed(all_units("bert"))))
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "native-post"])
 def test_passes_begin_at_the_layer_that_differs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers to the last digit as of whole passes; output projections of lower layers are run less often."""
+    monkeypatch.setattr(allocation, "TRIES", 99)
     runs = list[str]()
 
     def searched(known: bool, **options: Any) -> tuple[dict[HeadId, float], int]:

@@ -57,7 +57,13 @@ def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:
 @pytest.mark.parametrize(
     ("verdict", "refit", "advised"),
     [
-        ("worse", {"feed_forward": False}, ["--feed-forward", "more heads"]),
+        ("worse", {"feed_forward": False, "choice": None}, ["--feed-forward", "more heads"]),
+        ("worse", {"feed_forward": False, "choice": {"candidates": [{"name": "mean"}]}}, ["--feed-forward"]),
+        (
+            "worse",
+            {"feed_forward": False, "choice": {"candidates": [{"name": "x, feed-forward"}]}},
+            ["with more heads"],
+        ),
         ("worse", {"feed_forward": True}, ["more heads"]),
         ("worse", None, ["more heads"]),
         ("not established", None, ["100 held-out lines cannot tell a loss of 0.008 from none; about 370 could"]),

@@ -2,8 +2,8 @@
 
 Candidates are single units and, together, all that is left of an attention module, at the price of its units. Heaps
 order them by estimates, times the ratio of what was measured to what was estimated so far, and by what they were last
-measured to cost. The cheapest is measured with its module refitted, and pushed back; it goes when it is still first
-(lazy evaluation, Minoux 1978).
+measured to cost. In every step the first are measured with their modules refitted, until none that follows can be
+cheaper (lazy evaluation, Minoux 1978) or enough are measured; the cheapest of them goes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from headscope.pruning.closed_form.refit import SolvedRefit
 from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.shared import RefitOptions
 
-PASSES = 2
-"""Measurements for every unit that goes, at most; when they are used up, the last known costs decide."""
+TRIES = 4
+"""Candidates that are measured in a step, at most."""
 MODULE = -1
 """In the place of a unit: all that is left of its module."""
 TIE = 1e-9
@@ -32,12 +32,11 @@ TIE = 1e-9
 
 
 class Cut(NamedTuple):
-    """A unit of a module, or all of it, what it costs a unit, and how many were made before it was measured."""
+    """A unit of a module, or all of it, and what it costs a unit."""
 
     cost: float
     module: int
     unit: int
-    measured_after: int = -1
 
 
 class MeasuredAllocation:
@@ -63,7 +62,7 @@ class MeasuredAllocation:
         ]
         self.gone: list[list[int]] = [[] for _ in projections]
         self.scores: dict[HeadId, float] = {}
-        self.damage, self.cuts, self.passes = 0.0, 0, 0
+        self.damage, self.passes = 0.0, 0
         self.estimated, self.measured = 0.0, 0.0
         self.untried, self.tried = list[Cut](), list[Cut]()
         for number, units in enumerate(self.left):
@@ -78,40 +77,50 @@ class MeasuredAllocation:
 
         The others follow in the order of their last known costs. `step` is called after every measurement.
         """
-        budget = self.passes + self.most_passes(heads)
-        set_aside = list[Cut]()
-        while len(self.scores) < heads and (self.untried or self.tried):
-            cut = self._cheapest()
-            units = self._units(cut)
-            if not units:
-                continue
-            is_stale, size = cut.measured_after < self.cuts, self._count(cut.module, units)
-            if cut.unit == MODULE and (len(self.scores) + size > heads or (is_stale and self.passes >= budget)):
-                set_aside.append(cut)
-            elif is_stale and self.passes < budget:
-                cost = (self._measure(cut.module, units) - self.damage) / len(units)
-                if cut.measured_after < 0:
-                    self.estimated, self.measured = self.estimated + cut.cost, self.measured + max(cost, 0.0)
-                heapq.heappush(self.tried, Cut(cost, cut.module, cut.unit, self.cuts))
-                step(1)
-            else:
-                self._remove(cut, units)
-        for cut in set_aside:
-            heapq.heappush(self.untried if cut.measured_after < 0 else self.tried, cut)
+        too_large = list[tuple[list[Cut], Cut]]()
+        while len(self.scores) < heads and (cut := self._cheapest(heads - len(self.scores), too_large, step)):
+            self._remove(cut, self._units(cut))
+        for cuts, cut in too_large:
+            heapq.heappush(cuts, cut)
         return self.scores | self._scores_of_others()
 
     def most_passes(self, heads: int) -> int:
-        """How many measurements it takes at most until so many heads are gone: unknown ones and a few a unit."""
+        """How many measurements it takes at most until so many heads are gone: unknown ones and some a unit."""
         sizes = [len(self.projections[number].units[unit]) for number, units in enumerate(self.left) for unit in units]
         unknown = sum(not cut.cost for cut in self.untried)
-        return unknown + PASSES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
+        return unknown + TRIES * -(-(heads - len(self.scores)) // max(min(sizes, default=1), 1))
 
-    def _cheapest(self) -> Cut:
-        """The cut at the top of both heaps, estimates scaled by what came of earlier ones."""
+    def _cheapest(self, heads: int, too_large: list[tuple[list[Cut], Cut]], step: Callable[[int], None]) -> Cut | None:
+        """The cheapest of what is measured now; modules of more than so many heads join the `too_large` ones."""
+        measured, tries = list[Cut](), 0
+        while tries < TRIES:
+            first = min(self.untried, self.tried, key=self._bound)
+            if not first or (measured and measured[0].cost <= self._bound(first)):
+                break
+            cut = heapq.heappop(first)
+            units = self._units(cut)
+            if cut.unit == MODULE and self._count(cut.module, units) > heads:
+                too_large.append((first, cut))
+            elif units:
+                cost = (self._measure(cut.module, units) - self.damage) / len(units)
+                if first is self.untried:
+                    self.estimated, self.measured = self.estimated + cut.cost, self.measured + max(cost, 0.0)
+                tries += bool(cut.cost)
+                heapq.heappush(measured, cut._replace(cost=cost))
+                step(1)
+        cheapest = heapq.heappop(measured) if measured else None
+        self.tried += measured
+        heapq.heapify(self.tried)
+        return cheapest
+
+    def _bound(self, cuts: Sequence[Cut]) -> float:
+        """What the first of a heap costs, as far as is known; what is estimated at nothing comes first."""
+        if not cuts:
+            return math.inf
+        if cuts is self.tried:
+            return cuts[0].cost
         scale = self.measured / self.estimated if self.estimated > 0 else 1.0
-        estimate = self.untried[0].cost if self.untried else math.inf
-        is_next = not self.tried or not estimate or min(scale, 1.0) * estimate < self.tried[0].cost
-        return heapq.heappop(self.untried if is_next else self.tried)
+        return min(scale, 1.0) * cuts[0].cost or -math.inf
 
     def _units(self, cut: Cut) -> list[int]:
         """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""
@@ -145,7 +154,6 @@ class MeasuredAllocation:
         self.trial.put(projection, self._refit(cut.module, self.gone[cut.module]))
         for layers in filter(None, self.shared):
             layers.forget(projection.places)
-        self.cuts += 1
         self.damage += cut.cost * len(units)
         before = max(self.scores.values(), default=0.0)
         for number, unit in enumerate(units, start=1):

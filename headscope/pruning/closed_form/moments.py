@@ -115,6 +115,7 @@ def text_batches(
         limit=sentence_limit(checkpoint, batching.limit),
         long=batching.long,
         labels=labels and gives_labels(checkpoint, corpus),
+        folds=1,
     )
 
 

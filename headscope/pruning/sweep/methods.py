@@ -35,7 +35,7 @@ from headscope.files.reading import read_object
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.allocation import PASSES, MeasuredAllocation
+from headscope.pruning.closed_form.allocation import TRIES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
@@ -179,7 +179,7 @@ class SweepContext:
             return 1
         gone = -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
         compares = self.objective is not None and self.objective.compares
-        return PASSES * gone + len(self.gating.units) * compares
+        return TRIES * gone + (len(self.gating.units) + len(set(self.gating.modules))) * compares
 
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
