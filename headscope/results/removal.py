@@ -173,9 +173,9 @@ def _advice(record: Mapping[str, Any]) -> str:
     if judged["verdict"] != WORSE:
         return ""
     compensation = record["compensation"]
-    candidates = (compensation and compensation["choice"] or {}).get("candidates", ())
-    has_blocks = not compensation or compensation["feed_forward"] or record["merged"]
-    if has_blocks or any("feed-forward" in candidate["name"] for candidate in candidates):
+    choice = compensation["choice"] if compensation else None
+    tried = [candidate["name"] for candidate in choice["candidates"]] if choice else []
+    if not compensation or compensation["feed_forward"] or record["merged"] or "feed-forward" in " ".join(tried):
         return "less is lost with more heads"
     return "less is lost with --feed-forward, which takes many passes, or with more heads"
 

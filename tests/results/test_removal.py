@@ -35,6 +35,13 @@ def small(verdict: dict[str, Any] | None = None, **more: Any) -> Removal:
     return Removal(record | more, Path("small"))
 
 
+def tried(*names: str) -> dict[str, Any]:
+    """The record of a choice, the last of which was taken."""
+    measured = {"value": 1.0, "damage": 0.1, "harm": 0.5}
+    rows = [{"name": name, "held_out": measured, "check": measured} for name in ("none", *names)]
+    return {"candidates": rows, "taken": rows[-1]["name"], "text": "x", "sentences": 3, "objective": "loss"}
+
+
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
@@ -58,12 +65,8 @@ def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:
     ("verdict", "refit", "advised"),
     [
         ("worse", {"feed_forward": False, "choice": None}, ["--feed-forward", "more heads"]),
-        ("worse", {"feed_forward": False, "choice": {"candidates": [{"name": "mean"}]}}, ["--feed-forward"]),
-        (
-            "worse",
-            {"feed_forward": False, "choice": {"candidates": [{"name": "x, feed-forward"}]}},
-            ["with more heads"],
-        ),
+        ("worse", {"feed_forward": False, "choice": tried("mean")}, ["--feed-forward"]),
+        ("worse", {"feed_forward": False, "choice": tried("mean", "least-squares, feed-forward")}, ["with more heads"]),
         ("worse", {"feed_forward": True}, ["more heads"]),
         ("worse", None, ["more heads"]),
         ("not established", None, ["100 held-out lines cannot tell a loss of 0.008 from none; about 370 could"]),

@@ -117,10 +117,10 @@ class MeasuredAllocation:
         """What the first of a heap costs, as far as is known; what is estimated at nothing comes first."""
         if not cuts:
             return math.inf
-        if cuts is self.tried:
-            return cuts[0].cost
-        scale = self.measured / self.estimated if self.estimated > 0 else 1.0
-        return min(scale, 1.0) * cuts[0].cost or -math.inf
+        cost = cuts[0].cost
+        if cuts is self.tried or not self.estimated > 0:
+            return cost or -math.inf
+        return cost * min(self.measured / self.estimated, 1.0) or -math.inf
 
     def _units(self, cut: Cut) -> list[int]:
         """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""
