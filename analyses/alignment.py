@@ -124,7 +124,7 @@ class Alignment(Analysis):
         AnalysisFigure(
             "alignment",
             "Share of positions at which heads look at the aligned word, beside the baseline.",
-            "headscope.report.figures.relations:draw_alignment",
+            "headscope.report.figures.layers:draw_alignment",
         ),
     )
     sites = frozenset({Site.CROSS, Site.DECODER_SELF})

@@ -61,7 +61,7 @@ class Alphas(Analysis):
             "alphas",
             "Matrices of models that mix heads, with their singular values; also of checkpoints, and from the fork's "
             "files.",
-            "headscope.report.figures.alphas:draw_alphas",
+            "headscope.report.figures.layers:draw_alphas",
             from_pickle="headscope.report.fork:alphas_run",
             from_checkpoint="headscope.report.fork:checkpoint_alphas",
         ),

@@ -91,7 +91,7 @@ class ExplainedShares(Analysis):
         AnalysisFigure(
             "explained",
             "What explains each head: stacked shares per head and per layer.",
-            "headscope.report.figures.explained:draw_explained",
+            "headscope.report.figures.layers:draw_explained",
         ),
     )
     Options = ExplainedOptions

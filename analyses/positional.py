@@ -79,7 +79,7 @@ class Positional(Analysis):
         AnalysisFigure(
             "positional",
             "Offsets of the most attended token, head by head.",
-            "headscope.report.figures.offsets:draw_offsets",
+            "headscope.report.figures.layers:draw_offsets",
             file="offsets",
         ),
     )

@@ -66,7 +66,7 @@ class Similarity(Analysis):
         AnalysisFigure(
             "similarity",
             "How alike the heads of each layer are; also from the MHR fork's cosine and L2 files.",
-            "headscope.report.figures.similarity:draw_similarity",
+            "headscope.report.figures.layers:draw_similarity",
             Options=FigureOptions,
             from_pickle="headscope.report.fork:similarity_run",
         ),

@@ -78,7 +78,7 @@ class Syntactic(Analysis):
         AnalysisFigure(
             "syntactic",
             "Accuracy of every head on syntactic relations, beside the baseline.",
-            "headscope.report.figures.relations:draw_relations",
+            "headscope.report.figures.layers:draw_relations",
             file="relations",
         ),
     )

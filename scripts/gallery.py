@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from headscope import assets
 from headscope.cli.main import app
 from headscope.report import styles
-from headscope.report.figures.needs import importances
+from headscope.report.figures.rankings import importances
 from headscope.results.study import Study
 from scripts import documented
 from tests.makers.figures import structure

@@ -1,44 +1,56 @@
-"""What figures draw into panels: cells, lines, bars, their axes and the ranges of their colours."""
+"""What figures draw into panels: cells, lines, bars and maps of heads, their axes, and the ranges of their colours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.container import BarContainer
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from headscope.config.declarations import Measure
 from headscope.errors import ConfigError
-from headscope.report.sheet import text_width
+from headscope.report.marks import Function, contrast, fit, function_entries, functions_of
+from headscope.report.sheet import PALE, RULE, Sheet, swatch, text_width
+from headscope.results.study import Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.artist import Artist
     from matplotlib.collections import QuadMesh
 
 Array = NDArray[np.float64]
 FLAT = 1e-3  # a span below this share of the values is rounding, not a change
 STEPS = (1, 2, 4, 5, 10, 20, 50, 100)
+MISSING = "////"
+"""Hatch of places where a layer has no such head."""
+CELL = (4.0, 3.0)
+"""Ems of a head."""
+LEADING = 1.25
+SHARES = Normalize(0, 1)
 
 
 def draw_cells(
-    axes: Axes, values: Array, *, cmap: Colormap | str, norm: Normalize, left: float = 0, edge: bool = True
+    axes: Axes,
+    values: Array,
+    *,
+    cmap: Colormap | str = "Blues",
+    norm: Normalize = SHARES,
+    left: float = 0,
+    edge: bool = True,
 ) -> QuadMesh:
-    """Coloured cells with white edges, first row at the top; cells without a value stay empty."""
+    """Coloured cells, with white edges if asked for, first row at the top; cells without a value stay empty."""
     rows, columns = values.shape
-    mesh = axes.pcolormesh(
-        np.arange(columns + 1) + left,
-        np.arange(rows + 1),
-        np.ma.masked_invalid(values),
-        cmap=cmap,
-        norm=norm,
-        edgecolors="white" if edge else "none",
-        linewidth=rcParams["patch.linewidth"] if edge else 0,
-    )
+    places = np.arange(columns + 1) + left, np.arange(rows + 1)
+    looks: dict[str, Any] = {"edgecolors": "white", "linewidth": rcParams["patch.linewidth"]} if edge else {}
+    mesh = axes.pcolormesh(*places, np.ma.masked_invalid(values), cmap=cmap, norm=norm, **looks)
     axes.set(xlim=(left, left + columns), ylim=(rows, 0))
     hide_frame(axes)
     return mesh
@@ -95,6 +107,33 @@ def short_number(value: float, _: object = None) -> str:
     return f"{value:g}".replace("-", "−")
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A panel of lines or bars, which `draw` fills; charts of a `group` (default: a `ylabel`) have the same limits."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    xlabel: str
+    ylabel: str
+    whole: tuple[bool, bool] = (True, False)
+    """Whether the axes count something."""
+    group: str = ""
+
+
+def draw_charts(sheet: Sheet, charts: Sequence[Chart], size: tuple[float, float]) -> list[Axes]:
+    """Panels of a `size` in ems with all charts; limits that a chart sets itself stay."""
+    panels = sheet.panels([chart.title for chart in charts], [size] * len(charts), share="")
+    groups: dict[str, list[Axes]] = {}
+    for chart, axes in zip(charts, panels, strict=True):
+        frame_chart(axes, chart.xlabel, chart.ylabel, whole=chart.whole)
+        chart.draw(axes)
+        groups.setdefault(chart.group or chart.ylabel, []).append(axes)
+    for group in groups.values():
+        if group[0].get_autoscaley_on():
+            share_limits(group)
+    return panels
+
+
 def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05) -> None:
     """The same limits for all panels, around all that they draw; values that differ by rounding alone look level."""
     bounds = [panel.dataLim.intervaly if axis == "y" else panel.dataLim.intervalx for panel in panels]
@@ -147,21 +186,14 @@ def draw_intervals(axes: Axes, values: Any, places: Any, low: Any, high: Any) ->
     axes.errorbar(values, places, xerr=ends, fmt="none", ecolor="#222222", elinewidth=size, capsize=1.5, capthick=size)
 
 
-def shared_limits(arrays: Sequence[Array]) -> Normalize:
-    """The range of all finite values together, widened where it is a single point."""
-    joined = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(1)
-    values = joined[np.isfinite(joined)]
-    if not values.size:
-        return Normalize(0, 1)
-    low, high = float(values.min()), float(values.max())
+def value_limits(arrays: Sequence[Array], *, centred: bool = False) -> Normalize:
+    """The range of all finite values, widened where it is a single point; `centred`: as far below zero as above."""
+    values = np.concatenate([np.zeros(0), *(array[np.isfinite(array)] for array in arrays)])
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    if centred:
+        high = max(abs(low), abs(high)) or 0.5
+        low = -high
     return Normalize(low, high) if high > low else Normalize(low - 0.5, high + 0.5)
-
-
-def centred_limits(arrays: Sequence[Array]) -> Normalize:
-    """A range that is as far below zero as above."""
-    limits = shared_limits(arrays)
-    furthest = max(abs(limits.vmin or 0.0), abs(limits.vmax or 0.0)) or 0.5
-    return Normalize(-furthest, furthest)
 
 
 def measure_limits(measure: Measure, arrays: Sequence[Array], ends: Sequence[float] = ()) -> Normalize:
@@ -172,10 +204,8 @@ def measure_limits(measure: Measure, arrays: Sequence[Array], ends: Sequence[flo
     """
     if len(ends):
         return parse_range(ends)
-    if measure.signed and None in measure.range:
-        return centred_limits(arrays)
     low, high = measure.range
-    limits = shared_limits(arrays)
+    limits = value_limits(arrays, centred=measure.signed and None in measure.range)
     declared = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
     return declared if (declared.vmin or 0) < (declared.vmax or 0) else limits
 
@@ -185,4 +215,139 @@ def parse_range(ends: Sequence[float]) -> Normalize:
     if len(ends) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
         text = ",".join(f"{end:g}" for end in ends)
         raise ConfigError(f"--range {text}: give two numbers, the lower first, such as --range 0,1")
-    return Normalize(ends[0], ends[1])
+    return Normalize(*ends)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One site's heads, a row a layer, a slot a head; `heads` is −1 in slots that a layer does not have."""
+
+    site: str
+    values: Array  # [layer slot], NaN where the measure has no value
+    heads: NDArray[np.int64]  # [layer slot]
+    functions: list[list[tuple[Function, ...]]]
+
+    @property
+    def busiest(self) -> int:
+        """The largest number of functions that one head has."""
+        return max((len(cell) for row in self.functions for cell in row), default=0)
+
+    def size(self, lines: int = 1) -> tuple[float, float]:
+        """Ems of the grid where a head has so many lines of marks; large grids have narrower cells."""
+        layers, slots = self.heads.shape
+        wide = CELL[0] * (1.1 if slots <= 8 else 1.0 if slots <= 12 else 0.85)
+        return max(slots, 1) * wide, layers * max(CELL[1], LEADING * lines + 0.4)
+
+
+def grids_of(run: Study, measure: str | None = None, *, sort: bool = False, unsupported: bool = False) -> list[Grid]:
+    """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest.
+
+    With `unsupported` heads also have the functions that lack evidence, hollow.
+    """
+    grids = []
+    for site, counts in run.layout.items():
+        slots = max(counts, default=0)
+        values = np.full((len(counts), slots), np.nan)
+        heads = np.where(np.arange(slots) < np.array(counts)[:, None], np.arange(slots), -1)
+        functions: list[list[tuple[Function, ...]]] = [[()] * slots for _ in counts]
+        for row in run.heads[run.heads["site"] == site].to_dict("records"):
+            layer, head = row["layer"], row["head"]
+            values[layer, head] = row[measure] if measure else np.nan
+            weak = row.get("functions_unsupported") if unsupported else ""
+            functions[layer][head] = functions_of(row["functions"]) + functions_of(weak, hollow=True)
+        grid = Grid(site, values, heads, functions)
+        grids.append(_sorted(grid) if sort else grid)
+    return grids
+
+
+def _sorted(grid: Grid) -> Grid:
+    """Every layer from its highest value to its lowest; heads without a value last, then empty slots."""
+    keys = np.where(np.isnan(grid.values), np.inf, -grid.values)
+    order = np.lexsort((keys, grid.heads < 0), axis=-1)
+    functions = [[row[slot] for slot in ranks] for row, ranks in zip(grid.functions, order, strict=True)]
+    values, heads = (np.take_along_axis(array, order, axis=1) for array in (grid.values, grid.heads))
+    return Grid(grid.site, values, heads, functions)
+
+
+def draw_grid(
+    sheet: Sheet,
+    axes: Axes,
+    grid: Grid,
+    *,
+    cmap: str = "viridis",
+    norm: Normalize = SHARES,
+    lines: int = 1,
+    marks: bool = True,
+    ranks: bool = False,
+) -> ScalarMappable:
+    """The grid in a panel; cells have one size in all panels of a sheet that have as many `lines` of marks.
+
+    Slots without a head are hatched, heads without a value grey. Functions stand in their cells (`marks`), with the
+    numbers of heads where these are sorted (`ranks`).
+    """
+    shades = draw_cells(axes, grid.values, cmap=cmap, norm=norm)
+    for layer, slot in zip(*np.nonzero(np.isnan(grid.values)), strict=True):
+        looks: dict[str, Any] = {"facecolor": PALE, "edgecolor": "white", "linewidth": 0.6}
+        if grid.heads[layer, slot] < 0:
+            looks = {"facecolor": "white", "edgecolor": RULE, "hatch": MISSING, "linewidth": 0}
+        axes.add_patch(Rectangle((slot, layer), 1, 1, **looks))
+    layers, slots = grid.heads.shape
+    (wide, tall), (room, height) = grid.size(lines), sheet.sizes[axes]
+    axes.set(xlim=(0, max(slots, 1) * room / wide), ylim=(layers * height / tall, 0))
+    axes.set(xlabel="rank, highest first" if ranks else "head", ylabel="layer")
+    number_cells(axes, x=slots, y=layers, first=int(ranks))
+    if marks:
+        sheet.later.append(lambda: _write_marks(axes, grid, shades, numbers=ranks))
+    return shades
+
+
+def grid_entries(grids: Sequence[Grid], *more: Artist, colored: bool = False) -> list[Artist | str]:
+    """Entries of the key: the functions that heads have, more, and what hatched slots are, if there are any."""
+    functions = [function for grid in grids for row in grid.functions for cell in row for function in cell]
+    ragged = any((grid.heads < 0).any() for grid in grids)
+    blank = [swatch("white", "no such head in this layer", hatch="///")] if ragged else []
+    return [*function_entries(functions, colored=colored), *more, *blank]
+
+
+def _write_marks(axes: Axes, grid: Grid, shades: ScalarMappable, *, numbers: bool) -> None:
+    """Functions (and head numbers where they fit) in black or white, whichever the cell's colour allows."""
+    size = rcParams["xtick.labelsize"]
+    wide, tall = cell_inches(axes)
+    room = int(tall / (LEADING * size / 72))
+    looks: dict[str, Any] = {"size": size, "ha": "center", "va": "center", "linespacing": 1.1}
+    for layer, row in enumerate(grid.functions):
+        for slot, functions in enumerate(row):
+            value = grid.values[layer, slot]
+            ink = contrast(shades.to_rgba(value)) if np.isfinite(value) else "black"
+            lines = cell_lines(functions, wide * 0.95, most=room)
+            number = f"h{grid.heads[layer, slot]}"
+            if numbers and grid.heads[layer, slot] >= 0 and len(lines) < room and text_width(number, size) < wide:
+                lines = [number, *lines]
+            if lines:
+                axes.text(slot + 0.5, layer + 0.5, "\n".join(lines), color=ink, **looks)
+
+
+def cell_inches(axes: Axes) -> tuple[float, float]:
+    """Width and height of a cell of a panel that has its place."""
+    box, dpi = axes.get_window_extent(), axes.figure.dpi
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
+
+
+def cell_lines(functions: Sequence[Function], width: float, *, most: int) -> list[str]:
+    """A line per function; where there are more than `most`, the last line counts the others."""
+    shown = functions if len(functions) <= most else functions[: max(most - 1, 0)]
+    lines = [fit(function, width, rcParams["xtick.labelsize"]) for function in shown]
+    return [*lines, *([f"+{len(functions) - len(shown)}"] if len(shown) < len(functions) else [])]
+
+
+def layer_panels(
+    sheet: Sheet, run: Study, size: tuple[float, float], layers: Collection[tuple[str, int]], **options: Any
+) -> dict[tuple[str, int], Axes]:
+    """A panel of a `size` in ems for each of these layers that has heads; each site begins a line."""
+    heads = [(site, layer, count) for site, counts in run.layout.items() for layer, count in enumerate(counts)]
+    shown = [(site, layer) for site, layer, count in heads if count and (site, layer) in layers]
+    several = len({site for site, _ in shown}) > 1
+    titles = [f"{site} · layer {layer}" if several else f"layer {layer}" for site, layer in shown]
+    starts = {number for number in range(1, len(shown)) if shown[number][0] != shown[number - 1][0]}
+    return dict(zip(shown, sheet.panels(titles, [size] * len(shown), starts=starts, **options), strict=True))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from headscope.cli.plot import app
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
 from headscope.formats.native import NATIVE
-from headscope.report.figures.alphas import alpha_matrices
+from headscope.report.figures.layers import alpha_matrices
 from headscope.report.fork import checkpoint_alphas
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError

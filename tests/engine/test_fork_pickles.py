@@ -19,7 +19,7 @@ from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
-from headscope.report.figures.alphas import alpha_matrices
+from headscope.report.figures.layers import alpha_matrices
 from headscope.report.fork import alphas_run, confidence_run, similarity_run
 from headscope.results.study import Study
 from tests.oracles import mhr

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from headscope.report.figures.attention import SentenceAttention, draw_maps
-from headscope.report.figures.confidence import ConfidenceHistory
 from headscope.report.figures.pruning import FIGURES
+from headscope.report.figures.sentence import draw_maps
+from headscope.report.figures.training import ConfidenceHistory
 from headscope.report.registry import find_figure
 from headscope.report.sheet import Sheet
 from headscope.report.styles import FigureStyle
@@ -44,11 +44,14 @@ def draw(name: str, *runs: Any, style: FigureStyle | None = None, **options: Any
     return drawn
 
 
-def draw_words(maps: SentenceAttention, style: FigureStyle = FigureStyle()) -> Figure:  # noqa: B008  it is frozen
-    """The figure of attention weights that are there."""
+def draw_words(
+    weights: np.ndarray, queries: list[str], keys: list[str], names: Sequence[str], style: FigureStyle | None = None
+) -> Figure:
+    """The figure of attention weights [n t s] that are there."""
+    style = style or FigureStyle()
     with style.in_use():
         sheet = Sheet(style)
-        draw_maps(sheet, maps, model="all-MiniLM-L6-v2 (bert)")
+        draw_maps(sheet, dict(zip(names, weights, strict=True)), (queries, keys), model="all-MiniLM-L6-v2 (bert)")
         return sheet.finish()
 
 
@@ -60,7 +63,7 @@ def every_figure(folder: Path, layout: Layout) -> Figures:
     plain, mae = (Training.open(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
     words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
     weights = np.random.default_rng(3).dirichlet(np.ones(len(words)), size=(2, len(words)))
-    maps = SentenceAttention(weights, words, words, ["encoder-self.0.0", "encoder-self.1.0"])
+    maps = weights, words, words, ("encoder-self.0.0", "encoder-self.1.0")
     names = ("heads", "functions", "positional", "syntactic", "similarity", "experts", "rankings", "faithfulness")
     of: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {name: (name, (run,), {}) for name in names}
     of |= {
@@ -76,7 +79,7 @@ def every_figure(folder: Path, layout: Layout) -> Figures:
         kind: lambda style, name=name, runs=runs, options=options: draw(name, *runs, style=style, **options)  # type: ignore[misc]
         for kind, (name, runs, options) in of.items()
     }
-    return figures | {"attention": lambda style: draw_words(maps, style)}
+    return figures | {"attention": lambda style: draw_words(*maps, style)}
 
 
 def make_measured(path: Path, layout: Layout) -> Path:
@@ -217,8 +220,10 @@ def make_epochs(run: Study) -> ConfidenceHistory:
         for layer, count in enumerate(counts)
         if count
     }
-    last = Study({"heads": run.heads}, {**run.record, "layout": layout, "method": "base"}, folder=run.folder)
-    return ConfidenceHistory(last, (1, 2, 3, 4, 5), scores, ())
+    record = {**run.record, "layout": layout, "method": "base"}
+    history = ConfidenceHistory({"heads": run.heads}, record, folder=run.folder)
+    history.epochs, history.scores = (1, 2, 3, 4, 5), scores
+    return history
 
 
 def with_tables(study: Study, **tables: pd.DataFrame) -> Study:

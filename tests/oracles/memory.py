@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import headscope as hs
-from headscope.report.page.report import gather
+from headscope.report.page.write import gather
 from tests.oracles import speakers, tiny
 
 N = 13
@@ -39,6 +39,6 @@ def assert_found_again(result: Any) -> None:
     """A result in memory says what its folder says, and the page shows the same answers."""
     answers = result.answers()
     assert answers and type(result).open(result.folder).answers() == answers
-    with patch("headscope.report.page.report.draw", return_value=[]):
+    with patch("headscope.report.page.write.draw", return_value=[]):
         shown = [answer for block in gather([result.folder]).blocks for answer in block.answers]
     assert all(answer in shown for answer in answers)

@@ -38,7 +38,7 @@ from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.options.shared import Refit, RefitOptions
-from headscope.report.page.report import gather
+from headscope.report.page.write import gather
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 

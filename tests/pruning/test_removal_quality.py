@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
-from headscope.report.page.report import gather
+from headscope.report.page.write import gather
 from headscope.results.removal import Removal
 from tests.oracles import classifiers
 

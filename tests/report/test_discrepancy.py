@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headscope.errors import ConfigError
-from headscope.report.figures.confidence import load_confidence
-from headscope.report.figures.discrepancy import discrepancy_changes
+from headscope.report.figures.layers import discrepancy_changes
+from headscope.report.figures.training import load_confidence
 from headscope.report.fork import fork_run
 from tests.makers.figures import draw
 

@@ -13,12 +13,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from headscope.errors import ConfigError
-from headscope.report.figures.attention import SentenceAttention
-from headscope.report.figures.headmap import shown_measures
-from headscope.report.figures.offsets import offset_shares
+from headscope.report.charts import grids_of
+from headscope.report.figures.layers import layer_matrices, offset_shares
+from headscope.report.figures.maps import shown_measures
 from headscope.report.figures.rankings import correlations, ranks_of
-from headscope.report.figures.similarity import layer_matrices
-from headscope.report.grid import grids_of
 from headscope.report.marks import CHANCE, functions_of, method_style
 from headscope.report.registry import draw_standard
 from headscope.report.styles import write_figure
@@ -58,9 +56,7 @@ def figures(run: Study) -> dict[str, Figure]:
         "functions": draw("functions", run),
         "offsets": draw("positional", run),
         "compare": draw("compare", run, run),
-        "attention": draw_words(
-            SentenceAttention(weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], ["a", "b"])
-        ),
+        "attention": draw_words(weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], "ab"),
     }
     if run.has_table("syntactic"):
         found |= {"relations": draw("syntactic", run), "similarity": draw("similarity", run)}
@@ -242,7 +238,7 @@ def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Stud
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 5))
     queries, keys = ["[CLS]", "a$b$", "c", "d", "[SEP]"], ["x", "y", "z" * 40]
-    figure = draw_words(SentenceAttention(weights, queries, keys, ["h1", "h2"]))
+    figure = draw_words(weights, queries, keys, ("h1", "h2"))
     np.testing.assert_array_equal(meshes(figure)[1], weights[1])
     assert figure.axes[0].get_title(loc="left") == "h1"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1] == "a$b$"

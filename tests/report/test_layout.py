@@ -6,7 +6,7 @@ import pytest
 
 from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError
-from headscope.report.grid import cell_lines
+from headscope.report.charts import cell_lines
 from headscope.report.marks import arrow, contrast, fit, functions_of, signed
 from headscope.report.sheet import Sheet, swatch
 from headscope.report.styles import FigureStyle, target_paths

@@ -22,10 +22,8 @@ from matplotlib.figure import Figure
 import headscope as hs
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
-from headscope.report.page.cards import window
-from headscope.report.page.examples import examples_data
-from headscope.report.page.report import Report, gather, image_html
-from headscope.report.page.write import data_json, page_html, write_page
+from headscope.report.page.heads import examples_data, window
+from headscope.report.page.write import Report, data_json, gather, image_html, page_html, write_page
 from headscope.results.answer import number_text
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
@@ -230,7 +228,7 @@ def test_two_runs_are_compared_first_and_head_by_head(
     assert orders.table.rows[0][1] == f"{ranks:.2f}".replace("-", "−")
     assert "ablation" not in measures.index  # the other run has none
     assert report.sections["Comparison"][0].figures and list(report.sections)[:2] == ["Findings", "Comparison"]
-    monkeypatch.setattr("headscope.report.page.report.draw", no_figure)
+    monkeypatch.setattr("headscope.report.page.write.draw", no_figure)
     apart, *_ = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
     assert apart.caution and apart.table is not None and apart.table.rows[0][0] == "encoder-self"
     assert [data["name"] for data in gather([run, run]).runs] == ["bert (1)", "bert (2)"]
@@ -255,7 +253,7 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
     )
     sides = {"target": ["t"] * 11, "source": ["s"] * 13}
     examples = [Example(number, {"source": "s"}, sides, {"cross": weights}) for number in range(5)]
-    monkeypatch.setattr("headscope.report.page.examples.ROOM", 1500)
+    monkeypatch.setattr("headscope.report.page.heads.ROOM", 1500)
     data = examples_data(examples)
     assert data is not None
     packed = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from headscope.report.figures.pruned_heads import SEVERAL, function_counts, kind_of
+from headscope.report.figures.pruning import SEVERAL, function_counts, kind_of
 from headscope.report.marks import CHANCE, method_style
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError

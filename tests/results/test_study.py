@@ -12,7 +12,7 @@ import pytest
 import headscope as hs
 from headscope.cli.answers import answer_lines
 from headscope.config.declarations import measure_of
-from headscope.report.page.report import gather
+from headscope.report.page.write import gather
 from headscope.results.answer import interval_text, number_text
 from headscope.results.roles import role_of
 from headscope.results.study import Study

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.heads import Site
 from headscope.model.taps import capture
-from headscope.report.figures.confidence import load_confidence
+from headscope.report.figures.training import load_confidence
 from headscope.training.config import TrainingPosition
 from headscope.training.prepare import collate, epoch_plan
 from headscope.training.trainer import train
@@ -159,7 +159,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) -> None:
     run = load_confidence(watched)
-    assert run.epochs == (1, 2, 3) and "method advanced" in run.last.data and "epochs 1 to 3" in run.last.data
+    assert run.epochs == (1, 2, 3) and "method advanced" in run.data and "epochs 1 to 3" in run.data
     figure = draw("confidence", run)
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == [

@@ -12,7 +12,7 @@ import pytest
 from headscope.config.option import configured
 from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
-from headscope.report.figures.transfer import transfer_points
+from headscope.report.figures.training import transfer_points
 from headscope.results.training import Training
 from headscope.training.config import TrainConfig
 from tests.makers.figures import draw

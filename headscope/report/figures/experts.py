@@ -13,8 +13,15 @@ from matplotlib.ticker import MaxNLocator
 
 from headscope.data.token_text import shown
 from headscope.heads import SITES
-from headscope.report.charts import Array, draw_intervals, frame_chart, number_cells, share_limits, short_number
-from headscope.report.grid import layer_panels
+from headscope.report.charts import (
+    Array,
+    draw_intervals,
+    frame_chart,
+    layer_panels,
+    number_cells,
+    share_limits,
+    short_number,
+)
 from headscope.report.marks import SITE_COLORS
 from headscope.report.registry import TRAINED, PlotFigure
 from headscope.report.sheet import GREY, Sheet, em, letters, shorten, stroke, text_width

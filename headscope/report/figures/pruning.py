@@ -7,35 +7,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from headscope.config import option
+from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError
-from headscope.report.charts import frame_chart, share_limits, short_number
-from headscope.report.figures.pruned_heads import (
-    PruningPanel,
-    draw_gates,
-    draw_kept_functions,
-    draw_layers,
-    draw_sites,
-    draw_sizes,
-    has_seeds,
-)
-from headscope.report.marks import method_style
+from headscope.report.charts import Chart, draw_bars, draw_charts, draw_course, short_number
+from headscope.report.marks import SITE_COLORS, functions_of, method_style
 from headscope.report.registry import PlotFigure, Source
-from headscope.report.sheet import INK, Sheet
+from headscope.report.sheet import INK, Sheet, stroke
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
-from headscope.results.sweep import UNPRUNED, Sweep
+from headscope.results.sweep import KEY, RELABELLED, UNPRUNED, Sweep
 
 METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
 SAND = "#f6ecd2"  # grey is of random choices
 LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
 LOG_QUALITY_FROM = 20  # and so are perplexities that span this one
 MOST_NOTES = 24
+TRAJECTORIES = 12  # in one figure at most
+GROUPS = 3  # courses of one panel: layers are put together where there are more
+SHADES = ("#0072b2", "#e69f00", "#009e73")
+SEVERAL, NONE = "several functions", "no function found"
+COLORS = {SEVERAL: "#555555", NONE: "#d9d9d9"}
+KINDS = {"functions": "before", RELABELLED: "after"}
+"""Columns of the survivors with functions: those that heads had, and those that they have."""
+SEEDS = "mean over seeds; band: lowest to highest"
+Methods = list[tuple[Sweep, str, pd.DataFrame]]
 
 
 @dataclass(frozen=True)
@@ -60,28 +63,35 @@ def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOpti
     kind = options.figure or ("quality" if any(run.measured for run in runs) else "sites")
     if kind not in FIGURES:
         raise ConfigError(f"--figure {kind!r} is not known; choose from {', '.join(FIGURES)}")
-    title, make = FIGURES[kind]
+    title, chart = FIGURES[kind]
     if options.functions:
         labels = Study.open(options.functions)
         runs = [run.with_labels(labels) for run in runs]
-    panels = make(runs, sheet)
-    if not panels:
+    shown = chart(runs, sheet)
+    if not shown:
         raise RunError("there is no pruned model in these runs yet")
-    alike: dict[str, list[Axes]] = {}
-    drawn = sheet.panels([panel.title for panel in panels], [(26.0, 17.5)] * len(panels), share="")
-    for panel, axes in zip(panels, drawn, strict=True):
-        frame_chart(axes, panel.xlabel, panel.ylabel, whole=panel.whole)
-        panel.draw(axes)
-        alike.setdefault(panel.ylabel, []).append(axes)
-    for group in alike.values():
-        if group[0].get_autoscaley_on():
-            share_limits(group)
+    draw_charts(sheet, shown, (26.0, 17.5))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     counts = dict.fromkeys(f"{run.cells['of'].iloc[0]:.0f} heads ({' + '.join(run.sites)})" for run in runs)
     sheet.headline(title, f"{models} · {', '.join(counts)}")
 
 
-def draw_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
+def by_method(runs: Sequence[Sweep]) -> Methods:
+    """Run, title and cells of each method, without controls, which have the heads of the cells they control."""
+    groups = []
+    for run in runs:
+        plain = run.cells[(run.cells["control"] == "") & (run.cells["method"] != UNPRUNED)]
+        for method, cells in plain.groupby("method", sort=False):
+            groups.append((run, str(method) if len(runs) == 1 else f"{run.name}: {method}", cells))
+    return groups
+
+
+def has_seeds(runs: Sequence[Sweep]) -> bool:
+    """Whether some size was tried more than once."""
+    return any(run.cells.duplicated(KEY).any() for run in runs)
+
+
+def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots.
 
     Every line begins at the model with all heads.
@@ -90,22 +100,20 @@ def draw_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[PruningPanel]:
     if not measured:
         raise RunError("these runs have no numbers of quality; --figure quality is for `headscope prune sweep`")
     sizes = sorted({round(count) for run in measured for name in ("kept", "of") for count in run.cells[name]})
-    panels = []
+    found = []
     for run in measured:
-        metric = str(run.cells["metric"].iloc[0])
+        metric, prefix = str(run.cells["metric"].iloc[0]), f"{run.name}: " * (len(measured) > 1)
         columns = {"value": METRICS.get(metric, metric)}
         if metric != "perplexity":
             columns["loss"] = "loss (nats per token)"
         for column, label in columns.items():
-            title = label if len(measured) == 1 else f"{run.name}: {label}"
             perplexities = _span(measured) if metric == "perplexity" and column == "value" else None
             draw = partial(_plot_quality, run, column, sizes, perplexities)
-            panels.append(PruningPanel(title, draw, "heads kept", label))
-        verdicts = [line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]]
-        sheet.key(*(verdict if len(measured) == 1 else f"{run.name}: {verdict}" for verdict in verdicts))
+            found.append(Chart(prefix + label, draw, "heads kept", label))
+        sheet.key(*(prefix + line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]))
     if has_seeds(measured):
         sheet.key("line: mean over seeds; small dots: seeds; band: lowest to highest")
-    return panels
+    return found
 
 
 def _span(runs: Sequence[Sweep]) -> tuple[float, float] | None:
@@ -128,7 +136,14 @@ def _plot_quality(
     pruned = run.cells[run.cells["method"] != UNPRUNED]
     for (method, control), cells in pruned.groupby(["method", "control"], sort=False):
         _draw_method(axes, cells, unpruned, column, str(method), control=bool(control))
-    _set_sizes(axes, sizes)
+    if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+        axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        edge = 0.04 * (sizes[-1] - sizes[0]) or 0.5
+        axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
     if perplexities is not None:
         axes.set_yscale("log")
         axes.set_ylim(perplexities[0] / 1.3, perplexities[1] * 1.3)
@@ -151,24 +166,155 @@ def _draw_method(
         axes.scatter(cells["kept"], cells[column], s=3, color=look.color, alpha=0.6, linewidth=0, zorder=3)
 
 
-def _set_sizes(axes: Axes, sizes: Sequence[int]) -> None:
-    """Heads that stay, logarithmic where the sizes span much."""
-    if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
-        axes.xaxis.set_major_formatter(FuncFormatter(short_number))
-        axes.xaxis.set_minor_locator(NullLocator())
-    else:
-        edge = 0.04 * (sizes[-1] - sizes[0]) or 0.5
-        axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
+def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str, **look: Any) -> None:
+    """A column of cells against `x`: means of sizes, with a band from the lowest to the highest of their seeds."""
+    named = {"x": (x, "mean"), "mean": (column, "mean"), "low": (column, "min"), "high": (column, "max")}
+    sizes = cells.groupby("size", sort=False).agg(**named).sort_values("x")
+    low, high = (sizes["low"], sizes["high"]) if len(cells) > len(sizes) else (None, None)
+    draw_course(axes, sizes["x"], sizes["mean"], color, low=low, high=high, **look)
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[Sequence[Sweep], Sheet], list[PruningPanel]]]] = {
-    "quality": ("What pruning costs", draw_quality),
-    "sites": ("Where the heads that stay are", draw_sites),
-    "layers": ("In which layers the heads that stay are", draw_layers),
-    "functions": ("Which functions survive", draw_kept_functions),
-    "gates": ("Gates while they learn", draw_gates),
+def chart_gates(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
+    """How open every gate is while gates learn; of a sweep the first seed of each size."""
+    found = []
+    for run, title, cells in by_method(runs):
+        for size, gated in cells[cells["cell"].isin(set(run.gates))].groupby("size", sort=False):
+            draw = partial(_plot_gates, run, str(gated["cell"].iloc[0]))
+            found.append(Chart(f"{title}, {size}", draw, "update", "probability of being open"))
+    if not found:
+        raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
+    sheet.key(stroke(INK, "a head", linewidth=0.5))
+    if len(found) > TRAJECTORIES:
+        sheet.key(f"{len(found) - TRAJECTORIES} more sizes are not shown")
+    return found[:TRAJECTORIES]
+
+
+def _plot_gates(run: Sweep, cell: str, axes: Axes) -> None:
+    wide = run.trajectory(cell).pivot(index="update", columns=["site", "layer", "head"], values="open")
+    for site in [site for site in SITE_COLORS if site in wide.columns.levels[0]]:  # type: ignore[attr-defined]
+        gates, color = wide[[site]], SITE_COLORS[site]
+        axes.plot(gates.index, gates, color=color, linewidth=0.5, alpha=0.45)
+        axes.plot(gates.index, gates.mean(axis=1), color=color, linewidth=1.8, label=f"{site}, mean")
+    axes.set_ylim(-0.03, 1.03)
+
+
+def chart_sites(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
+    """Heads that stay at each site against all that are pruned, a panel a method (Voita et al. 2019, figure 9)."""
+    found = []
+    for run, title, cells in by_method(runs):
+        table = pd.concat([run.unpruned, cells])
+        table = table.assign(pruned=table["of"] - table["kept"]).rename(columns=lambda name: name.removeprefix("kept_"))
+        draw = partial(_plot_courses, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
+        found.append(Chart(title, draw, "heads pruned in all", "heads kept", (True, True)))
+    sheet.key(*([SEEDS] if has_seeds(runs) else []))
+    return found
+
+
+def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
+    """Heads that stay in the layers of each site, against all that are pruned there (Voita et al. 2019, figure 10).
+
+    A panel a method and site. Layers are in three groups at most, as many layers each as can be, from the lowest up;
+    the paper's are pairs of six layers.
+    """
+    found, groups = [], by_method(runs)
+    for run, title, cells in groups:
+        if run.unpruned.empty:
+            raise RunError(f"{run.name} does not have the unpruned model, whose layers are divided, yet; finish it")
+        for site in run.sites:
+            table, names = _by_layers(run, pd.concat([run.unpruned, cells]), site)
+            limit = int(run.unpruned[f"kept_{site}"].max())
+            draw = partial(_plot_courses, table, dict(zip(names, SHADES, strict=False)), limit)
+            own = f"{title}, {site}" if len(groups) > 1 else site
+            found.append(Chart(own, draw, "heads of the site pruned", "heads kept", (True, True)))
+    sheet.key(*([SEEDS] if has_seeds(runs) else []))
+    return found
+
+
+def _by_layers(run: Sweep, cells: pd.DataFrame, site: str) -> tuple[pd.DataFrame, list[str]]:
+    """The cells with the number of heads that are pruned of a site, and a column for each group of its layers."""
+    heads = run.survivors[run.survivors["site"] == site]
+    whole = heads[heads["cell"].isin(run.unpruned["cell"])]
+    numbers = sorted(whole["layer"].unique())
+    counts = {}
+    for part in np.array_split(np.array(numbers), min(GROUPS, len(numbers))):
+        name = f"layer {part[0]}" if len(part) == 1 else f"layers {part[0]} to {part[-1]}"
+        counts[name] = cells["cell"].map(heads[heads["layer"].isin(part)].groupby("cell").size()).fillna(0)
+    return cells.assign(pruned=len(whole) - cells[f"kept_{site}"], **counts), list(counts)
+
+
+def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:
+    """Columns of the cells, each in its colour, against those `pruned`, up to `limit`."""
+    for column, color in columns.items():
+        draw_sizes(axes, cells, "pruned", column, color, label=column, marker="o")
+    axes.set_xlim(-0.02 * limit, 1.02 * limit)
+    axes.update_datalim([(0, 0)])
+
+
+def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
+    """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8).
+
+    A panel a method; where a sweep looked at the functions anew (`--relabel`), a second one of those.
+    """
+    labelled = [run for run in runs if "functions" in run.survivors]
+    if not labelled:
+        raise RunError("functions of these heads are not known; give --functions RUN, a run of `headscope analyze`")
+    anew = any(RELABELLED in run.survivors for run in labelled)
+    found, groups = [], by_method(labelled)
+    for run, title, cells in groups:
+        if run.labelled and not cells["cell"].isin(run.survivors["cell"]).any():
+            continue
+        for column, kind in KINDS.items():
+            if column in run.survivors:
+                own = title + (f", {kind}" if RELABELLED in run.survivors else "")
+                draw = partial(_stack_functions, function_counts(run, cells, column))
+                found.append(Chart(own, draw, "heads kept", "heads", (False, True)))
+    if groups and not found:
+        raise RunError("--functions RUN has labels of other heads than any of these models; name a run on one of them")
+    whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in labelled))
+    after = "; after: in the pruned model itself" * anew
+    sheet.key(f"{'before: functions in' if anew else 'functions are those of'} {whose}{after}; mean over seeds")
+    return found
+
+
+def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions") -> pd.DataFrame:
+    """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller.
+
+    `column` of the survivors has the functions.
+    """
+    kinds = run.survivors.assign(kind=run.survivors[column].map(kind_of))
+    cells = pd.concat([run.unpruned, pruned])
+    if run.labelled:  # of one pruned model: nothing is known of other heads
+        cells = cells[cells["cell"].isin(kinds["cell"])]
+    sizes = cells.groupby("size", sort=False).agg(heads=("kept", "mean"), cells=("cell", "size"))
+    own = kinds.drop(columns="size").merge(cells[["cell", "size"]], on="cell")
+    table = own.groupby(["size", "kind"]).size().unstack(fill_value=0).reindex(sizes.index)
+    table = table.div(sizes["cells"], axis=0).set_index(pd.Index(sizes["heads"]))
+    table = table.sort_index(ascending=False, kind="stable")
+    known = [*head_functions(), *sorted(set(table.columns) - {*head_functions(), *COLORS}), *COLORS]
+    return table[[name for name in known if name in table]]
+
+
+def kind_of(labels: object) -> str:
+    """The one kind of function that a head has, or that it has several or none."""
+    families = list(dict.fromkeys(function.family.name for function in functions_of(labels)))
+    return families[0] if len(families) == 1 else SEVERAL if families else NONE
+
+
+def _stack_functions(counts: pd.DataFrame, axes: Axes) -> None:
+    known = {name: family.color for name, family in head_functions().items()} | COLORS
+    parts = {str(name): (known.get(str(name), "#999999"), counts[name].to_numpy()) for name in counts}
+    draw_bars(axes, range(len(counts)), parts)
+    step = -(-len(counts) // 12)
+    axes.set_xticks(range(0, len(counts), step), [f"{heads:.3g}" for heads in counts.index[::step]])
+    axes.grid(visible=False, axis="x")
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[Sequence[Sweep], Sheet], list[Chart]]]] = {
+    "quality": ("What pruning costs", chart_quality),
+    "sites": ("Where the heads that stay are", chart_sites),
+    "layers": ("In which layers the heads that stay are", chart_layers),
+    "functions": ("Which functions survive", chart_functions),
+    "gates": ("Gates while they learn", chart_gates),
 }
 
 

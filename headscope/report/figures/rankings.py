@@ -1,9 +1,10 @@
-"""Rankings of heads against each other: ranks of heads by every two rankings, and how much they agree."""
+"""Rankings of heads: how much they agree, what functions predict of them, and which deserves belief."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,16 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
 
 from headscope.config import option
-from headscope.config.declarations import measure_of
+from headscope.config.declarations import Measure, measure_of, measured_columns
+from headscope.engine.evidence.function_need import need_over_models
 from headscope.errors import ConfigError
-from headscope.report.charts import Array, hide_frame
-from headscope.report.figures.needs import importances
-from headscope.report.grid import cell_inches
-from headscope.report.marks import SITE_COLORS, contrast
-from headscope.report.registry import PlotFigure
-from headscope.report.sheet import PALE, Sheet, em, shorten, swatch, text_width
+from headscope.report import charts
+from headscope.report.charts import Array, draw_course, draw_intervals, frame_chart
+from headscope.report.marks import SITE_COLORS, color_of, contrast, method_style
+from headscope.report.registry import RUNS, PlotFigure
+from headscope.report.sheet import GREY, INK, PALE, Sheet, em, shorten, stroke, swatch, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
@@ -31,8 +33,18 @@ FEW = 3  # fewer are compared when that is asked for
 LONGEST = 20.0  # ems of a ranking's title
 CLEAR = 200  # heads whose points do not run into each other; of more they are smaller and paler
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
-Ranks = pd.DataFrame
-"""A column per ranking, a row per head: 1 is the most important head; tied heads have their mean rank."""
+ROW = 2.0  # ems of a function
+ORDERS = {"most important first": "-", "least important first": "--"}
+DEVIATIONS = 2  # standard deviations of random orders that grey shows
+LIGHT = "#d9d9d9"  # the grey of random choices, as a band
+METRICS = {
+    "loss": "rise of the loss (nats per token)",
+    "accuracy": "fall of the accuracy",
+    "bleu": "fall of BLEU",
+    "representation": "cosine distance to the intact vector",
+    "top1": "fall of the largest logit",
+    "log-probability": "fall of log p (nats)",
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names, parse_math=False)
     axes.set_xticks(np.arange(count) + 0.5, names, parse_math=False, rotation=90)
-    hide_frame(axes)
+    charts.hide_frame(axes)
     sheet.scale(shades, [axes], "rank correlation")
     sheet.key(
         *(swatch(SITE_COLORS[site], site) for site in dict.fromkeys(run.heads["site"])),
@@ -74,11 +86,11 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     sheet.headline("How much rankings of heads agree", f"{run.model} · {run.data} · {what}")
 
 
-def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
-    """The ranks of heads by each ranking that the run has; MissingTable where these are fewer than two.
+def ranks_of(run: Study, rankings: Sequence[str] = ()) -> pd.DataFrame:
+    """A column a ranking, a row a head: 1 is the most important head; tied heads have their mean rank.
 
-    ConfigError for a name that is no ranking of the run. A column without a number for some head is none, nor is one
-    with the same number for all.
+    MissingTable where the run has fewer than two rankings; ConfigError for a name that is none. A column without a
+    number for some head is no ranking, nor is one with the same number for all.
     """
     signs = {name: {"highest": -1.0, "lowest": 1.0}.get(measure_of(name).keep) for name in run.measures}
     values = {name: run.heads[name].to_numpy(float) * sign for name, sign in signs.items() if sign is not None}
@@ -95,37 +107,31 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
     return pd.DataFrame({name: usable[name] for name in chosen}).rank()
 
 
-def correlations(ranks: Ranks) -> tuple[Array, Array, Array]:
+def correlations(ranks: pd.DataFrame) -> tuple[Array, Array, Array]:
     """Correlation of every two columns [m m], and the ends of its interval."""
     table = ranks.to_numpy(float)
     draws = np.random.default_rng(SEED).integers(len(table), size=(DRAWS, len(table)))
-    drawn = np.stack([_correlate(table[rows]) for rows in draws])
-    low, high = np.nanpercentile(drawn, (2.5, 97.5), axis=0)
-    return _correlate(table), low, high
-
-
-def _correlate(table: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.corrcoef(table, rowvar=False))
+        low, high = np.nanpercentile([np.corrcoef(table[rows].T) for rows in draws], (2.5, 97.5), axis=0)
+        return np.asarray(np.corrcoef(table.T)), low, high
 
 
-def _draw_points(axes: Axes, ranks: Ranks, colors: Sequence[str]) -> None:
+def _draw_points(axes: Axes, ranks: pd.DataFrame, colors: Sequence[str]) -> None:
     """The ranks of all heads below the diagonal."""
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
     place = EDGE + (1 - 2 * EDGE) * share
     fewer = min(1.0, CLEAR / len(ranks))
-    for row in range(len(ranks.columns)):
-        for column in range(row):
-            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=PALE, edgecolor="white"))
-            xs, ys = column + place[:, column], row + 1 - place[:, row]
-            axes.scatter(xs, ys, s=1.6 * fewer, c=colors, linewidths=0, alpha=0.3 + 0.5 * fewer)
+    for row, column in zip(*np.tril_indices(len(ranks.columns), -1), strict=True):
+        axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=PALE, edgecolor="white"))
+        xs, ys = column + place[:, column], row + 1 - place[:, row]
+        axes.scatter(xs, ys, s=1.6 * fewer, c=colors, linewidths=0, alpha=0.3 + 0.5 * fewer)
 
 
-def _write_correlations(axes: Axes, ranks: Ranks, shades: ScalarMappable) -> None:
+def _write_correlations(axes: Axes, ranks: pd.DataFrame, shades: ScalarMappable) -> None:
     """The correlations above the diagonal, with their intervals where these fit."""
     value, low, high = correlations(ranks)
     size = float(rcParams["xtick.labelsize"])
-    wide, tall = cell_inches(axes)
+    wide, tall = charts.cell_inches(axes)
     fits = bool(wide > text_width("−0.00 to", size) and tall > 4 * size / 72)
     for row, column in zip(*np.triu_indices(len(value), 1), strict=True):
         color = shades.to_rgba(value[row, column])
@@ -147,4 +153,136 @@ RANKINGS = PlotFigure(
     Options=RankingsOptions,
     every_run=are_many,
     order=200,
+)
+
+
+def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
+    """A panel per importance, a line per function: how likely a head with it is needed more than another head.
+
+    A dot a run, and where there are several their mean with its 95 % interval over models.
+    """
+    table = need_over_models([(run.heads, importances(run)) for run in runs])
+    if table.empty:
+        lacking = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
+        names = ", ".join(run.name for run in runs)
+        raise ConfigError(f"{names}: there is no {lacking}; analyse more text, with --importance")
+    functions, measures = (list(dict.fromkeys(table[column])) for column in ("name", "measure"))
+    size = (20.0, len(functions) * ROW)
+    panels = sheet.panels([measure_of(name).words for name in measures], [size] * len(measures))
+    for axes, measure in zip(panels, measures, strict=True):
+        _draw_needed(axes, table[table["measure"] == measure].set_index("name").reindex(functions))
+    dots = [stroke(color_of(n), f"{run.name} · {run.model}", "none", marker="o") for n, run in enumerate(runs)]
+    mean = stroke("black", "mean over models, 95 % interval", marker="D")
+    sheet.key(*dots, *([mean] if len(runs) > 1 else []))
+    subtitle = "probability that a head with the function is needed more than another head of its model"
+    sheet.headline("Do functions predict importance?", subtitle)
+
+
+def importances(run: Study) -> list[Measure]:
+    """The importances that a run has."""
+    declared = measured_columns()
+    known = [declared[name] for name in run.measures if name in declared]
+    return [measure for analysis, measure in known if analysis.group == "importance" and measure.orders]
+
+
+def _draw_needed(axes: Axes, rows: pd.DataFrame) -> None:
+    axes.axvline(0.5, color=GREY, linewidth=0.6)
+    for line, row in enumerate(rows.to_dict("records")):
+        if not isinstance(row["each"], np.ndarray):
+            continue
+        for number, value in enumerate(row["each"]):
+            axes.plot([value], [line], "o", color=color_of(number), alpha=0.55)
+        if row["models"] > 1:
+            axes.plot([row["needed_low"], row["needed_high"]], [line] * 2, color="black")
+            axes.plot([row["needed"]], [line], "D", color="black", markersize=2.8)
+    axes.set(xlim=(-0.03, 1.03), ylim=(len(rows) - 0.5, -0.5), xlabel="needed more than others")
+    axes.set_yticks(range(len(rows)), list(rows.index))
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+
+
+NEEDS = PlotFigure(
+    "needs",
+    "Do functions predict importance, over models: functions × importances, with intervals.",
+    draw_needs,
+    source=RUNS,
+    runs="together",
+    order=330,
+)
+
+
+@dataclass(frozen=True)
+class FaithfulnessFigureOptions:
+    """Options of the figure."""
+
+    metric: str | None = option(None, "Curves of: loss (unasked), accuracy, bleu, or the objective's.", metavar="NAME")
+
+
+def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptions) -> None:
+    """Bars of the areas first, the best ranking on top; then a panel of curves for each ranking.
+
+    A ranking has its colour in both. Grey is what random orders of heads give: mean ± 2 standard deviations.
+    """
+    table, curves = run.table("faithfulness_rankings"), run.table("faithfulness")
+    metrics = list(dict.fromkeys(curves["metric"]))
+    metric = options.metric or metrics[0]
+    if metric not in metrics:
+        raise MissingTable(f"run {run.name}: faithfulness.csv has no metric {metric!r}; it has {', '.join(metrics)}")
+    shown = curves[curves["metric"] == metric]
+    words = {name: measure_of(name).words for name in table["ranking"]}
+    names = [name for name in words if name in set(shown["ranking"])]
+    titles = [f"{place}  {words[name].partition(',')[0]}" for place, name in enumerate(names, start=1)]
+    sizes = [(22.0, max(8.0, 1.7 * len(table))), *[(22.0, 14.0)] * len(names)]
+    areas, *panels = sheet.panels(["area between its curves", *titles], sizes, starts={1}, share="y")
+    place: Any = areas.get_subplotspec()
+    areas.set_subplotspec(place.get_gridspec()[0, :])
+    _draw_areas(areas, table, METRICS.get(metrics[0], metrics[0]))
+    random = shown[shown["ranking"].str.startswith("random:")]  # reversed they are random too
+    chance = random.groupby("share")["harm"].agg(["mean", "std"]).dropna()  # empty for fewer than two orders
+    for axes, name in zip(panels, names, strict=True):
+        frame_chart(axes, "heads removed", METRICS.get(metric, metric))
+        _draw_curves(axes, shown[shown["ranking"] == name], chance, method_style(name).color)
+    charts.share_limits(panels)
+    grey = swatch(LIGHT, f"random orders: mean ± {DEVIATIONS} standard deviations")
+    sheet.key(*(stroke(INK, order, dash) for order, dash in ORDERS.items()), *([grey] if len(chance) else []))
+    sheet.key("band, whisker: 95 % interval over sentences; area: mean over the share removed")
+    subtitle = f"{run.model} · {run.data} · heads removed in the order of a ranking, and the other way round"
+    sheet.headline("Which ranking of heads deserves belief", subtitle)
+
+
+def _draw_areas(axes: Axes, table: pd.DataFrame, unit: str) -> None:
+    """A bar for each ranking with its interval; what random orders give is the grey band."""
+    rows = range(len(table))
+    middle, spread = table["area_random"].iloc[0], table["area_random_sd"].iloc[0]
+    if pd.notna(middle) and pd.notna(spread):
+        axes.axvspan(middle - DEVIATIONS * spread, middle + DEVIATIONS * spread, color=LIGHT, linewidth=0, zorder=0)
+    axes.barh(rows, table["area"], height=0.62, color=[method_style(name).color for name in table["ranking"]], zorder=2)
+    draw_intervals(axes, table["area"], rows, table["area_low"], table["area_high"])
+    frame_chart(axes, unit, "")
+    axes.axvline(0, color=INK, linewidth=0.6, zorder=3)
+    size = float(rcParams["ytick.labelsize"])
+    names = [shorten(measure_of(name).words, LONGEST * em(), size) for name in table["ranking"]]
+    axes.set_yticks(rows, [f"{place}  {name}" for place, name in enumerate(names, start=1)])
+    axes.set_ylim(len(table) - 0.5, -0.5)
+
+
+def _draw_curves(axes: Axes, ranking: pd.DataFrame, chance: pd.DataFrame, color: str) -> None:
+    if len(chance):
+        reach = DEVIATIONS * chance["std"]
+        axes.fill_between(chance.index, chance["mean"] - reach, chance["mean"] + reach, color=LIGHT, linewidth=0)
+    for order, dash in ORDERS.items():
+        curve = ranking[ranking["order"] == order]
+        band = (curve["harm_low"], curve["harm_high"]) if curve["harm_low"].notna().any() else (None, None)
+        looks: dict[str, Any] = {"marker": "o", "markersize": 2.2, "markerfacecolor": color if dash == "-" else "white"}
+        draw_course(axes, curve["share"], curve["harm"], color, low=band[0], high=band[1], linestyle=dash, **looks)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+FAITHFULNESS = PlotFigure(
+    "faithfulness",
+    "Heads removed in the order of every ranking: which ranking deserves belief (`analyze --faithfulness`).",
+    draw_faithfulness,
+    Options=FaithfulnessFigureOptions,
+    every_run=True,
+    order=210,
 )

@@ -1,37 +1,39 @@
-"""Training curves of several runs: loss, BLEU, and what each variant logs of its gates, matrices and swaps."""
+"""Histories of training runs: losses and what variants log, transfer, and confidence from epoch to epoch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from headscope.config import option
 from headscope.config.declarations import measure_of
 from headscope.errors import ConfigError
-from headscope.report.charts import frame_chart, share_limits
-from headscope.report.marks import color_of
-from headscope.report.registry import TRAINED, PlotFigure
+from headscope.files.reading import read_record
+from headscope.report import charts
+from headscope.report.charts import Array, Chart, frame_chart
+from headscope.report.fork import confidence_rows, confidence_run
+from headscope.report.marks import COLORS, MARKS, color_of
+from headscope.report.registry import TRAINED, PlotFigure, Source
 from headscope.report.sheet import INK, Sheet, stroke
 from headscope.report.styles import number_same
+from headscope.results.study import Study, model_name
+from headscope.results.study_tables import RunError
 from headscope.results.training import AXES, SHARES, Training
 
 ENGINE = {
     *("update", "epoch", "sentences", "tokens", "seconds", "tokens_per_second", "lr", "loss", "gradient_norm"),
     *("valid_perplexity", "best", "window"),
 }
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Options of the figure."""
-
-    axis: str = option("update", "What runs from left to right: update, tokens or seconds.", metavar="NAME")
-
-
 QUANTITIES = {
     "nll": ("Loss of training batches", "nats per token"),
     "valid_nll": ("Loss of the validation text", "nats per token"),
@@ -46,24 +48,21 @@ QUANTITIES = {
     "gate_change": ("Gates: distance from their start", "share of its norm"),
 }
 """Title and unit of columns of metrics.csv, with `.SITE` behind where they have sites."""
-BEHIND = "valid_nll"  # of which a panel shows by how much runs differ from the first
+VALIDATION = "valid_nll"  # of which a panel shows by how much runs differ from the first
 STEPS = {"swapped", "swaps", "gate_steps"}
+WINDOWED = {"nuclear_norm", "off_diagonal"}  # of matrices that the growth loss may hold back
+TUNED: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}
+LABELS = {"bleu": "validation BLEU", "valid_nll": "validation loss (nats per token)"}
+FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
+DASHES = ("-", "--", ":")
+MANY = 30  # more points than this are lines without points
 
 
 @dataclass(frozen=True)
-class TrainingPanel:
-    """A column of metrics.csv of all runs that have it; `less` where the first run's value is taken off."""
+class TrainingOptions:
+    """Options of the figure."""
 
-    title: str
-    unit: str
-    quantity: str
-    column: str
-    less: bool = False
-
-    @property
-    def windowed(self) -> bool:
-        """Whether it is about matrices that the growth loss may hold back."""
-        return self.quantity in ("nuclear_norm", "off_diagonal")
+    axis: str = option("update", "What runs from left to right: update, tokens or seconds.", metavar="NAME")
 
 
 def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptions) -> None:
@@ -75,80 +74,71 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
     if options.axis not in AXES:
         raise ConfigError(f"--axis {options.axis!r} is not known; choose from {', '.join(AXES)}")
     names, groups = number_same([run.name for run in runs]), _groups(runs)
-    shown = training_panels(runs, names[0] if len(set(groups)) > 1 else "")
-    panels = sheet.panels([panel.title for panel in shown], [(33.0, 18.0)] * len(shown), share="")
-    alike: dict[tuple[str, bool], list[Axes]] = {}
-    for panel, axes in zip(shown, panels, strict=True):
-        frame_chart(axes, AXES[options.axis], panel.unit, whole=(True, panel.quantity in STEPS))
-        for run, group in zip(runs, groups, strict=True):
-            _draw_run(axes, run, panel, options.axis, color_of(group), runs[0])
-        alike.setdefault((panel.quantity, panel.less), []).append(axes)
-    share_limits(panels, axis="x", room=0.02)
-    for group_of_axes in alike.values():
-        share_limits(group_of_axes)
+    shown = list(training_charts(runs, groups, options.axis, names[0]))
+    charts.share_limits(charts.draw_charts(sheet, shown, (33.0, 18.0)), axis="x", room=0.02)
     for group in sorted(set(groups)):
-        labels = [name for name, other in zip(names, groups, strict=True) if other == group]
-        seeds = f" and {len(labels) - 1} more seed{'s' if len(labels) > 2 else ''}" if len(labels) > 1 else ""
-        sheet.key(stroke(color_of(group), labels[0] + seeds))
-    if any(panel.windowed for panel in shown):
+        first, *others = [name for name, other in zip(names, groups, strict=True) if other == group]
+        seeds = f" and {len(others)} more seed{'s' * (len(others) > 1)}" if others else ""
+        sheet.key(stroke(color_of(group), first + seeds))
+    if WINDOWED & {chart.group for chart in shown}:
         sheet.key(stroke(INK, "the window of the growth loss opens", ":"))
     data = {str(run.record.get("data", {}).get("sentences", "?")) for run in runs}
     variants = dict.fromkeys(str(run.record.get("variant", "?")) for run in runs)
     sheet.headline("How training went", f"{', '.join(variants)} · {' or '.join(sorted(data))} training sentences")
 
 
-def training_panels(runs: Sequence[Training], first: str) -> list[TrainingPanel]:
-    """Panels of quantities with titles of their own, then of whatever else the runs note.
+def training_charts(runs: Sequence[Training], groups: Sequence[int], axis: str, first: str) -> Iterator[Chart]:
+    """Charts of quantities with titles of their own, then of whatever else the runs note.
 
-    `first` names the first run where others are compared with it.
+    `first` names the first run, with which others are compared.
     """
     named = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
-    panels = []
     for quantity in dict.fromkeys([*QUANTITIES, *named]):
         title, unit = QUANTITIES.get(quantity) or (measure_of(quantity).words, "")
         sites = dict.fromkeys(site for run in runs for site in run.sites(quantity) if quantity not in (*ENGINE, SHARES))
+        whole = True, quantity in STEPS
         for site in [site for site in sites if site] or sites:  # sites rather than their mean
-            ending = ("", "") if not site else (f" · {site}", f".{site}")
-            panels.append(TrainingPanel(title + ending[0], unit, quantity, quantity + ending[1]))
-        if quantity == BEHIND and first and _differences(runs):
-            panels.append(TrainingPanel(f"The same, less that of {first}", unit, quantity, quantity, less=True))
-    return panels
+            own = f"{title} · {site}" if site else title
+            draw = partial(_draw_runs, runs, groups, f"{quantity}.{site}".strip("."), axis)
+            yield Chart(own, draw, AXES[axis], unit, whole, quantity)
+        if quantity == VALIDATION and len(set(groups)) > 1:
+            updates, *others = [{*run.line(VALIDATION, "update")[0]} if run.has(VALIDATION) else set() for run in runs]
+            if any(updates & other for other in others):
+                draw = partial(_draw_runs, runs, groups, VALIDATION, axis, less=True)
+                yield Chart(f"The same, less that of {first}", draw, AXES[axis], unit, whole, "less")
 
 
-def _differences(runs: Sequence[Training]) -> bool:
-    """Whether other runs were validated at updates at which the first was."""
-    first, *others = (run.metrics.set_index("update")[BEHIND].dropna() if run.has(BEHIND) else None for run in runs)
-    return first is not None and any(other is not None and first.index.isin(other.index).any() for other in others)
-
-
-def _draw_run(axes: Axes, run: Training, panel: TrainingPanel, axis: str, color: str, first: Training) -> None:
-    if not run.has(panel.column):
-        return
-    x, y = run.line(panel.column, axis)
-    if panel.less:
-        own = run.metrics.dropna(subset=[BEHIND])
-        both = own.merge(first.metrics[["update", BEHIND]].dropna(), on="update", suffixes=("", "_first"))
-        x, y = both[axis].to_numpy(float), (both[BEHIND] - both[f"{BEHIND}_first"]).to_numpy(float)
-    dense, steps = panel.quantity == "nll", panel.quantity in STEPS
+def _draw_runs(
+    runs: Sequence[Training], groups: Sequence[int], column: str, axis: str, axes: Axes, *, less: bool = False
+) -> None:
+    """A line for each run that noted the column; `less` what the first run has at the same updates."""
+    quantity = column.partition(".")[0]
+    dense, steps = quantity == "nll", quantity in STEPS
     looks: dict[str, Any] = {"alpha": 0.8, "linewidth": 0.7} if dense else {"alpha": 0.95}
-    marker = "o" if len(x) <= 30 and not dense and not steps else ""
-    axes.plot(x, y, color=color, marker=marker, drawstyle="steps-post" if steps else "default", **looks)
-    opened = run.metrics.get("window")
-    if opened is not None and panel.windowed and (opened > 0).any():
-        axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
+    looks["drawstyle"] = "steps-post" if steps else "default"
+    base = runs[0].metrics[["update", column]].dropna() if less else None
+    for run, color in zip(runs, map(color_of, groups), strict=True):
+        if not run.has(column):
+            continue
+        x, y = run.line(column, axis)
+        if base is not None:
+            both = run.metrics.dropna(subset=[column]).merge(base, on="update", suffixes=("", "_first"))
+            x, y = both[axis].to_numpy(float), (both[column] - both[f"{column}_first"]).to_numpy(float)
+        axes.plot(x, y, color=color, marker="o" if len(x) <= MANY and not dense and not steps else "", **looks)
+        opened = run.metrics.get("window")
+        if opened is not None and quantity in WINDOWED and (opened > 0).any():
+            axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
 
 
 def _groups(runs: Sequence[Training]) -> list[int]:
     """A number for each run, from 0: the same for runs that differ in seed and place only."""
-    groups: dict[str, int] = {}
-    numbers = []
+    setups = []
     for number, run in enumerate(runs):
         config = run.record.get("config")
-        setup = {name: run.record.get(name) for name in ("variant", "options")}
         settings = {k: v for k, v in config.items() if k not in ("seed", "out")} if config else number
-        key = json.dumps([setup, settings], sort_keys=True, default=str)
-        numbers.append(groups.setdefault(key, len(groups)))
-    return numbers
+        setup = [run.record.get("variant"), run.record.get("options"), settings]
+        setups.append(json.dumps(setup, sort_keys=True, default=str))
+    return [list(dict.fromkeys(setups)).index(setup) for setup in setups]
 
 
 TRAINING = PlotFigure(
@@ -159,4 +149,157 @@ TRAINING = PlotFigure(
     source=TRAINED,
     runs="together",
     order=400,
+)
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """Options of the figure."""
+
+    untuned: float | None = option(
+        None, "The same number of the model before tuning (NoFT), as `headscope evaluate` says it.", metavar="X"
+    )
+
+
+def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
+    """A row a run: what was tuned, share of the data, seed, and the best BLEU, or loss where a run has no BLEU.
+
+    ConfigError for runs that did not begin with a trained model, unless without one (scratch).
+    """
+    column = "bleu" if all(run.has("bleu") for run in runs) else "valid_nll"
+    if not all(run.has(column) for run in runs):
+        raise ConfigError("the figure needs runs with validation: give `headscope train` --valid-source FILE")
+    rows = []
+    for run in runs:
+        config, own = run.record.get("config", {}), run.record.get("options", {})
+        tuned = TUNED.get(own.get("tune", "")) or ("all parameters (FTAll)" if config.get("init") else "from scratch")
+        values = run.metrics[column].dropna()
+        best = float(values.max() if column == "bleu" else values.min())
+        rows.append((tuned, float(config.get("fraction", 1.0)), config.get("seed"), best))
+    return pd.DataFrame(rows, columns=["tuned", "fraction", "seed", column])
+
+
+def draw_transfer(runs: Sequence[Training], sheet: Sheet, options: TransferOptions) -> None:
+    """A line for each way to tune, its seeds as dots; dashed the model before tuning (Peng et al. 2020, figure 2)."""
+    table = transfer_points(runs)
+    column = str(table.columns[-1])
+    (axes,) = sheet.panels([""], [(42.0, 25.0)])
+    frame_chart(axes, "share of the training data", LABELS[column])
+    for number, (name, rows) in enumerate(table.groupby("tuned", sort=False)):
+        color, means = color_of(number), rows.groupby("fraction")[column].mean()
+        charts.draw_course(axes, means.index, means, color, label=str(name), marker=MARKS[number % len(MARKS)])
+        axes.scatter(rows["fraction"], rows[column], s=4, color=color, alpha=0.6, linewidth=0)
+    if options.untuned is not None:
+        axes.axhline(options.untuned, color=INK, linestyle="--", label="no tuning (NoFT)")
+    axes.set_xlim(0, 1.04)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    inits = (run.record.get("config", {}).get("init") for run in runs)
+    starts = dict.fromkeys(f"from {model_name(init)}" if init else "from scratch" for init in inits)
+    sheet.headline("Transfer", ", ".join(starts))
+
+
+TRANSFER = PlotFigure(
+    "transfer",
+    "Quality of tuned models against the share of the data, by what was tuned: FTG, FTG+, all, from scratch.",
+    draw_transfer,
+    Options=TransferOptions,
+    source=TRAINED,
+    runs="together",
+    order=440,
+)
+
+
+@dataclass(frozen=True)
+class ConfidenceOptions:
+    """Options of the figure."""
+
+    by: Literal["epoch", "batch"] = option("epoch", "A point: the mean of an epoch, or a batch of it.")
+    range: tuple[float, ...] = option(
+        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
+    )
+
+
+class ConfidenceHistory(Study):
+    """The study of the last epoch, with the means of all: `epochs` [e] and, by site and layer, `scores` [e h]."""
+
+    epochs: tuple[int, ...]
+    scores: Mapping[tuple[str, int], Array]
+    pickled: Sequence[Path] = ()
+    """The file of every epoch."""
+
+    def batches(self) -> tuple[Array, Mapping[tuple[str, int], Array]]:
+        """Where every batch stands, in epochs [n], and its scores by site and layer [n h].
+
+        The last batch of epoch 2 stands at 2. RunError for files of means alone.
+        """
+        rows = [confidence_rows(file) for file in self.pickled]
+        counts = [len(next(iter(its.values()))) for its in rows]
+        at = [epoch - 1 + np.arange(1, count + 1) / count for epoch, count in zip(self.epochs, counts, strict=True)]
+        return np.concatenate(at), {key: np.concatenate([its[key] for its in rows]) for key in self.scores}
+
+
+def load_confidence(path: Path) -> ConfidenceHistory:
+    """Read epoch-N.pkl of a training run's `confs`, or of the directory itself; RunError where there are none."""
+    folder = path / "confs" if (path / "confs").is_dir() else path
+    matches = [(FILE.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    files = sorted((int(match[1]), path) for match, path in matches if match)
+    if not files:
+        raise RunError(
+            f"{path} holds no epoch-N.pkl; name a run of `headscope train … --save-confidence base`, or the directory "
+            "of such files that the MHR fork wrote"
+        )
+    runs = [confidence_run(file) for _, file in files]
+    for run, (_, file) in zip(runs, files, strict=True):
+        if run.layout != runs[0].layout:
+            raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
+    epochs, record = tuple(epoch for epoch, _ in files), read_record(path / "run.json")
+    method = record.get("config", {}).get("save_confidence")
+    shown = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
+    note = f"method {method}, " * bool(method) + f"means over training sentences, {shown}"
+    about = {"signature": record.get("signature") or f"file:{path.name}|format:mhr", "layout": runs[0].layout}
+    history = ConfidenceHistory({"heads": runs[-1].heads}, {**about, "data": {"note": note}}, folder=path)
+    history.epochs, history.pickled = epochs, [file for _, file in files]
+    history.scores = {
+        # a file of means, a vector a module, has them under its own name
+        (site, layer): np.array([run.heads_of(site, layer)[run.measures[0]].to_numpy(float) for run in runs])
+        for site, counts in history.layout.items()
+        for layer, count in enumerate(counts)
+        if count
+    }
+    return history
+
+
+def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOptions) -> None:
+    """A panel for every layer of every site, a line for every head, one scale for all.
+
+    The scale is that of all values, or `range`. `by` "batch" draws every batch, not the means of epochs.
+    """
+    limits = charts.parse_range(options.range) if options.range else None
+    points, scores = (np.array(run.epochs, float), run.scores) if options.by == "epoch" else run.batches()
+    panels = charts.layer_panels(sheet, run, (20.0, 12.0), run.scores)
+    few = len(points) <= MANY
+    looks: dict[str, Any] = {"marker": "o" if few else "", "markersize": 2, "linewidth": 0.9 if few else 0.5}
+    for key, axes in panels.items():
+        frame_chart(axes, "epoch", "confidence", whole=(True, False))
+        for head, line in enumerate(scores[key].T):
+            dash = DASHES[head // len(COLORS) % len(DASHES)]  # beyond the colours the same ones again
+            axes.plot(points, line, dash, color=color_of(head), label=f"head {head}", **looks)
+    charts.share_limits(list(panels.values()))
+    if limits is not None:
+        for axes in panels.values():
+            axes.set_ylim(limits.vmin, limits.vmax)
+    sheet.headline(f"Confidence of heads from {options.by} to {options.by}", f"{run.name} · {run.data}")
+
+
+CONFIDENCE = PlotFigure(
+    "confidence",
+    "Confidence of every head on the training batches, from epoch to epoch or batch to batch.",
+    draw_confidence,
+    Options=ConfidenceOptions,
+    source=Source(
+        "RUN|DIR",
+        "Directories that `headscope train --save-confidence` wrote, or of the MHR fork's epoch-N.pkl.",
+        "headscope.report.figures.training:load_confidence",
+    ),
+    order=420,
 )

@@ -1,11 +1,11 @@
-"""The heads of a study as the page's script shows them: texts, and the order of heads by each measure.
-
-Numbers are rounded here, by the functions that round those of answers.
-"""
+"""The heads of a study as the page's script shows them: cards, tables, sentences with attention, order by each measure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,14 +13,150 @@ import numpy as np
 import pandas as pd
 
 from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
+from headscope.data.token_text import Marks, shown
+from headscope.description.examples import WINDOW
+from headscope.files.tables import Bytes, Example
+from headscope.report.figures.layers import PARTS
 from headscope.report.marks import functions_of
-from headscope.report.page.cards import card_parts, rows_by_head
-from headscope.report.page.examples import examples_data
 from headscope.results.answer import interval_text, number_text
 from headscope.results.roles import role_of
-from headscope.results.study import Study
+from headscope.results.study import Study, sides_of
 from headscope.results.study_answers import LEVEL, MEASURED, damage_words, joint_effects, main_importance
-from headscope.results.study_tables import HEAD_COLUMNS
+from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
+
+NEAR = 3
+"""Words that an example shows on either side of the query and of the key."""
+SENTENCE = "description"
+VISIBLE = 0.005  # shares below are not named
+KINDS = {
+    "lexical": "the word types scored highest",
+    "surprising": "looked at far more than position expects",
+}
+
+
+def card_parts(run: Study) -> dict[int, dict[str, Any]]:
+    """Of every head that was described: sentence, shares as a bar, examples and pairs; empty where none was.
+
+    `bar` has a part for every group of the figure: title, place of its colour, share, and left end and width in
+    percent of the bar; what no group explains is left.
+    """
+    if SENTENCE not in run.heads or "explained" not in run.heads:
+        return {}
+    examples, pairs = (
+        {row: [cell(own, run.marks) for own in rows.to_dict("records")] for row, rows in rows_by_head(run, name)}
+        for name, cell in (("examples", _example), ("token_pairs", _pair))
+    )
+    return {
+        row: {
+            "said": str(own[SENTENCE] or "") if own[SENTENCE] == own[SENTENCE] else "",
+            "bar": _bar(own),
+            "examples": examples.get(row, []),
+            "pairs": pairs.get(row, []),
+        }
+        for row, own in enumerate(run.heads.to_dict("records"))
+    }
+
+
+def _bar(head: Mapping[Any, Any]) -> list[list[str]]:
+    if not math.isfinite(head["explained"]):
+        return []
+    left, parts = 0.0, []
+    for place, (group, (title, _)) in enumerate(PARTS.items()):
+        share = min(max(np.nan_to_num(head.get(f"explained_{group}", 0.0)), 0), 1 - left)
+        if share >= VISIBLE:
+            parts.append([title, f"g{place}", number_text(share, 2), f"{100 * left:.1f}", f"{100 * share:.1f}"])
+        left += share
+    return parts
+
+
+def rows_by_head(run: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
+    """The rows of a table, by the number of their head in `heads`; nothing where the run lacks the table."""
+    try:
+        table = run.table(name)
+    except MissingTable:
+        return
+    places = run.heads[list(HEAD_COLUMNS)].assign(index=range(len(run.heads)))
+    for index, rows in table.merge(places, on=list(HEAD_COLUMNS), how="inner").groupby("index"):
+        yield int(str(index)), rows
+
+
+def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:
+    ends = " → ".join(shown(str(row[end]), marks) for end in ("query", "key"))
+    numbers = (f"{name} {number_text(row[name])}" for name in ("score", "weight", "count"))
+    return [KINDS.get(row["kind"], row["kind"]), ends, ", ".join(numbers)]
+
+
+def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
+    """The words about a query and about its key, each with which of them it is; of cross attention an arrow between.
+
+    Positions count the tokens of a side from 0. Left-out words are one "…".
+    """
+    ends = {end: int(row[f"{end}_position"]) for end in ("query", "key")}
+    words = {end: {**window(str(row[f"{end}_text"]), at), at: str(row[end])} for end, at in ends.items()}
+    one = str(row["site"]).endswith("self")
+    found: list[tuple[str, str]] = []
+    for sides in (tuple(ends),) if one else (("query",), ("key",)):
+        found += [("→", "")] if found else []
+        known = {place: word for end in sides for place, word in words[end].items()}
+        near = [place for place in sorted(known) if any(abs(place - ends[end]) <= NEAR for end in sides)]
+        for before, place in zip([near[0] - 1, *near], near, strict=False):
+            found += [("…", "")] if place - before > 1 else []
+            found.append((shown(known[place], marks), " ".join(end for end in sides if ends[end] == place)))
+    return {"line": int(row["sentence"]) + 1, "weight": number_text(row["weight"], 2), "words": found}
+
+
+def window(text: str, at: int) -> dict[int, str]:
+    """The words of a window of examples.csv by their places; the word at place `at` is the one in brackets.
+
+    None where words hold spaces, so that they have no sure places.
+    """
+    start = max(0, at - WINDOW // 2)
+    words = text.removeprefix("… " if start else "").removesuffix(" …").split(" ")
+    middle = words[at - start] if at - start < len(words) else ""
+    if not (len(middle) > 2 and middle[0] == "[" and middle[-1] == "]" and len(words) <= WINDOW):
+        return {}
+    return {start + place: word for place, word in enumerate(words)}
+
+
+LEVELS = 63
+"""Steps from 0 to 1: weights are (step / levels)², so that small ones are told apart."""
+ROOM = 6_000_000
+"""Letters of the page that all weights may take."""
+FAINT = 0.01  # weights below are 0
+
+
+def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
+    """The sentences with their weights, as many as there is room for; `percents` are the texts of the levels."""
+    if not examples:
+        return None
+    packed = [_packed(example) for example in examples]
+    sizes = [sum(len(site["packed"]) for site in sentence["sites"].values()) for sentence in packed]
+    fitting = int((np.cumsum(sizes) <= ROOM).sum())
+    percents = [f"{(step / LEVELS) ** 2:.0%}".replace("%", " %") for step in range(LEVELS + 1)]
+    return {"percents": percents, "sentences": packed[:fitting], "left_out": len(packed) - fitting}
+
+
+def _packed(example: Example) -> dict[str, Any]:
+    sides = {side: list(subwords) for side, subwords in example.subwords.items()}
+    sites = {
+        site: {"sides": list(sides_of(site, sides)), "packed": pack(weights)}
+        for site, weights in example.weights.items()
+    }
+    return {"line": example.number + 1, "texts": dict(example.texts), "subwords": sides, "sites": sites}
+
+
+def pack(weights: Bytes) -> str:
+    """Weights [n t s] as bytes 0 … 255 in steps, deflated, in base64."""
+    # without a search for repetitions, of which attention has none: a hundred times as fast, and smaller
+    stream = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
+    deflated = stream.compress(_STEPS[weights].tobytes()) + stream.flush()
+    return base64.b64encode(deflated).decode("ascii")
+
+
+_SHARES = np.arange(256) / 255
+_STEPS = np.where(_SHARES < FAINT, 0, np.maximum(np.round(LEVELS * np.sqrt(_SHARES)), 1)).astype(np.uint8)
+"""The step of every byte."""
+
 
 MOST_ROWS, FEW_ROWS, ALIKE = 8, 2, 4
 """Rows of a table of a card, those that are shown as columns, and most similar heads."""

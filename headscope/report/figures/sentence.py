@@ -1,23 +1,26 @@
-"""Attention maps of chosen heads over one sentence, with its subwords on both axes."""
+"""Attention on one sentence: maps of chosen heads with their subwords, and every head as a tiny matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import rcParams
-from matplotlib.colors import Normalize
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from headscope.config import option
 from headscope.data.token_text import visible
 from headscope.errors import CheckpointError, ConfigError, check_one_given
-from headscope.heads import HeadId, refuse_absent, select_heads
+from headscope.heads import SITES, refuse_absent, select_heads
+from headscope.report.charts import SHARES, Array, hide_frame, number_cells
 from headscope.report.registry import RUN, PlotFigure
-from headscope.report.sheet import Sheet, em, shorten, text_width
+from headscope.report.sheet import RULE, Sheet, em, shorten, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 
@@ -28,16 +31,9 @@ if TYPE_CHECKING:
 
 LONGEST = 9.0  # ems of a subword's label; longer ones end in an ellipsis
 MANY = 4096  # cells: more are an image in vector graphics too
-
-
-@dataclass(frozen=True)
-class SentenceAttention:
-    """Weights [n t s] of n heads, and the subwords on their two axes."""
-
-    weights: NDArray[np.floating]
-    subwords_t: list[str]
-    subwords_s: list[str]
-    names: list[str]
+BETWEEN = 12  # a tiny matrix is so many times as wide as the gap beside it
+SIDE = 6.5  # ems of a tiny matrix
+Matrices = Sequence[NDArray[np.floating]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +56,25 @@ class AttentionOptions(SentenceOptions):
 
 
 def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
-    """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
-    chosen = select_heads(options.heads, run.head_layout)
-    sites = sorted({str(head.site) for head in chosen})
-    if len(sites) != 1:
-        problem = f"are of {', '.join(sites)}" if sites else "are none"
-        raise ConfigError(f"--heads {options.heads!r} {problem}; a figure shows heads of one site, draw one for each")
-    draw_maps(sheet, sentence_attention(run, options, chosen), model=run.model)
+    """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more.
 
-
-def sentence_attention(run: Study, options: SentenceOptions, heads: Sequence[HeadId]) -> SentenceAttention:
-    """The weights of `heads`, all of one site, on one sentence.
-
-    ConfigError for heads that the checkpoint lacks, and where they need a translation that is not there.
+    ConfigError for heads of several sites, for those that the checkpoint lacks, and where a translation is missing.
     """
     from headscope.description.tokens import TokenReader
 
+    heads = select_heads(options.heads, run.head_layout)
+    sites = sorted({str(head.site) for head in heads})
+    if len(sites) != 1:
+        problem = f"are of {', '.join(sites)}" if sites else "are none"
+        raise ConfigError(f"--heads {options.heads!r} {problem}; a figure shows heads of one site, draw one for each")
     checkpoint, _, maps = sentence_maps(run, options)
     refuse_absent(heads, checkpoint.layout)
     site = heads[0].site
     if (site, heads[0].layer) not in maps.captured.calls:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
-    query, key = (TokenReader.of(checkpoint, side).shown(maps.sides[side].ids) for side in maps.between(site))
-    return SentenceAttention(np.stack(weights), query, key, [str(head) for head in heads])
+    words = [TokenReader.of(checkpoint, side).shown(maps.sides[side].ids) for side in maps.between(site)]
+    draw_maps(sheet, dict(zip(map(str, heads), weights, strict=True)), words, model=run.model)
 
 
 def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sentence, Maps]:
@@ -128,8 +119,7 @@ def _line(run: Study, index: int) -> Sentence:
     parse = data.get("parse")
     if not texts and not typed and parse in (None, "", "stanza"):
         raise ConfigError(f"run {run.name} measured a list of sentences, which it does not keep; give --sentence TEXT")
-    texts |= typed
-    files = TextFiles(**texts, pairs=bool(data.get("pairs")))
+    files = TextFiles(**(texts | typed), pairs=bool(data.get("pairs")))
     corpus = open_text(files, parses=Path(parse) if parse and parse != "stanza" else None, max_sentences=index + 1)
     if corpus.count <= index:
         raise ConfigError(f"the run's data have {corpus.count} lines; --index counts from 0")
@@ -137,27 +127,26 @@ def _line(run: Study, index: int) -> Sentence:
     return last
 
 
-def draw_maps(sheet: Sheet, maps: SentenceAttention, *, model: str = "") -> None:
-    """Weights of heads: queries down, keys across, one scale from 0 to 1."""
+def draw_maps(
+    sheet: Sheet, maps: Mapping[str, NDArray[np.floating]], words: Sequence[Sequence[str]], *, model: str
+) -> None:
+    """Weights [t s] of heads: queries down, keys across, with the words of either; one scale from 0 to 1."""
     size = float(rcParams["xtick.labelsize"])
-    rows, columns = (
-        [shorten(visible(subword) or "∅", LONGEST * em(), size) for subword in side]
-        for side in (maps.subwords_t, maps.subwords_s)
-    )
+    rows, columns = ([shorten(visible(word) or "∅", LONGEST * em(), size) for word in side] for side in words)
     beside, below = (max(text_width(word, size) for word in side) / em() + 2.0 for side in (rows, columns))
     pitch = 1.9 if max(len(rows), len(columns)) <= 14 else 1.45
     extent = (max(len(columns) * pitch, 8.0), len(rows) * pitch)
-    panels = sheet.panels(maps.names, [extent] * len(maps.names), bar=True, beside=beside, above=below + 2.5)
-    for axes, weights in zip(panels, np.asarray(maps.weights, dtype=np.float64), strict=True):
+    panels = sheet.panels(list(maps), [extent] * len(maps), bar=True, beside=beside, above=below + 2.5)
+    for axes, weights in zip(panels, maps.values(), strict=True):
         edges = np.arange(len(columns) + 1), np.arange(len(rows) + 1)
-        looks = {"edgecolors": "#eeeeee", "linewidth": 0.25, "rasterized": weights.size > MANY}
-        shades = axes.pcolormesh(*edges, weights, cmap="Blues", norm=Normalize(0, 1), **looks)
+        looks: dict[str, Any] = {"edgecolors": "#eeeeee", "linewidth": 0.25, "rasterized": weights.size > MANY}
+        shades = axes.pcolormesh(*edges, weights.astype(np.float64), cmap="Blues", norm=SHARES, **looks)
         axes.set(ylim=(len(rows), 0))
         axes.set_yticks(np.arange(len(rows)) + 0.5, rows, parse_math=False)
         axes.set_xticks(np.arange(len(columns)) + 0.5, columns, parse_math=False, rotation=90)
         axes.tick_params(length=0)
     sheet.scale(shades, panels, "weight")
-    sheet.headline("Attention weights", "rows: queries, columns: keys" + f" · {model}" * bool(model))
+    sheet.headline("Attention weights", f"rows: queries, columns: keys · {model}")
 
 
 ATTENTION = PlotFigure(
@@ -168,4 +157,59 @@ ATTENTION = PlotFigure(
     source=RUN,
     runs=1,
     order=310,
+)
+
+
+def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
+    """All heads on one sentence: a grid a site, queries down and keys across in each of its matrices."""
+    checkpoint, line, maps = sentence_maps(run, options)
+    sites: dict[str, Matrices] = {}
+    for site in SITES:
+        layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
+        if layers and all((site, layer) in maps.captured.calls for layer in layers):
+            sites[site.value] = [maps.captured[site, layer]["weights"][0].float().cpu().numpy() for layer in layers]
+    if not sites:
+        raise ConfigError("no site was seen on this sentence; give --target TEXT for an encoder-decoder")
+    sizes = [(max(map(len, layers)) * SIDE, len(layers) * SIDE) for layers in sites.values()]
+    panels = sheet.panels(list(sites), sizes, bar=True, share="")
+    for axes, layers in zip(panels, sites.values(), strict=True):
+        shades = _draw_site(axes, layers)
+    sheet.scale(shades, panels, "weight")
+    sheet.headline("Every head on one sentence", " → ".join(filter(None, (line.source, line.target))))
+
+
+def mosaic(layers: Matrices) -> Array:
+    """Matrices [h t s] of layers as one, a gap of NaN after each: [layers · (t + gap) slots · (s + gap)]."""
+    _, t, s = layers[0].shape
+    down, across = t + max(1, t // BETWEEN), s + max(1, s // BETWEEN)
+    whole = np.full((len(layers) * down, max(map(len, layers)) * across), np.nan)
+    for layer, heads in enumerate(layers):
+        for head, weights in enumerate(heads):
+            whole[layer * down : layer * down + t, head * across : head * across + s] = weights
+    return whole
+
+
+def _draw_site(axes: Axes, layers: Matrices) -> AxesImage:
+    whole, slots = mosaic(layers), max(map(len, layers))
+    looks: dict[str, Any] = {"cmap": "Blues", "norm": SHARES, "aspect": "auto", "interpolation": "nearest"}
+    shades = axes.imshow(whole, extent=(0, slots, len(layers), 0), **looks)
+    _, t, s = layers[0].shape
+    tall, wide = t * len(layers) / len(whole), s * slots / whole.shape[1]
+    for layer, heads in enumerate(layers):
+        for head in range(len(heads)):
+            axes.add_patch(Rectangle((head, layer), wide, tall, fill=False, edgecolor=RULE, linewidth=0.4))
+    hide_frame(axes)
+    number_cells(axes, x=slots, y=len(layers))
+    axes.set(xlabel="head", ylabel="layer")
+    return shades
+
+
+GLANCE = PlotFigure(
+    "glance",
+    "Every head on one sentence: a tiny matrix a head, layers × heads.",
+    draw_glance,
+    Options=SentenceOptions,
+    source=RUN,
+    runs=1,
+    order=305,
 )

@@ -1,0 +1,351 @@
+"""A panel a layer: how alike heads are, matrices that mix them, where they look, and what explains that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from headscope.config.declarations import Measure, head_functions, pair_measures
+from headscope.errors import ConfigError
+from headscope.registry import unknown
+from headscope.report import charts
+from headscope.report.charts import Array, draw_bars, draw_cells, layer_panels, number_cells
+from headscope.report.marks import color_of, contrast, functions_of
+from headscope.report.registry import PlotFigure
+from headscope.report.sheet import INK, PALE, Sheet, em, letters, text_width
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable
+
+Matrices = Mapping[tuple[str, int], Array]
+MANY = 12  # heads whose matrices have no white edges
+SIGMA = 7.0  # ems of the singular values beside a matrix
+REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
+SEEN = 0.01  # share of all queries of a head from which on an offset is shown by itself
+CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
+RELATIONS = 24  # rows of one panel; with more relations the clearest are shown
+GAP = 1.5  # columns of the baseline and of the gap beside it
+MEAN_GAP = 0.6  # columns between the heads and the layer's mean
+DIFFERENCES: Mapping[str, tuple[str, Callable[[Array], Array]]] = {
+    "cosine": ("Σ (1 − cosine)", lambda matrix: 1 - matrix),
+    "l2": ("Σ L2 distance", lambda matrix: matrix),
+}
+"""Title, and what of two heads is summed: 0 for heads that do the same."""
+PARTS = {
+    "position": ("position", "#0072b2"),
+    "token": ("the key token", "#56b4e9"),
+    "classes": ("classes", "#009e73"),
+    "lexical": ("pairs of words", "#e69f00"),
+    "syntax": ("syntax", "#cc79a7"),
+}
+"""The groups of a description in words, and their colours (Okabe and Ito)."""
+
+
+def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
+    """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0.
+
+    `options` are those of the analysis: without a `measure` cosine, or the first one of a run that has no cosine;
+    `range` is another scale.
+    """
+    name = options.measure or min(similarity_measures(run), key=lambda kind: kind != "cosine", default="cosine")
+    # what a head is to itself says nothing and would set the scale
+    matrices = {
+        layer: np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+        for layer, matrix in layer_matrices(run, name).items()
+    }
+    heads = max((len(matrix) for matrix in matrices.values()), default=1)
+    valued = {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()} or set(matrices)
+    measure = replace(pair_measures().get(name) or Measure(name), range=(None, None))
+    norm = charts.measure_limits(measure, list(matrices.values()), options.range)
+    side = max(10.0, min(2.3 * heads, 17.0))
+    panels = layer_panels(sheet, run, (side, side), valued, bar=True)
+    for key, axes in panels.items():
+        shades = draw_cells(axes, matrices[key], cmap=measure.cmap, norm=norm, edge=heads <= MANY)
+        axes.set(xlim=(0, heads), ylim=(heads, 0), xlabel="head", ylabel="head")
+        number_cells(axes, x=heads, y=heads)
+    sheet.scale(shades, list(panels.values()), measure.label, list(matrices.values()))
+    subtitle = f"{run.model} · {run.data} · without what a head is to itself"
+    sheet.headline(f"Similarity of heads within a layer: {measure.words}", subtitle)
+
+
+def similarity_measures(run: Study) -> list[str]:
+    """The measures that `similarity.npz` holds."""
+    names = {key.rpartition("/")[2] for key in run.similarity}
+    return sorted(name for name in names if not name.endswith(("_low", "_high")))
+
+
+def layer_matrices(run: Study, measure: str) -> dict[tuple[str, int], Array]:
+    """Matrix of every layer that has heads; a layer that the file lacks is empty (all NaN)."""
+    if measure not in similarity_measures(run):
+        raise ConfigError(f"run {run.name}: {unknown('similarity', measure, similarity_measures(run))}")
+    return {
+        (site, layer): run.similarity.get(f"{site}/{layer}/{measure}", np.full((count, count), np.nan))
+        for site, counts in run.layout.items()
+        for layer, count in enumerate(counts)
+    }
+
+
+def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
+    """By measure and site [run layer]: per cent that the heads of a layer are further apart than in the first run.
+
+    The sum is over all pairs of heads. The published figures are of this sum and do not say which text and which
+    statistics they are of. ConfigError for one run only, and for runs of other layers.
+    """
+    base, *others = runs
+    if not others or any(run.layout != base.layout for run in others):
+        raise ConfigError("the figure needs a baseline and other runs of models with the same layers and heads")
+    changes: dict[str, dict[str, Array]] = {}
+    for measure, (_, difference) in DIFFERENCES.items():
+        sums = [
+            {layer: float(difference(matrix).sum()) for layer, matrix in layer_matrices(run, measure).items()}
+            for run in runs
+        ]
+        for site, counts in base.layout.items():
+            table = np.array([[its[site, layer] for layer, _ in enumerate(counts)] for its in sums])
+            with np.errstate(invalid="ignore", divide="ignore"):
+                changes.setdefault(measure, {})[site] = 100 * (table[1:] / table[0] - 1)
+    return changes
+
+
+def draw_discrepancy(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
+    """A line a measure, a panel a site, a group of bars a layer: a bar a run, against the first.
+
+    These are figures 6 and 7 of Azov & Landau.
+    """
+    first, *others = runs
+    sites, width = list(first.layout), 0.8 / max(len(others), 1)
+    titles = sites * len(DIFFERENCES)
+    panels = iter(sheet.panels(titles, [(24.0, 14.0)] * len(titles), starts={len(sites)}, share=""))
+    for measure, changes in discrepancy_changes(runs).items():
+        line = [next(panels) for _ in sites]
+        for axes, its in zip(line, changes.values(), strict=True):
+            ylabel = f"{DIFFERENCES[measure][0]}, change (%)" if axes is line[0] else ""
+            charts.frame_chart(axes, "layer", ylabel, whole=(True, False))
+            for number, (run, values) in enumerate(zip(others, its, strict=True)):
+                places = np.arange(values.size) + (number - (len(others) - 1) / 2) * width
+                axes.bar(places, values, width=width, color=color_of(number), linewidth=0, label=run.name)
+            axes.axhline(0, color=INK, linewidth=0.6)
+        charts.share_limits(line)
+    sheet.headline(f"How far apart heads are, against {first.name}", f"{first.name}: {first.model} · {first.data}")
+
+
+DISCREPANCY = PlotFigure(
+    "discrepancy",
+    "How far apart the heads of each layer are, against a first run: cosine and L2 of their contexts.",
+    draw_discrepancy,
+    runs="together",
+    order=430,
+)
+
+
+def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
+    """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
+    matrices = alpha_matrices(run)
+    heads = max(len(matrix) for matrix in matrices.values())
+    side = max(12.0, min(2.2 * heads, 18.0))
+    norm = charts.value_limits(list(matrices.values()), centred=True)
+    spectra = [np.linalg.svd(matrix, compute_uv=False) for matrix in matrices.values()]
+    largest = max(float(values.max(initial=0)) for values in spectra) or 1.0
+    named = zip(matrices, spectra, strict=True)
+    titles = [title for (site, layer), own in named for title in (f"{site} · layer {layer}", f"Σσ {own.sum():.1f}")]
+    sites = [site for site, _ in matrices]
+    starts = {2 * number for number in range(1, len(sites)) if sites[number] != sites[number - 1]}
+    sizes = [(side, side), (SIGMA, side)] * len(matrices)
+    panels = sheet.panels(titles, sizes, starts=starts, bar=True, beside=3.5, share="", group=2)
+    for matrix, values, axes, beside in zip(matrices.values(), spectra, panels[::2], panels[1::2], strict=True):
+        count = len(matrix)
+        shades = draw_cells(axes, matrix, cmap="RdBu_r", norm=norm, edge=heads <= MANY)
+        number_cells(axes, x=count, y=count)
+        draw_bars(beside, np.arange(count), {"_": ("#0072b2", values)}, level=True)
+        beside.set(xlim=(0, largest * 1.05), ylim=(count - 0.5, -0.5), yticks=[], xlabel="σ")
+        beside.xaxis.set_major_locator(MaxNLocator(2))
+    sheet.scale(shades, panels, "weight")
+    subtitle = f"{run.model} · row: new head, column: head it is made of"
+    sheet.headline("Matrices that mix heads, and their singular values", subtitle)
+
+
+def alpha_matrices(run: Study) -> Matrices:
+    """The matrix of every (site, layer) that has one, from a pickle of the fork or from `alphas.csv`."""
+    if not run.has_table("alphas"):
+        keys = {key: key.split("/") for key in run.arrays if key.endswith("/alpha")}
+        if keys:
+            return {(site, int(layer)): run.arrays[key] for key, (site, layer, _) in keys.items()}
+    matrices = {}
+    layer: Any
+    for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):
+        count = run.layout[str(site)][int(layer)]
+        matrix = np.full((count, count), np.nan)
+        matrix[table["head"].to_numpy(int), table["source"].to_numpy(int)] = table["alpha"]
+        matrices[str(site), int(layer)] = matrix
+    if not matrices or not all(np.isfinite(matrix).all() for matrix in matrices.values()):
+        raise MissingTable(f"run {run.name}: alphas.csv has no complete matrix; analyse again")
+    return matrices
+
+
+def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
+    """Share of queries whose most attended key lies at each offset; positional heads are framed."""
+    shares = offset_shares(run)
+    heads, columns = run.most_heads, next(iter(shares.values())).shape[1]
+    reach = (columns - 3) // 2
+    layers = {layer for layer, histogram in shares.items() if histogram.any()} or set(shares)
+    size = (max(1.1 * columns, 12.0), heads * (1.25 if heads > 8 else 1.5))
+    panels = layer_panels(sheet, run, size, layers, bar=True, beside=7.5)
+    step = 4 if reach >= 8 else 2 if reach >= 2 else 1
+    ticks = range(-(reach // step) * step, reach + 1, step)
+    names = [f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in ticks]
+    for (site, layer), axes in panels.items():
+        shades = draw_cells(axes, shares[site, layer])
+        axes.vlines((1, columns - 1), 0, len(shares[site, layer]), color="#888888", linewidth=0.5)
+        axes.set(ylim=(heads, 0), xlabel="offset: key − query", ylabel="head")
+        number_cells(axes, y=heads)
+        axes.set_xticks([0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5], ["<", *names, ">"])
+        _frame_positional(axes, run.heads_of(site, layer), reach)
+    sheet.scale(shades, list(panels.values()), "share of queries")
+    family = head_functions()["positional"]
+    meaning = "positional head, with the offset that holds at least 90 %"
+    beyond = letters("<  >", f"offsets beyond −{reach} and +{reach}")
+    sheet.key(letters(family.glyph + family.letter, meaning), beyond)
+    sheet.headline("Offset of the most attended token", f"{run.model} · {run.data}")
+
+
+def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
+    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail.
+
+    Tails are shares of all queries, the others of those that have a key there.
+    """
+    table = run.table("positional", "offset", "count", "share")
+    of_all = table["count"] / table.groupby(["site", "layer", "head"])["count"].transform("sum")
+    seen = table["offset"][of_all >= SEEN].abs()
+    reach = int(min(max(seen.max() if len(seen) else 1, 1), REACH))
+    shares = {
+        (site, layer): np.zeros((count, 2 * reach + 3))
+        for site, counts in run.layout.items()
+        for layer, count in enumerate(counts)
+    }
+    columns = table["offset"].clip(-reach - 1, reach + 1) + reach + 1
+    shown = table["share"].where(table["offset"].abs() <= reach, of_all)
+    rows = zip(table["site"], table["layer"], table["head"], columns, shown, strict=True)
+    for site, layer, head, column, share in rows:
+        shares[site, layer][head, int(column)] += share
+    return shares
+
+
+def _frame_positional(axes: Axes, heads: pd.DataFrame, reach: int) -> None:
+    """Frame the modal cell of positional heads and write the offset beside their row."""
+    looks = {"size": rcParams["ytick.labelsize"], "ha": "left", "va": "center_baseline"}
+    for head, labels in zip(heads["head"], heads["functions"], strict=True):
+        for function in functions_of(labels):
+            if function.family.name == "positional" and function.detail.lstrip("+-").isdigit():
+                column = int(np.clip(int(function.detail), -reach - 1, reach + 1)) + reach + 1
+                axes.add_patch(Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", zorder=3))
+                axes.text(2 * reach + 3.4, head + 0.5, function.texts[0], **looks)
+
+
+def draw_relations(run: Study, sheet: Sheet, _: object) -> None:
+    """Accuracy of every head on every relation and direction, beside the best fixed offset's."""
+    table = run.table("syntactic", "relation", "label", "count", "accuracy", "baseline", "margin")
+    if not len(table):
+        raise MissingTable(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
+    best = table.groupby("label")["margin"].max().sort_values(ascending=False, kind="stable")
+    clearest = {*best.index[:RELATIONS]}
+    labels = [str(label) for label in table["label"].unique() if label in clearest]
+    note = f" · {len(best) - len(labels)} rows not shown" if len(best) > len(labels) else ""
+    sheet.headline("Accuracy of heads on syntactic relations", f"{run.model} · {run.data}{note}")
+    sheet.key(
+        letters("b", "baseline: the best fixed offset for the relation"),
+        letters("●", "head at least 10 points above the baseline, and labelled so"),
+        letters("○", "the same, but the label was withheld for lack of evidence (labels.csv)"),
+        letters(">", "from head word to dependent (verb to subject)"),
+        letters("<", "from dependent to head word"),
+    )
+    _draw_rates(run, sheet, table, labels, "accuracy")
+
+
+def draw_alignment(run: Study, sheet: Sheet, _: object) -> None:
+    """How often every head looks at the source word that belongs to a target word, by relation."""
+    table = run.table("alignment", "relation", "share", "baseline_diagonal").assign(margin=np.nan)
+    table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
+    sheet.headline("Share of positions at which heads look at the aligned word", f"{run.model} · {run.data}")
+    sheet.key(
+        letters("b", "baseline: the key on the diagonal"),
+        letters("fed", "the word that the position reads; predicted and next: the one and the two after"),
+    )
+    relations = [name for name in ("predicted", "fed", "next", "successor") if name in set(table["label"])]
+    _draw_rates(run, sheet, table, relations, "share")
+
+
+def _draw_rates(run: Study, sheet: Sheet, table: pd.DataFrame, labels: list[str], unit: str) -> None:
+    """Labels × heads of every layer."""
+    heads = run.most_heads
+    gutter = max(text_width(label, rcParams["ytick.labelsize"]) for label in labels) / em() + 2
+    size = ((heads + GAP) * 1.5, len(labels) * 1.45)
+    layers = set(zip(table["site"], table["layer"], strict=True))
+    panels = layer_panels(sheet, run, size, layers, bar=True, beside=max(gutter if len(layers) < 3 else 3.0, 2.0))
+    for (site, layer), axes in panels.items():
+        rows = table[(table["site"] == site) & (table["layer"] == layer)]
+        base = rows.drop_duplicates("label").set_index("label")["baseline"].reindex(labels).to_numpy(float)
+        draw_cells(axes, base[:, None])
+        shades = draw_cells(axes, _rates(rows, labels, heads, "accuracy"), left=GAP)
+        number_cells(axes, x=heads, left=GAP)
+        axes.text(0.5, len(labels) + 0.3, "b", size=rcParams["xtick.labelsize"], ha="center", va="top")
+        axes.set(xlim=(0, GAP + heads), xlabel="head")
+        axes.set_yticks(np.arange(len(labels)) + 0.5, labels, parse_math=False)
+        functions = run.heads_of(site, layer).set_index("head")["functions"].str.split(";")
+        for row, head in np.argwhere(_rates(rows, labels, heads, "margin") >= CLEAR - 1e-12):
+            ink = contrast(shades.to_rgba(np.ma.filled(shades.get_array(), np.nan)[row, head]))  # type: ignore[arg-type]
+            fill = ink if f"syntactic:{labels[row]}" in functions[head] else "none"
+            looks = {"markersize": 2.6, "color": ink, "markerfacecolor": fill, "markeredgewidth": 0.5}
+            axes.plot(GAP + head + 0.5, row + 0.5, "o", **looks)
+    sheet.scale(shades, list(panels.values()), unit)
+
+
+def _rates(table: pd.DataFrame, labels: list[str], heads: int, column: str) -> Array:
+    """[label h] of one column, NaN where the pair was not observed."""
+    wide = table.pivot_table(index="label", columns="head", values=column, aggfunc="last", dropna=False)
+    return wide.reindex(index=labels, columns=range(heads)).to_numpy(float)
+
+
+def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
+    """A bar for every head and one for the mean of its layer; the line at the end of a bar is the 95 % interval.
+
+    What is above a bar only the sentence says. Parts that a group takes away (the held-out share fell) are not drawn.
+    """
+    if "explained" not in run.heads:
+        raise MissingTable(f"run {run.name} has no explained shares; run `headscope analyze … --also explained` first")
+    known = run.heads.dropna(subset=["explained"])
+    if known.empty:
+        raise MissingTable(f"run {run.name}: no head has an explained share; analyse more sentences")
+    layers = set(zip(known["site"], known["layer"], strict=True))
+    size = ((run.most_heads + MEAN_GAP + 1) * 1.7, 11.0)
+    for (site, layer), axes in layer_panels(sheet, run, size, layers).items():
+        _draw_parts(axes, run.heads_of(site, layer).sort_values("head"), run.most_heads)
+    sheet.key(letters("μ", "mean of the layer"))
+    note = "share on sentences that the description was not fitted to"
+    sheet.headline("What explains each head", f"{run.model} · {run.data} · {note}")
+
+
+def _draw_parts(axes: Axes, rows: pd.DataFrame, heads: int) -> None:
+    places = np.array([*rows["head"], heads + MEAN_GAP], dtype=float)
+    known = np.isfinite(rows["explained"].to_numpy(float))  # without a share of the whole there are no parts
+    drawn = np.append(known, known.any())
+    axes.bar(places[drawn], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
+    height, parts = np.zeros(len(places)), {}
+    for group, (words, color) in PARTS.items():
+        values = rows.get(f"explained_{group}", pd.Series(0.0, index=rows.index)).astype(float).where(known)
+        part = np.minimum(np.nan_to_num([*values, values.mean()]).clip(min=0), 1 - height)
+        parts[words] = color, part
+        height = height + part
+    draw_bars(axes, places, parts)
+    low, high = (rows[f"explained_{end}"].to_numpy(float).clip(0, 1) for end in ("low", "high"))
+    axes.vlines(places[:-1][known], low[known], high[known], color="black", linewidth=0.7)
+    step = next(step for step in (1, 2, 5, 10, 20, 50) if heads / step <= 12 or step == 50)
+    shown = range(0, heads, step)
+    axes.set_xticks([*shown, places[-1]], [*map(str, shown), "μ"])
+    axes.set(xlim=(-0.5, heads + MEAN_GAP + 0.5), ylim=(0, 1), yticks=[0, 0.5, 1], xlabel="head", ylabel="share")

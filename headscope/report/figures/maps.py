@@ -1,0 +1,297 @@
+"""Layers × heads maps: measures with marks of functions (figure 1 of Voita et al. 2019), functions, and two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, to_hex, to_rgb
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from headscope.config import option
+from headscope.config.declarations import head_functions, measure_of, overview_measures
+from headscope.description.sentences import leading_group
+from headscope.errors import ConfigError
+from headscope.report import charts
+from headscope.report.charts import Grid, draw_grid, grid_entries, grids_of
+from headscope.report.comparison import StudyComparison, compared_measure
+from headscope.report.figures.layers import PARTS
+from headscope.report.marks import Function, contrast, fit
+from headscope.report.registry import RUN, RUNS, PlotFigure
+from headscope.report.sheet import BAR, BESIDE, GREY, PALE, Sheet, swatch
+from headscope.results.study import Study
+from headscope.results.study_answers import importance_label, main_importance
+
+LINES, BANDS = 3, 4  # functions of one head that are written out at most, as text and as bands
+COUNTS, SCATTER = 14.0, 20.0  # ems of the bars beside a map, and of a side of a scatter
+SHADE = 0.38  # of the colour of what explains a head without a function
+SEVERAL, SEVERAL_COLOR = "several functions", "#555555"
+QUANTILES = 101
+Grounds = Mapping[tuple[int, int], tuple[str, str]]
+"""By layer and head what explains most of a head, in words, and its shade."""
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """Options of the figure."""
+
+    measure: tuple[str, ...] = option(
+        (), "Column of heads.csv; repeat it for several maps.", metavar="NAME", repeat=True
+    )
+    sort: bool = option(False, "Sort the heads of each layer by the measure.")
+    range: tuple[float, ...] = option(
+        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
+    )
+    unsupported: bool = option(False, "Also mark functions that lack evidence, in brackets.")
+
+
+def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
+    """A grid for every measure and site; colours go over the range that the measure declares, or over `range`.
+
+    Sites of which no head has a value are left out. With `unsupported` functions that lack evidence are in brackets.
+    """
+    chosen = [run.require(name) for name in options.measure] if options.measure else shown_measures(run)
+    whole = {name: grids_of(run, name, sort=options.sort, unsupported=options.unsupported) for name in chosen}
+    by_measure = {name: [grid for grid in own if np.isfinite(grid.values).any()] or own for name, own in whole.items()}
+    grids = [grid for own in by_measure.values() for grid in own]
+    lines = min(max(grid.busiest for grid in grids), LINES) + options.sort
+    titles = [f"{measure_of(name).words} · {grid.site}" for name, own in by_measure.items() for grid in own]
+    starts = {*map(int, np.cumsum([len(own) for own in by_measure.values()]))}
+    several, sizes = min(starts) > 1, [grid.size(lines) for grid in grids]  # sites
+    own_lines = {"starts": starts, "bar": True} if several else {"beside": BESIDE + BAR}
+    panels = iter(sheet.panels(titles, sizes, share="", **own_lines))  # type: ignore[arg-type]
+    for name, own in by_measure.items():
+        measure, places, values = measure_of(name), [next(panels) for _ in own], [grid.values for grid in own]
+        norm = charts.measure_limits(measure, values, options.range)
+        for axes, grid in zip(places, own, strict=True):
+            shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm, lines=lines, ranks=options.sort)
+        sheet.scale(shades, places, importance_label(run, measure), values)
+    sheet.key(*grid_entries(grids))
+    shown = ", ".join(measure_of(name).words for name in chosen)
+    sheet.headline(f"Attention heads: {shown}", f"{run.model} · {run.data}")
+
+
+def shown_measures(run: Study) -> list[str]:
+    """The importance that says which heads matter, else the standard measures; ConfigError where there are none."""
+    main = main_importance(run)
+    if main and main.name in run.measures:
+        return [main.name]
+    measures = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
+    if not measures:
+        raise ConfigError(f"run {run.name} has no measure to draw; analyse again without --only or --skip")
+    return measures
+
+
+HEADS = PlotFigure(
+    "heads",
+    "Layers × heads maps of measures, with the functions of the heads; also of the MHR fork's confidence files.",
+    draw_heads,
+    Options=HeadsOptions,
+    source=replace(
+        RUNS, metavar="RUN|PICKLE", help="Directories of runs, pickles of runs, or pickles that the MHR fork wrote."
+    ),
+    from_pickle="headscope.report.fork:confidence_run",
+    every_run=True,
+    order=10,
+)
+
+
+@dataclass(frozen=True)
+class FunctionsOptions:
+    """Options of the figure."""
+
+    unsupported: bool = option(False, "Also draw functions that lack evidence, hollow; they count in no bar.")
+
+
+def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
+    """A cell per head, a coloured band per function; beside it the heads per layer by function, each counted once.
+
+    Of a run with `explained` heads without a function have the shade of what explains most of them. With `unsupported`
+    functions that lack evidence have hollow bands; the bars do not count them. Sites without heads are left out.
+    """
+    whole = grids_of(run, unsupported=options.unsupported)
+    grids = [grid for grid in whole if grid.heads.size] or whole
+    lines = min(max(grid.busiest for grid in grids), BANDS)
+    counts = COUNTS if sheet.style.width is None or sheet.style.width > 5 else COUNTS / 2
+    sizes = [size for wide, tall in (grid.size(lines) for grid in grids) for size in ((wide, tall), (counts, tall))]
+    panels = sheet.panels([title for grid in grids for title in (grid.site, "")], sizes, group=2, share="")
+    shades: dict[str, str] = {}
+    for axes, bars, grid in zip(panels[::2], panels[1::2], grids, strict=True):
+        own = _grounds(run, grid)
+        shades |= dict(own.values())
+        draw_grid(sheet, axes, grid, lines=lines, marks=False)
+        sheet.later.append(lambda axes=axes, grid=grid, own=own: _draw_heads(axes, grid, own))  # type: ignore[misc]
+        _draw_counts(bars, grid)
+        bars.set_ylim(axes.get_ylim())
+    longest = max([1.0, *(bars.dataLim.x1 for bars in panels[1::2])])
+    for bars in panels[1::2]:
+        bars.set_xlim(0, longest)
+    words = [word for word, _ in PARTS.values() if word in shades]
+    grounds = [swatch(shades[word], f"no function found; mostly explained by {word}") for word in words]
+    none = swatch(PALE, "no function found" + ", less than half explained" * bool(shades))
+    sheet.key(*grid_entries(grids, *grounds, none, colored=True))
+    sheet.headline("Functions of attention heads", f"{run.model} · {run.data}")
+
+
+def _grounds(run: Study, grid: Grid) -> Grounds:
+    """Of heads of which a description says at least half, and which have no function with evidence."""
+    found = {}
+    for row in run.heads[run.heads["site"] == grid.site].to_dict("records"):
+        layer, head = int(row["layer"]), int(row["head"])
+        if (group := leading_group(row)) and all(function.hollow for function in grid.functions[layer][head]):
+            word, color = PARTS[group]
+            red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
+            found[layer, head] = word, to_hex((red, green, blue))
+    return found
+
+
+def _draw_heads(axes: Axes, grid: Grid, grounds: Grounds) -> None:
+    for (layer, slot), (_, color) in grounds.items():
+        axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=color, edgecolor="white"))
+    for layer, row in enumerate(grid.functions):
+        for slot, functions in enumerate(row):
+            _draw_bands(axes, slot, layer, functions)
+
+
+def _draw_bands(axes: Axes, x: int, y: int, functions: Sequence[Function]) -> None:
+    shown = functions if len(functions) <= BANDS else functions[: BANDS - 1]
+    bands = max(len(shown) + (len(shown) < len(functions)), 1)
+    width, size = charts.cell_inches(axes)[0] * 0.95, rcParams["xtick.labelsize"]
+    looks = {"size": size, "ha": "center", "va": "center_baseline"}
+    for number, function in enumerate(shown):
+        top, color, ink = y + number / bands, function.family.color, "black"
+        if function.hollow:
+            inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
+            axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color))
+        else:
+            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
+            ink = contrast(color)
+        axes.text(x + 0.5, top + 0.5 / bands, fit(function, width, size), color=ink, **looks)
+    if len(shown) < len(functions):
+        axes.text(x + 0.5, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", **looks)
+
+
+def _draw_counts(axes: Axes, grid: Grid) -> None:
+    """Stacked bars in line with the rows of the map; the key has the colours of the map already."""
+    rows = [[{function.family for function in cell if not function.hollow} for cell in row] for row in grid.functions]
+    families = {family for row in rows for cell in row for family in cell}
+    known = list(head_functions().values())
+    order = sorted(families, key=lambda family: (known.index(family) if family in known else len(known), family.name))
+    parts = {f"_{family.name}": (family.color, [row.count({family}) for row in rows]) for family in order}
+    parts[SEVERAL] = SEVERAL_COLOR, [sum(len(cell) > 1 for cell in row) for row in rows]
+    charts.draw_bars(axes, np.arange(len(rows)) + 0.5, parts, width=0.62, level=True)
+    axes.set(yticks=[], xlabel="heads")
+    axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.spines["bottom"].set_visible(False)
+
+
+FUNCTIONS = PlotFigure(
+    "functions",
+    "Which function each head has, and how many heads of each layer have it.",
+    draw_functions,
+    Options=FunctionsOptions,
+    every_run=True,
+    order=20,
+)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of the figure."""
+
+    measure: str = option(
+        "", "Column of heads.csv; default: which heads matter if both runs say it, else confidence.", metavar="NAME"
+    )
+    range: tuple[float, ...] = option(
+        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
+    )
+
+
+def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions) -> None:
+    """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
+
+    Both maps go over the range that the measure declares, or over `range`. Sites that have no value in either run, or
+    no head in one of them, are left out.
+    """
+    first, second = runs
+    column = first.require(second.require(options.measure or compared_measure(first, second) or "confidence"))
+    measure, pairs = measure_of(column), _pairs(first, second, column)
+    grids = [grid for pair in pairs for grid in pair]
+    norm = charts.measure_limits(measure, [grid.values for grid in grids], options.range)
+    differences = {
+        a.site: replace(b, values=b.values - a.values)
+        for a, b in pairs
+        if first.layout[a.site] == second.layout[a.site]
+    }
+    around = charts.value_limits([grid.values for grid in differences.values()], centred=True)
+    titles, sizes, starts = list[str](), list[tuple[float, float]](), set[int]()
+    for a, b in pairs:
+        starts.add(len(titles))
+        maps = [("A", a), ("B", b), *([("B − A", differences[a.site])] if a.site in differences else [])]
+        titles += [*(f"{name} · {grid.site}" for name, grid in maps), ""]
+        sizes += [*(grid.size() for _, grid in maps), (SCATTER, max(a.size()[1], 15.0))]
+    panels = iter(sheet.panels(titles, sizes, starts=starts, beside=BESIDE + BAR, share=""))
+    for a, b in pairs:
+        for grid in (a, b):
+            axes = next(panels)
+            shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm)
+            sheet.scale(shades, [axes], importance_label(first, measure), [grid.values])
+        if a.site in differences:
+            axes = next(panels)
+            shades = draw_grid(sheet, axes, differences[a.site], cmap="RdBu_r", norm=around, marks=False)
+            sheet.scale(shades, [axes], f"difference in {measure.label}")
+        axes = next(panels)
+        sheet.name_panel(axes, _draw_scatter(axes, a, b, norm, paired=a.site in differences))
+    sheet.key(*grid_entries(grids))
+    names = (f"{side} {run.name}: {run.model} · {run.data}" for side, run in zip("AB", runs, strict=True))
+    sheet.headline(f"Two runs: {measure.words} per head", "\n".join(names))
+
+
+def _pairs(first: Study, second: Study, measure: str) -> list[tuple[Grid, Grid]]:
+    one, other = ({grid.site: grid for grid in grids_of(run, measure) if grid.values.size} for run in (first, second))
+    pairs = [(one[site], other[site]) for site in one if site in other]
+    if not pairs:
+        raise ConfigError(f"runs {first.name} and {second.name} share no site: {', '.join(one)} and {', '.join(other)}")
+    return [pair for pair in pairs if any(np.isfinite(grid.values).any() for grid in pair)] or pairs
+
+
+def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize, *, paired: bool) -> str:
+    """Head against head where the layouts agree, else percentile against percentile; which of them, as a title."""
+    x, y = a.values.ravel(), b.values.ravel()
+    title = "head against head" if paired else "percentiles (layouts differ)"
+    if paired:
+        known = np.isfinite(x) & np.isfinite(y)
+        x, y = x[known], y[known]
+        if len(x) >= 3 and np.ptp(x) and np.ptp(y):
+            title += f", r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")
+    else:
+        steps = np.linspace(0, 1, QUANTILES)
+        x, y = (np.nanquantile(side, steps) if np.isfinite(side).any() else steps * np.nan for side in (x, y))
+    low, high = float(limits.vmin or 0), float(limits.vmax or 0)
+    ends = low - (high - low) * 0.05, high + (high - low) * 0.05
+    axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)
+    axes.scatter(x, y, s=9, color="#0072b2", alpha=0.65, linewidths=0, zorder=2)
+    axes.set(xlim=ends, ylim=ends, xlabel="A", ylabel="B")
+    axes.locator_params(nbins=5)
+    return title
+
+
+def compare(runs: Sequence[Study], options: CompareOptions) -> StudyComparison:
+    """What the figure's command says."""
+    return StudyComparison(runs, measure=options.measure)
+
+
+COMPARE = PlotFigure(
+    "compare",
+    "Two runs side by side: both maps, their difference, and head against head.",
+    draw_comparison,
+    Options=CompareOptions,
+    source=RUN,
+    runs=2,
+    answers="headscope.report.figures.maps:compare",
+    order=300,
+)
