@@ -17,7 +17,7 @@ from headscope.config import AnalyzeOptions
 from headscope.engine.plan import chosen_analyses
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.report.page.heads import facts
+from headscope.report.page.write import facts
 from headscope.results.study import Study
 from tests.oracles import patching, prompts, speakers
 from tests.oracles.patching import Eager
@@ -77,7 +77,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     (answer,) = [answer for answer in Study.open(out).answers() if answer.question == "Which heads the answers need"]
     assert answer.heads[:1] in ((f"decoder-self.{head['layer']}.{head['head']}",), ())
     assert Study.open(out).data == f"clean.txt, {prompts.COUNT} sentences"
-    assert facts(Study.open(out))["answers"] == str(files["answer"])
+    assert facts(Study.open(out))["answer"] == str(files["answer"])
     assert (
         command("plot", "attention", out, "--index", 1, "--heads", "decoder-self.0.*", "--out", tmp_path / "a.png")[0]
         == 0

@@ -23,7 +23,7 @@ import headscope as hs
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
 from headscope.report.page.heads import examples_data, window
-from headscope.report.page.write import Report, data_json, gather, image_html, page_html, write_page
+from headscope.report.page.write import Report, gather, image_html, page_html, write_page
 from headscope.results.answer import number_text
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
@@ -296,7 +296,6 @@ def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="--force"):
         write_page([run], tmp_path / "page.html", force=False)
-    assert data_json({"a": "</script>&"}) == '{"a":"\\u003c/script\\u003e\\u0026"}'
     assert "<title>nothing" in page_html(Report("nothing"))
 
 
@@ -346,7 +345,7 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     add_descriptions(run)
     html, data, _ = page_of(run)
     heads = data["runs"][0]["heads"]
-    assert [head["said"] for head in heads[:2]] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
+    assert [head["sentence"] for head in heads[:2]] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
     assert [part[2:] for part in heads[0]["bar"]] == [  # what a group takes away is not drawn
         ["0.5", "0.0", "50.0"], ["0.05", "50.0", "5.0"], ["0.2", "55.0", "20.0"],
     ]  # fmt: skip

@@ -167,7 +167,7 @@ def test_a_card_has_sentence_examples_importance_and_attention(reader: Reader, r
     assert reader.text("#card h3") == "cross.1.0"
     table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False).set_index(["site", "layer", "head"])
     row = table.index.get_loc(("cross", 1, 0))
-    assert reader.text("#card .said") == f"does what head {row} does"
+    assert reader.text("#card .sentence") == f"does what head {row} does"
     assert number_text(table["ablation"].to_numpy()[row]) in page.get_by_label("Importance", exact=True).inner_text()
     assert page.locator("#card .example").first.inner_text().startswith("w0 w1 w2 w3 w4 w5 w6 → w2 w3")
     assert page.locator("#card .example b").first.inner_text() == "w3"

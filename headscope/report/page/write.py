@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from headscope.report.comparison import StudyComparison
 from headscope.report.figures.layers import PARTS
 from headscope.report.fork import read_run
 from headscope.report.marks import contrast
-from headscope.report.page.heads import facts, marks, run_data
+from headscope.report.page.heads import marks, run_data
 from headscope.report.registry import find_figure, plot_figures
 from headscope.report.styles import FigureStyle, check_page, number_same
 from headscope.results.answer import Answer
@@ -37,13 +36,16 @@ from headscope.results.removal import KINDS, RECORD, Removal
 from headscope.results.result import CONTROL
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
-from headscope.results.sweep import open_pruned
+from headscope.results.sweep import Sweep, open_pruned
 from headscope.results.training import Training, training_answers
 from headscope.version import VERSION
 
 LIVE = "functions"
 """The figure that the page has as a map to choose heads from."""
 LONG = re.compile(r"(\d\.\d\d)\d+")
+HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
+NAMING, FIRST_NAMES = ("head", "which"), ("the clearest",)
+"""Columns of answers that name heads, and those whose first word names one."""
 
 
 @dataclass
@@ -77,37 +79,27 @@ class Report:
             sections.setdefault(block.section, []).append(block)
         return sections
 
-    @property
-    def data(self) -> dict[str, Any]:
-        """What the script reads."""
-        heads = [head for run in self.runs for head in run["heads"]]
-        labels, colors = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
-        return {"runs": self.runs, "labels": labels, "colors": dict(colors.values())}
 
-
-def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
+def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
     """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
 
     Studies in memory may be among the runs of `analyze`. `names` replace those of the directories, where all are
     analysis runs. RunError for a directory that is no run.
     """
-    runs: dict[str, list[Any]] = {"analysis": [], "pruning": [], "removal": [], "training": []}
-    for run in given:
-        runs["analysis" if isinstance(run, Study) else kind_of(run)].append(run)
-    studies = [read_run(run) if isinstance(run, Path) else run for run in runs["analysis"]]
-    results: list[Any] = [
-        *map(Removal.open, runs["removal"]),
-        *(open_pruned(runs["pruning"]) if runs["pruning"] else []),
-        *map(Training.open, runs["training"]),
-    ]
-    shown = [
-        run_data(study, name)
-        for study, name in zip(studies, names or number_same([study.name for study in studies]), strict=True)
-    ]
-    titles = [study.model for study in studies] or [
-        result.folder.resolve().name if isinstance(result, Removal) else result.name for result in results
-    ]
-    blocks = [*study_blocks(studies, shown), *other_blocks(results)]
+    by_kind: dict[str, list[Any]] = {"analysis": [], "pruning": [], "removal": [], "training": []}
+    for run in runs:
+        by_kind["analysis" if isinstance(run, Study) else kind_of(run)].append(run)
+    studies = [read_run(run) if isinstance(run, Path) else run for run in by_kind["analysis"]]
+    removals, trainings = (
+        list(map(cls.open, by_kind[kind])) for cls, kind in ((Removal, "removal"), (Training, "training"))
+    )
+    sweeps = open_pruned(by_kind["pruning"])
+    named = names or number_same([study.name for study in studies])
+    shown = [run_data(study, name) for study, name in zip(studies, named, strict=True)]
+    titles = [study.model for study in studies]
+    titles = titles or [removal.folder.resolve().name for removal in removals]
+    titles += [run.name for run in (*sweeps, *trainings)] if not studies else []
+    blocks = [*study_blocks(studies, shown), *pruning_blocks(removals, sweeps), *training_blocks(trainings)]
     return Report(", ".join(dict.fromkeys(titles)) or "nothing", studies, shown, blocks)
 
 
@@ -151,20 +143,22 @@ def study_blocks(studies: Sequence[Study], shown: Sequence[Mapping[str, Any]]) -
         yield PageBlock("Figures", title, (), [image for figure in wanted for image in draw(figure, [study])])
 
 
-def other_blocks(results: Sequence[Any]) -> Iterator[PageBlock]:
-    """Verdicts of removals first; then of every sweep its conclusions, its cells and what it costs where; trainings."""
-    histories = [result for result in results if isinstance(result, Training)]
-    for result in results:
-        if isinstance(result, Removal):
-            yield PageBlock("Pruning", result.folder.resolve().name, result.answers())
-        elif not isinstance(result, Training):
-            kinds = [*(["quality"] if result.measured else []), "sites", *(["gates"] if result.gates else [])]
-            drawn = [image for kind in kinds for image in draw("pruning", [result], figure=kind)]
-            yield PageBlock("Pruning", result.name, result.answers(), drawn)
-    if histories:
-        answers = [answer for run in histories for answer in run.answers()]
-        answers += training_answers(histories, number_same([run.name for run in histories]))
-        yield PageBlock("Training", "", answers, draw("training", histories))
+def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iterator[PageBlock]:
+    """Verdicts of removals; then of every sweep its conclusions, its cells and what it costs where."""
+    for removal in removals:
+        yield PageBlock("Pruning", removal.folder.resolve().name, removal.answers())
+    for sweep in sweeps:
+        kinds = [*(["quality"] if sweep.measured else []), "sites", *(["gates"] if sweep.gates else [])]
+        drawn = [image for kind in kinds for image in draw("pruning", [sweep], figure=kind)]
+        yield PageBlock("Pruning", sweep.name, sweep.answers(), drawn)
+
+
+def training_blocks(runs: Sequence[Training]) -> Iterator[PageBlock]:
+    """All trainings together."""
+    if runs:
+        answers = [answer for run in runs for answer in run.answers()]
+        answers += training_answers(runs, number_same([run.name for run in runs]))
+        yield PageBlock("Training", "", answers, draw("training", runs))
 
 
 def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
@@ -190,11 +184,6 @@ def image_html(figure: Any, title: str) -> Markup:
     return Markup('<img src="data:image/svg+xml,{}" alt="{}">').format(address, title)
 
 
-HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
-NAMING, FIRST_NAMES = ("head", "which"), ("the clearest",)
-"""Columns of answers that name heads, and those whose first word names one."""
-
-
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:
     """Read runs and write the page about them; `names` replace those of analysis runs' directories.
 
@@ -209,7 +198,7 @@ def write_removal_page(folder: Path, name: str) -> Path:
     tried = open_pruned([folder / "sizes"]) if (folder / "sizes").is_dir() else []
     sizes = [replace(run, name="Sizes that were tried") for run in tried]
     removal = Removal(Removal.open(folder).record, Path(name))
-    return save_page(Report(name, blocks=list(other_blocks([removal, *sizes]))), folder / "page.html")
+    return save_page(Report(name, blocks=list(pruning_blocks([removal], sizes))), folder / "page.html")
 
 
 def save_page(report: Report, out: Path) -> Path:
@@ -221,8 +210,9 @@ def save_page(report: Report, out: Path) -> Path:
 
 def page_html(report: Report) -> str:
     """The whole page."""
-    data = report.data
-    colors = data.pop("colors") | {f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}
+    heads = [head for run in report.runs for head in run["heads"]]
+    labels, families = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
+    colors = dict(families.values()) | {f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}
     colors |= {f"s{step}": to_hex(colormaps["viridis"](step / 8)) for step in range(9)}
     style = asset("page.css") + "".join(
         f".{name} {{ background: {color}; color: {contrast(color)}; fill: {color}; }}\n"
@@ -238,14 +228,14 @@ def page_html(report: Report) -> str:
         .get_template("page.html")
         .render(
             report=report,
-            marks=lambda labels: [data["labels"][label] for label in labels],
+            marks=lambda own: [labels[label] for label in own],
             measures=_definitions(report),
             facts=[(study, run["name"], facts(study)) for study, run in zip(report.studies, report.runs, strict=True)],
             policy=policy,
             version=VERSION,
             style=Markup(style),
             script=Markup(script),
-            data=Markup(data_json(data)),
+            data={"runs": report.runs, "labels": labels},
         )
     )
 
@@ -261,6 +251,7 @@ def _environment() -> Environment:
         finalize=lambda value: CONTROL.sub("\ufffd", value) if type(value) is str else value,
     )
     environment.filters |= {"cell": cell_html, "prose": prose_html}
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment
 
 
@@ -274,12 +265,13 @@ def digest(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
 
 
-def data_json(data: Mapping[str, object]) -> str:
-    """JSON that ends no element: without a `<`, `>` or `&`."""
-    content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for letter in "<>&\u2028\u2029":
-        content = content.replace(letter, f"\\u{ord(letter):04x}")
-    return content
+def facts(study: Study) -> dict[str, str]:
+    """What a reader of the page may want to know of the run: texts and numbers of its record."""
+    record = study.record
+    known = {**(record.get("checkpoint") or {}), **(record.get("data") or {}), **record, "signature": ""}
+    known["command"] = " ".join(map(str, record.get("command") or ()))
+    texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in known.items() if value}
+    return {name: str(text) for name, text in texts.items() if isinstance(text, str) or type(text) is int}
 
 
 def _definitions(report: Report) -> dict[str, tuple[list[str], list[str]]]:
@@ -288,20 +280,15 @@ def _definitions(report: Report) -> dict[str, tuple[list[str], list[str]]]:
     for measure in (measure for run in report.runs for measure in run["measures"]):
         if measure["name"] in declared:
             analysis = declared[measure["name"]][0]
-            titles, _ = found.setdefault(analysis.name, ([], without_code(analysis.about).split("\n\n")))
+            titles, _ = found.setdefault(analysis.name, ([], analysis.about.split("\n\n")))
             if measure["title"] not in titles:
                 titles.append(measure["title"])
     return found
 
 
-def without_code(about: str) -> str:
-    """A definition in which modules go by the last parts of their paths."""
-    return re.sub(r"`headscope\.(?:\w+\.)*(\w+)`", r"`\1`", about)
-
-
 def prose_html(text: str) -> Markup:
-    """Text in which `names` stand in code and *words* are stressed."""
-    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(CONTROL.sub("\ufffd", text))))
+    """Text in which `names` stand in code, without the packages that they are in, and *words* are stressed."""
+    html = re.sub(r"`(?:headscope\.(?:\w+\.)*)?([^`]+)`", r"<code>\1</code>", str(escape(CONTROL.sub("\ufffd", text))))
     return Markup(re.sub(r"\*(\w+)\*", r"<em>\1</em>", html))
 
 

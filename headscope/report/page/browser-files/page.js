@@ -165,7 +165,7 @@ function showCard() {
   }, words);
   const known = run.measures.filter((measure) => measure.texts[state.head]);
   put(find('card'), make('h3', {}, head.short), make('p', {}, chips(head)),
-    head.said ? make('p', { class: 'said', dir: 'auto' }, head.said) : null, bar(head),
+    head.sentence ? make('p', { class: 'sentence', dir: 'auto' }, head.sentence) : null, bar(head),
     head.need.length ? table('Importance', ['importance', 'value', '95 %', 'place'], head.need) : null,
     head.joint.map((line) => make('p', {}, line)),
     head.examples?.length ? part('Sharpest queries, underlined, and their keys', head.examples.map(example)) : null,
@@ -286,8 +286,8 @@ function showTable() {
   const run = current();
   const words = find('filter').value.toLowerCase().split(/\s+/).filter(Boolean);
   const columns = columnsOf(run);
-  const described = run.heads.some((head) => head.said);
-  const text = (head) => [head.name, ...head.labels, ...rolesOf(head), head.said || ''].join(' ').toLowerCase();
+  const described = run.heads.some((head) => head.sentence);
+  const text = (head) => [head.name, ...head.labels, ...rolesOf(head), head.sentence || ''].join(' ').toLowerCase();
   const sorted = columns.find((column) => column.name === sorting.key);
   const orders = {
     functions: (a, b) => (rolesOf(run.heads[b]).join() > rolesOf(run.heads[a]).join() ? -1 : 1) || a - b,
@@ -304,7 +304,7 @@ function showTable() {
   put(find('rows').tBodies[0], first.map((place) => {
     const head = run.heads[place];
     return make('tr', { 'data-head': place, class: place === state.head ? 'chosen' : null }, make('th', { scope: 'row' }, headLink(head.name, head.short)),
-      make('td', {}, head.labels.length ? chips(head) : null), described ? make('td', { class: 'said', dir: 'auto' }, head.said) : null,
+      make('td', {}, head.labels.length ? chips(head) : null), described ? make('td', { class: 'sentence', dir: 'auto' }, head.sentence) : null,
       columns.map((column) => make('td', { class: 'number', title: column.ends[place] ? `95 %: ${column.ends[place]}` : null }, column.texts[place])));
   }));
 }
@@ -331,7 +331,7 @@ function match(head, query) {
   const names = [head.short, head.name, head.place.slice(1).join('.')].map((name) => name.toLowerCase());
   if (names.includes(query)) return 0;
   if (names.some((name) => name.startsWith(query))) return 1;
-  return [...rolesOf(head), ...head.labels, head.said || ''].join(' ').toLowerCase().includes(query) ? 2 : null;
+  return [...rolesOf(head), ...head.labels, head.sentence || ''].join(' ').toLowerCase().includes(query) ? 2 : null;
 }
 
 function startSearch() {
@@ -363,7 +363,7 @@ function startSearch() {
     heads.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
     const sections = [...document.querySelectorAll('nav a')].filter((link) => link.textContent.toLowerCase().includes(query));
     found = [
-      ...heads.map(([, place, head]) => ({ words: head.short, more: rolesOf(head).join(', ') || head.said || 'none found', go: () => select(state.run, place, true) })),
+      ...heads.map(([, place, head]) => ({ words: head.short, more: rolesOf(head).join(', ') || head.sentence || 'none found', go: () => select(state.run, place, true) })),
       ...sections.map((link) => ({ words: link.textContent, more: 'section', go: () => link.click() })),
     ].slice(0, MOST);
     put(list, found.length ? found.map(({ words, more }, place) => make('li', { id: `found-${place}`, role: 'option', mousedown: (event) => { event.preventDefault(); go(place); } }, words, make('span', { class: 'quiet' }, ` ${more}`)))
