@@ -240,10 +240,7 @@ class Grid:
 
 
 def grids_of(run: Study, measure: str | None = None, *, sort: bool = False, unsupported: bool = False) -> list[Grid]:
-    """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest.
-
-    With `unsupported` heads also have the functions that lack evidence, hollow.
-    """
+    """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest."""
     grids = []
     for site, counts in run.layout.items():
         slots = max(counts, default=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,13 +53,9 @@ class StudyComparison(Result):
         if not self.measure:
             return heads
         difference = heads[f"{self.measure}:B"] - heads[f"{self.measure}:A"]
-        widths = [
-            heads[f"{self.measure}_high:{run}"] - heads[f"{self.measure}_low:{run}"]
-            for run in "AB"
-            if f"{self.measure}_low:{run}" in heads
-        ]
-        both = len(widths) == 2
-        error = (widths[0] ** 2 + widths[1] ** 2) ** 0.5 / (2 * QUANTILE) if both else difference * np.nan
+        ends = [(f"{self.measure}_low:{run}", f"{self.measure}_high:{run}") for run in "AB"]
+        widths = [heads[high] - heads[low] if low in heads else difference * np.nan for low, high in ends]
+        error = (widths[0] ** 2 + widths[1] ** 2) ** 0.5 / (2 * QUANTILE)
         p = 2 * norm.sf((difference / error.where(error > 0)).abs())
         return heads.assign(difference=difference, p=p, p_adjusted=adjust(p))
 
@@ -79,46 +75,41 @@ class StudyComparison(Result):
 
     def answers(self) -> list[Answer]:
         """What changed most, which roles, and whether measures order the heads alike."""
-        one = self.first.model == self.second.model
-        runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in self._named)
+        one, named = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
+        runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in named)
         answers = [Answer("", f"{self.first.model}: " * one + " against ".join(runs))]
         parts = (self._differences, self._changed_roles, self._orders) if self.sites else ()
         found = [answer for part in (*parts, self._other_layouts) for answer in part()]
         return sorted([*answers, *found], key=lambda answer: answer.detail)
 
-    @property
-    def _named(self) -> Iterator[tuple[str, Study]]:
-        return zip(self.names, (self.first, self.second), strict=True)
-
     def _differences(self) -> Iterator[Answer]:
-        heads = self.tables["heads"]
         if not self.measure:
             return
-        heads = heads.dropna(subset=["difference"]).sort_values("difference", key=abs, ascending=False, kind="stable")
+        heads = self.tables["heads"].dropna(subset=["difference"])
+        heads = heads.sort_values("difference", key=abs, ascending=False, kind="stable")
         columns = ("head", *self.names, f"{self.names[1]} − {self.names[0]}", "adjusted p")
         numbers = [f"{self.measure}:A", f"{self.measure}:B", "difference"]
-        rows = {
-            str(HeadId.of_row(row)): (*(number_text(row[name], 2) for name in numbers), _p_text(row["p_adjusted"]))
+        rows = [
+            (HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), _p_text(row["p_adjusted"]))
             for row in heads.to_dict("records")
-        }
+        ]
         tested = heads["p_adjusted"].dropna()
         tests = (
             f"{(tested <= LEVEL).sum()} of {counted(len(tested), 'head')} differ (adjusted p of at most {LEVEL:g}, "
             "runs taken as independent samples)"
         )
         question = f"Which heads differ most in {measure_of(self.measure).words}"
-        yield from self._of_heads(question, tests if len(tested) else "no intervals to test by", columns, rows)
+        yield from self._shown(question, tests if len(tested) else "no intervals to test by", columns, rows)
 
     def _changed_roles(self) -> Iterator[Answer]:
         heads = self.tables["heads"]
-        roles = [[_roles(cell) for cell in heads[f"functions:{run}"]] for run in "AB"]
-        rows = {
-            str(HeadId.of_row(row)): tuple(", ".join(own) or NONE for own in (one, other))
-            for row, one, other in zip(heads.to_dict("records"), *roles, strict=True)
-            if set(one) != set(other)
-        }
+        rows = []
+        for row in heads.to_dict("records"):
+            one, other = (_roles(row[f"functions:{run}"]) for run in "AB")
+            if set(one) != set(other):
+                rows.append((HeadId.of_row(row), *(", ".join(own) or NONE for own in (one, other))))
         text = f"{len(rows):,} of {counted(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
-        yield from self._of_heads("Which heads changed role", text, ("head", *self.names), rows)
+        yield from self._shown("Which heads changed role", text, ("head", *self.names), rows)
 
     def _orders(self) -> Iterator[Answer]:
         rows = [
@@ -132,44 +123,43 @@ class StudyComparison(Result):
         ]
         if rows:
             columns = ("measure", "Spearman", "95 %", f"{self.names[1]} − {self.names[0]}, mean")
-            hidden = len(rows) - SHOWN
-            text = f"the least alike of {len(rows)} measures" if hidden > 0 else ""
-            yield from _shown("Do they order the heads alike", text, columns, rows)
+            text = f"the least alike of {len(rows)} measures" if len(rows) > SHOWN else ""
+            yield from self._shown("Do they order the heads alike", text, columns, rows)
 
     def _other_layouts(self) -> Iterator[Answer]:
         """Means over the heads of sites whose layouts differ."""
         others = [site for site in self.first.layout if site not in self.sites]
-        if not others:
-            return
         rows = []
         for site in (site for site in others if site in self.second.layout):
-            own, other = (study.heads.loc[study.heads["site"] == site, self.shared].mean() for _, study in self._named)
-            rows += [
-                (site, measure_of(name).label, number_text(own[name]), number_text(other[name]))
-                for name in self.shared
-                if np.isfinite(own[name]) and np.isfinite(other[name])
-            ]
-        text = f"the layouts of {', '.join(others)} differ: no head there is compared"
-        for answer in _shown("Means over heads", text, ("site", "measure", *self.names), rows):
-            yield replace(answer, caution=not answer.detail)
+            heads = [study.heads.loc[study.heads["site"] == site, self.shared] for study in (self.first, self.second)]
+            for name, means in pd.concat([table.mean() for table in heads], axis=1).dropna().iterrows():
+                rows.append((site, measure_of(str(name)).label, *map(number_text, means)))
+        if others:
+            text = f"the layouts of {', '.join(others)} differ: no head there is compared"
+            yield from self._shown("Means over heads", text, ("site", "measure", *self.names), rows, caution=True)
 
-    def _of_heads(
-        self, question: str, text: str, columns: tuple[str, ...], cells: Mapping[str, tuple[str, ...]]
+    def _shown(
+        self,
+        question: str,
+        text: str,
+        columns: tuple[str, ...],
+        rows: Sequence[tuple[Any, ...]],
+        *,
+        caution: bool = False,
     ) -> Iterator[Answer]:
-        rows = [(self.first.short_name(head), *own) for head, own in cells.items()]
-        for answer in _shown(question, text, columns, rows):
-            yield replace(answer, heads=tuple(cells)[: len(answer.table.rows)] if answer.table else ())
+        """The first rows, and where there are more all of them as a detail; heads in rows by their short names."""
+        heads = tuple(str(row[0]) for row in rows if isinstance(row[0], HeadId))
+        texts = [
+            tuple(cell.name(self.first.layout) if isinstance(cell, HeadId) else cell for cell in row) for row in rows
+        ]
+        table = AnswerTable(columns, tuple(texts[:SHOWN])) if rows else None
+        yield Answer(question, text, table, heads[:SHOWN], caution)
+        if len(rows) > SHOWN:
+            yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(texts)), heads, detail=True)
 
 
 def _p_text(p: float) -> str:
     return "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
-
-
-def _shown(question: str, text: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[Answer]:
-    """The first rows, and where there are more all of them as a detail."""
-    yield Answer(question, text, AnswerTable(columns, tuple(rows[:SHOWN])) if rows else None)
-    if len(rows) > SHOWN:
-        yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(rows)), detail=True)
 
 
 def _roles(cell: object) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
 from zipfile import is_zipfile
 
 import numpy as np
@@ -27,10 +26,13 @@ Array = NDArray[np.float64]
 SiteLayer = tuple[str, int]
 Read = Callable[[object], tuple[Array, int] | None]
 """The numbers of a module's entry and of how many sentences they are means (0: not said); None for another entry."""
-MODULES = {("encoder", "self_attn"): Site.ENCODER_SELF, ("decoder", "self_attn"): Site.DECODER_SELF}
-MODULES[("decoder", "enc_attn")] = Site.CROSS
+MODULES = {
+    ("encoder", "self_attn"): Site.ENCODER_SELF,
+    ("decoder", "self_attn"): Site.DECODER_SELF,
+    ("decoder", "enc_attn"): Site.CROSS,
+}
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
-COLUMNS = (*HEAD_COLUMNS, "functions")
+CHECKPOINTS = ("best", "last", "averaged", "model")  # in the directories of `train` and `prune`
 
 
 def confidence_run(path: Path) -> Study:
@@ -40,9 +42,8 @@ def confidence_run(path: Path) -> Study:
     """
     scores = _modules(path, "confidence scores", _scores)
     counts = [count for _, count in scores.values() if count]
-    measure = "confidence" if counts or path.stem in COLUMNS else path.stem
-    rows = [(*at, head, "", value) for at, (values, _) in scores.items() for head, value in enumerate(values)]
-    return fork_run(path, note=_means_of(counts), table=pd.DataFrame(rows, columns=[*COLUMNS, measure]))
+    measure = "confidence" if counts or path.stem in (*HEAD_COLUMNS, "functions") else path.stem
+    return fork_run(path, {at: values for at, (values, _) in scores.items()}, measure, note=_means_of(counts))
 
 
 def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
@@ -61,52 +62,45 @@ def similarity_run(path: Path) -> Study:
     Or similarity_MEASURE_matrices.pkl of headscope, a matrix a module.
     """
     if own := OWN_MATRICES.fullmatch(path.stem):
-        modules = _modules(path, "matrices between heads", _square)
-        return fork_run(path, _named(modules, own[1]), note=_means_of([]))
-    modules = _modules(path, "cosines or distances between heads", _matrices)
+        return fork_run(path, _matrices(path, "matrices between heads"), own[1], note=_means_of([]))
+    modules = _modules(path, "cosines or distances between heads", _means)
     cosine = all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values())
-    shifted = {at: (matrix - cosine, count) for at, (matrix, count) in modules.items()}
+    shifted = {at: matrix - cosine for at, (matrix, _) in modules.items()}
     note = _means_of([count for _, count in modules.values()])
-    return fork_run(path, _named(shifted, "cosine" if cosine else "l2"), note=note)
+    return fork_run(path, shifted, "cosine" if cosine else "l2", note=note)
 
 
 def alphas_run(path: Path) -> Study:
     """A file of alpha matrices."""
-    return fork_run(path, _named(_modules(path, "alpha matrices", _square), "alpha"))
-
-
-def _named(modules: Mapping[SiteLayer, tuple[Array, int]], measure: str) -> dict[str, Array]:
-    return {f"{site}/{layer}/{measure}": matrix for (site, layer), (matrix, _) in modules.items()}
+    return fork_run(path, _matrices(path, "alpha matrices"), "alpha")
 
 
 def fork_run(
     path: Path,
-    matrices: Mapping[str, Array] = {},
+    modules: Mapping[SiteLayer, Array],
+    measure: str,
     *,
-    table: pd.DataFrame | None = None,
     note: str = "alphas",
     signature: str = "",
     model_type: str = "",
 ) -> Study:
-    """A run of a table of heads, or of matrices [h h] by `{site}/{layer}/{measure}`.
-
-    `signature` says what they are of, if not of a pickle.
-    """
-    table = pd.DataFrame(columns=list(COLUMNS)) if table is None else table
-    counts = {(site, int(layer)): len(rows) for (site, layer), rows in cast(Any, table.groupby(["site", "layer"]))}
-    counts |= {(site, int(layer)): len(matrices[key]) for key in matrices for site, layer, _ in [key.split("/")]}
+    """A run of a measure: a vector [h] or a matrix [h h] a module; `signature` says of what, if not of a pickle."""
     layout: dict[str, list[int]] = {}
-    for (site, layer), count in counts.items():
+    for (site, layer), values in modules.items():
         own = layout.setdefault(site, [])
         own += [0] * (layer + 1 - len(own))
-        own[layer] = count
+        own[layer] = len(values)
+    vectors = {at: values for at, values in modules.items() if values.ndim == 1}
+    rows = [(*at, head, "", value) for at, values in vectors.items() for head, value in enumerate(values)]
+    columns = [*HEAD_COLUMNS, "functions", *([measure] if vectors else [])]
+    matrices = {f"{site}/{layer}/{measure}": values for (site, layer), values in modules.items() if values.ndim == 2}
     record = {
         "signature": signature or f"file:{path.name}|format:mhr",
         "layout": layout,
         "checkpoint": {"path": path.name, "model_type": model_type},
         "data": {"note": note},
     }
-    return Study({"heads": table}, record, arrays=matrices, folder=path)
+    return Study({"heads": pd.DataFrame(rows, columns=columns)}, record, arrays=matrices, folder=path)
 
 
 def _means_of(counts: list[int]) -> str:
@@ -154,7 +148,7 @@ def _rows(value: object) -> Array | None:
     return table.astype(float) if whole else None
 
 
-def _matrices(value: object) -> tuple[Array, int] | None:
+def _means(value: object) -> tuple[Array, int] | None:
     """The mean over all sentences of vectors [b·h·h] that end with b."""
     total, count = np.zeros((0, 0)), 0
     for row in rows_of(value) or ():
@@ -169,6 +163,10 @@ def _matrices(value: object) -> tuple[Array, int] | None:
     return (total / count, count) if count else None
 
 
+def _matrices(path: Path, kind: str) -> dict[SiteLayer, Array]:
+    return {at: matrix for at, (matrix, _) in _modules(path, kind, _square).items()}
+
+
 def _square(value: object) -> tuple[Array, int] | None:
     matrix = array_of(value)
     if matrix is None or matrix.ndim != 2 or not 1 <= matrix.shape[0] == matrix.shape[1] <= MOST_HEADS:
@@ -176,16 +174,11 @@ def _square(value: object) -> tuple[Array, int] | None:
     return matrix.astype(float), 1
 
 
-CHECKPOINTS = ("best", "last", "averaged", "model")  # in the directories of `train` and `prune`
-
-
 def format_of(path: Path) -> str | None:
     """The name of the checkpoint format that a file or directory has, by its headers; None for anything else."""
     from headscope.formats.base import FORMATS
 
-    if not path.exists():
-        return None
-    return next((name for name, candidate in FORMATS if candidate.recognise(path)), None)
+    return next((name for name, form in FORMATS if form.recognise(path)), None) if path.exists() else None
 
 
 def read_run(
@@ -203,18 +196,16 @@ def read_run(
             return from_pickle(path)
         return Study.open(path)
     except (RunError, DataError) as error:
-        format = format_of(path)
-        if format and from_checkpoint is not None:
-            return from_checkpoint(path)
-        if format:
+        if format := format_of(path):
+            if from_checkpoint is not None:
+                return from_checkpoint(path)
             raise RunError(
                 f"{path} is a checkpoint ({format}), and this figure is drawn from a run; measure the checkpoint first:"
                 f" `headscope analyze {path} --source TEXT --out RUN`, and name RUN"
             ) from None
-        inside = next((path / name for name in CHECKPOINTS if format_of(path / name)), None)
-        if inside is None:
-            raise
-        raise RunError(f"{error}; it holds a checkpoint: {inside}") from None
+        if inside := next((path / name for name in CHECKPOINTS if format_of(path / name)), None):
+            raise RunError(f"{error}; it holds a checkpoint: {inside}") from None
+        raise
 
 
 def checkpoint_alphas(path: Path) -> Study:
@@ -223,11 +214,11 @@ def checkpoint_alphas(path: Path) -> Study:
     from headscope.formats.base import open_checkpoint
 
     checkpoint = open_checkpoint(str(path), device="cpu")
-    matrices = {f"{site}/{layer}/alpha": alpha for (site, layer), alpha in fork_alphas(checkpoint).items()}
+    matrices = {(site.value, layer): alpha for (site, layer), alpha in fork_alphas(checkpoint).items()}
     if not matrices:
         raise RunError(
             f"{path} has no alpha matrices: it is a {checkpoint.format} checkpoint ({checkpoint.model_type}) without "
             "them; models of the MHR fork and of `headscope train mixing` have some"
         )
     signature = f"ckpt:{checkpoint.format}-sha256={checkpoint.digest[:12]}"
-    return fork_run(path, matrices, signature=signature, model_type=checkpoint.model_type)
+    return fork_run(path, matrices, "alpha", signature=signature, model_type=checkpoint.model_type)

@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 
 from headscope.config.declarations import HeadFunction, criterion_names, head_functions, measured_columns
 from headscope.pruning.options.choice import learners
-from headscope.report.sheet import letters, swatch, text_width
+from headscope.report.sheet import swatch, text_width
 
 # head word and dependent as Voita et al. 2019 abbreviate them
 ENDS = {"nsubj": ("v", "s"), "obj": ("v", "o"), "dobj": ("v", "o"), "amod": ("n", "a"), "advmod": ("v", "a")}
@@ -110,10 +110,10 @@ def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Ar
     ):
         whole = function.family.detail == "relation" and function.detail
         mark = function.texts[0] if whole else function.family.glyph + function.family.letter
-        entry = letters(mark, function.meaning)
+        entry = f"{mark}  {function.meaning}"
         entries.setdefault(function.meaning, swatch(function.family.color, entry) if colored else entry)
     if any(function.hollow for function in marks):
-        entries["hollow"] = letters("(  )", "by the estimate alone; the evidence does not suffice")
+        entries["hollow"] = "(  )  by the estimate alone; the evidence does not suffice"
     return list(entries.values())
 
 

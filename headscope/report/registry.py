@@ -19,7 +19,6 @@ from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 
 declarations.LIGHT.add(__name__)
-AFTER = 900  # where figures of other packages stand, unless they say it
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class PlotFigure(AnalysisFigure):
     source: Source = RUNS
     runs: Literal["each", "together"] | int = "each"
     every_run: Callable[[Any], bool] | str | bool = False
-    order: int = AFTER
+    order: int = 900
     page: bool = False
     answers: str = ""
     analysis: str = ""
@@ -64,8 +63,8 @@ class PlotFigure(AnalysisFigure):
     def read(self, runs: Sequence[Any]) -> list[Any]:
         """The runs that it is drawn of: paths are read, studies taken as they are; ConfigError for too many or few."""
         wanted = 1 if self.runs == "each" else self.runs
-        if wanted != "together" and len(runs) != wanted:
-            number = {1: "one run", 2: "two runs"}.get(wanted, f"{wanted} runs")
+        if wanted not in ("together", len(runs)):
+            number = {1: "one run", 2: "two runs"}.get(int(wanted), f"{wanted} runs")
             raise ConfigError(f"the figure {self.name!r} is of {number}; {len(runs)} were given")
         studies = [run for run in runs if not isinstance(run, Path)]
         if studies and not self.source.studies:
@@ -95,18 +94,16 @@ class PlotFigure(AnalysisFigure):
     def is_of(self, run: Any) -> bool:
         """Whether it is among the figures of a run that was analysed."""
         if self.analysis:
-            ran = run.analyses
-            return ran is None or any(name.partition(".")[0] == self.analysis for name in ran)
+            return run.analyses is None or self.analysis in {name.partition(".")[0] for name in run.analyses}
         return self.every_run if isinstance(self.every_run, bool) else bool(imported(self.every_run)(run))
 
 
 def plot_figures() -> dict[str, PlotFigure]:
     """Every figure by its name, in their order; ConfigError where two have one name."""
-    figures = {}
+    figures: dict[str, PlotFigure] = {}
     for figure in sorted([*declared_figures(), *_of_analyses()], key=lambda figure: figure.order):
-        if figure.name in figures:
+        if figures.setdefault(figure.name, figure) is not figure:
             raise ConfigError(f"there are two figures {figure.name!r}; rename one of them")
-        figures[figure.name] = figure
     return figures
 
 
@@ -120,10 +117,7 @@ def find_figure(name: str) -> PlotFigure:
 
 
 def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
-    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder, replacing older ones.
-
-    Returns the files written, in order.
-    """
+    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder, replacing older ones."""
     from headscope.report.styles import write_figure
     from headscope.results.study import Study
     from headscope.results.study_tables import MissingTable
@@ -160,7 +154,7 @@ def declared_figures() -> tuple[PlotFigure, ...]:
             try:
                 values = declarations.names_of_module(module, sources, "figure", declarations.Declaration)
             except Exception:  # whatever its statements raise: they need what is not light
-                _files().names()
+                _files().names()  # says which package cannot be loaded
                 values = vars(importlib.import_module(module))
             found += [value for value in values.values() if isinstance(value, PlotFigure)]
     return tuple(found)

@@ -10,11 +10,12 @@ import textwrap
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
@@ -29,15 +30,13 @@ from numpy.typing import NDArray
 from headscope.errors import ConfigError
 from headscope.report.styles import FigureStyle
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 INK, GREY, PALE, RULE = "#222222", "#777777", "#eaeaea", "#bbbbbb"
 LINE = 150.0
 """Ems of a line of panels, where no width is asked for."""
 NARROWEST = 48.0
 BESIDE, ABOVE, EDGE = 4.5, 5.0, 1.5
 """Ems that labels take beside a panel, those that they take above and below it, and those around everything."""
+GAP = 0.6  # ems below a text
 BAR = 8.0
 """Ems that a scale of colours takes."""
 TALLEST = 200.0
@@ -159,18 +158,15 @@ class Sheet(Figure):
     def finish(self) -> Sheet:
         """Set everything, once: the sheet keeps these places. ConfigError where the width asked for is too small."""
         self._outer()
-        width, edge = self.get_figwidth(), EDGE * em() / 2
-        style = self.style
-        head = (
-            (self.title, rcParams["figure.titlesize"], "bold", INK),
-            (self.subtitle, rcParams["axes.labelsize"], "normal", GREY),
-        )
-        heading = [self._text(*line) for line in head if line[0] and style.title]
-        notes = side_by_side(self._notes, width - EDGE * em(), rcParams["font.size"])
-        foot = [self._text(notes, rcParams["font.size"], "normal", INK)] if notes else []
-        if style.signature and self.signature:
-            foot.append(self._text(self.signature, rcParams["figure.labelsize"], "normal", GREY))
-        above, below = (sum(map(_height, texts)) + em() * 0.6 * len(texts) for texts in (heading, foot))
+        width, edge, style = self.get_figwidth(), EDGE * em() / 2, self.style
+        head = [(self.title, "figure.titlesize", "bold", INK), (self.subtitle, "axes.labelsize", "normal", GREY)]
+        notes = side_by_side(self._notes, width - 2 * edge, rcParams["font.size"])
+        foot = [
+            (notes, "font.size", "normal", INK),
+            (self.signature * style.signature, "figure.labelsize", "normal", GREY),
+        ]
+        heading, footing = ([self._text(*text) for text in texts if text[0]] for texts in (head * style.title, foot))
+        above, below = (sum(_height(text) + GAP * em() for text in texts) for texts in (heading, footing))
         legend = self._legend(width - 2 * edge)
         key = 0.0 if legend is None else legend.get_window_extent().height / self.dpi + em()
         body = self.get_figheight() if self._body is None else self._body * em()
@@ -178,8 +174,10 @@ class Sheet(Figure):
         if height > TALLEST:
             raise ConfigError(f"the figure is {height:.0f} inches high, of at most {TALLEST:.0f}; choose less to draw")
         self.set_figheight(height)
-        _stack(heading, height - edge, edge)
-        _stack(foot, edge + below, edge)
+        for texts, top in ((heading, height - edge), (footing, edge + below)):
+            for text in texts:
+                text.set(x=edge, y=top, transform=self.dpi_scale_trans)
+                top -= _height(text) + GAP * em()
         if legend is not None:
             legend.set_bbox_to_anchor((edge / width, (edge + below) / height), self.transFigure)
         engine: Any = self.get_layout_engine()
@@ -199,9 +197,10 @@ class Sheet(Figure):
         self.set_layout_engine("none")
         return self
 
-    def _text(self, text: str, size: Any, weight: str, color: str) -> Text:
-        lines = wrap(text, self.get_figwidth() - EDGE * em(), float(size), weight=weight)
-        return self.text(0, 0, lines, size=size, weight=weight, color=color, va="top", parse_math=False)
+    def _text(self, text: str, size: str, weight: str, color: str) -> Text:
+        points = float(rcParams[size])
+        lines = wrap(text, self.get_figwidth() - EDGE * em(), points, weight=weight)
+        return self.text(0, 0, lines, size=points, weight=weight, color=color, va="top", parse_math=False)
 
     def _legend(self, room: float) -> Any:
         """The key: what panels draw with a label, then the other entries, in as many columns as fit."""
@@ -222,11 +221,6 @@ class Sheet(Figure):
         for text in legend.get_texts():
             text.set_parse_math(False)
         return legend
-
-
-def letters(text: str, meaning: str) -> str:
-    """An entry of the key for letters in a panel."""
-    return f"{text}  {meaning}"
 
 
 def swatch(color: str, meaning: str, *, hatch: str = "") -> Artist:
@@ -282,13 +276,6 @@ def side_by_side(texts: Sequence[str], width: float, size: float) -> str:
 
 def _height(text: Text) -> float:
     return float(text.get_window_extent().height) / float(text.get_figure(root=True).dpi)  # type: ignore[union-attr]
-
-
-def _stack(texts: Sequence[Text], top: float, left: float) -> None:
-    """Texts below each other, in inches from the lower left corner."""
-    for text in texts:
-        text.set(x=left, y=top, transform=text.get_figure(root=True).dpi_scale_trans)  # type: ignore[union-attr]
-        top -= _height(text) + em() * 0.6
 
 
 def _strip_inner(panels: dict[tuple[int, int], Axes], share: str) -> None:

@@ -97,20 +97,14 @@ def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: b
         if image and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
             instead = ", or write .svg or .pdf" if kind == ".png" else ""
             raise ConfigError(f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one{instead}")
-        return write_atomically(
-            path, lambda place: figure.savefig(place, format=kind[1:], dpi=dpi, metadata=metadata[kind])
-        )
+        looks: dict[str, Any] = {"format": kind[1:], "dpi": dpi, "metadata": metadata[kind]}
+        return write_atomically(path, lambda temporary: figure.savefig(temporary, **looks))
 
 
 def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = False) -> list[Path]:
-    """Where the figure of each run, given by its directory, goes.
-
-    `out` is a file for one run. It may contain `{run}`, the directory's name; for several runs without
-    it, `out` is a directory that gets `{run}-{figure}.png` files.
-    """
+    """Where the figure of each run, given by its directory, goes."""
     if "{run}" not in str(out):
-        directory = len(runs) > 1 and out.suffix.lower() not in FORMATS
-        if not (directory or out.is_dir()):
+        if not out.is_dir() and (len(runs) == 1 or out.suffix.lower() in FORMATS):
             if len(runs) > 1:
                 raise ConfigError(
                     f"--out {out} is one file for {len(runs)} runs; "
@@ -118,22 +112,22 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
                 )
             return [check_path(out, force=force)]
         out = out / f"{{run}}-{figure}.png"
-    names = _distinct([run.resolve() for run in runs])
-    return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
+    return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in _distinct_names(runs)]
+
+
+def _distinct_names(runs: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart."""
+    paths = [run.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, paths)) + 1):
+        names = ["-".join(parts[-depth:]).replace("/", "") for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError("the same run was named twice; name each run once")
 
 
 def number_same(names: Sequence[str]) -> list[str]:
     """Names, numbered where several are the same."""
     return [
-        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
-        for place, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
+        for number, name in enumerate(names)
     ]
-
-
-def _distinct(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as it takes to tell them apart."""
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["-".join(path.parts[-depth:]).replace("/", "") for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise ConfigError("the same run was named twice; name each run once")

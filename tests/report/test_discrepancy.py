@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from headscope.errors import ConfigError
 from headscope.report.figures.layers import discrepancy_changes
 from headscope.report.figures.training import load_confidence
-from headscope.report.fork import fork_run
+from headscope.results.study import Study
 from tests.makers.figures import draw
 
 
@@ -26,8 +27,10 @@ def matrices(scale: float) -> dict[str, np.ndarray]:
     return found
 
 
-def test_changes_are_of_sums_over_pairs_in_per_cent(tmp_path: Path) -> None:
-    runs = [fork_run(tmp_path / f"{scale}.pkl", matrices(scale)) for scale in (1.0, 1.25, 0.5)]
+def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
+    heads = pd.DataFrame(columns=["site", "layer", "head", "functions"])
+    record = {"layout": {"encoder-self": [3, 3], "cross": [2]}}
+    runs = [Study({"heads": heads}, record, arrays=matrices(scale)) for scale in (1.0, 1.25, 0.5)]
     changes = discrepancy_changes(runs)
     np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
     np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,11 @@ from matplotlib.ticker import MaxNLocator
 
 from headscope.data.token_text import shown
 from headscope.heads import SITES
-from headscope.report.charts import (
-    Array,
-    draw_intervals,
-    frame_chart,
-    layer_panels,
-    number_cells,
-    share_limits,
-    short_number,
-)
+from headscope.report import charts
+from headscope.report.charts import Array, frame_chart
 from headscope.report.marks import SITE_COLORS
 from headscope.report.registry import TRAINED, PlotFigure
-from headscope.report.sheet import GREY, Sheet, em, letters, shorten, stroke, text_width
+from headscope.report.sheet import GREY, Sheet, em, shorten, stroke, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from headscope.results.training import SHARES, Training
@@ -32,6 +26,7 @@ from headscope.results.training import SHARES, Training
 BARS, TOKENS, ROW = 10.0, 24.0, 1.6
 """Ems of bars, of the tokens beside them, and of an expert."""
 EVEN = "all experts alike"
+COLUMN = re.compile(rf"{SHARES}\.({'|'.join(SITE_COLORS)})\.(\d+)\.(\d+)", re.ASCII)
 Module = tuple[str, int]
 
 
@@ -45,7 +40,7 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
     by_module = {(str(site), int(layer)): rows for (site, layer), rows in groups}
     most = max(map(len, by_module.values()))
     largest = float(table["responsibility_high"].max()) * 1.05
-    panels = layer_panels(sheet, run, (BARS + words, most * ROW), by_module, share="")
+    panels = charts.layer_panels(sheet, run, (BARS + words, most * ROW), by_module, share="")
     for module, axes in panels.items():
         rows = by_module[module].reset_index(drop=True)
         gate: Any = gates.loc[module]
@@ -60,7 +55,7 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
         sheet.later.append(lambda axes=axes, rows=rows, listed=listed: _write_tokens(axes, rows, listed, largest))  # type: ignore[misc]
     sheet.key(
         stroke(GREY, EVEN, ":"),
-        letters("−3", "an expert: all heads but head 3"),
+        "−3  an expert: all heads but head 3",
         "bar: mean responsibility; whisker: 95 % interval; beside it: its tokens by mutual information",
     )
     sheet.headline("What experts are used for", f"{run.model} · {run.data}")
@@ -69,10 +64,10 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
 def _draw_use(axes: Axes, rows: pd.DataFrame) -> None:
     value, places = rows["responsibility"], range(len(rows))
     axes.barh(places, value, height=0.68, color=SITE_COLORS[str(rows["site"][0])])
-    draw_intervals(axes, value, places, rows["responsibility_low"], rows["responsibility_high"])
+    charts.draw_intervals(axes, value, places, rows["responsibility_low"], rows["responsibility_high"])
     axes.vlines(1 / len(rows), -0.5, len(rows) - 0.5, color=GREY, linestyle=":")
     axes.set_yticks(places, [_lacks(lacks) for lacks in rows["lacks"]])
-    axes.xaxis.set_major_formatter(short_number)
+    axes.xaxis.set_major_formatter(charts.short_number)
 
 
 def _write_tokens(axes: Axes, rows: pd.DataFrame, tokens: pd.DataFrame, start: float) -> None:
@@ -92,10 +87,7 @@ def _lacks(heads: object) -> str:
 
 
 def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
-    """While a mixture trains: the entropy of the gates of each site, and how much every expert of each module counts.
-
-    RunError where the run has no gates.
-    """
+    """While a mixture trains: the entropy of the gates of each site, and how much every expert of each module counts."""
     modules = module_shares(run)
     if not modules:
         raise RunError(
@@ -109,7 +101,7 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
     for site in [site for site in map(str, SITES) if run.has(f"gate_entropy.{site}")]:
         entropy.plot(*run.line(f"gate_entropy.{site}", "update"), color=SITE_COLORS[site], label=f"gates of {site}")
     entropy.axhline(np.log(most), color=GREY, linestyle=":", label=EVEN)
-    share_limits([entropy])
+    charts.share_limits([entropy])
     largest = max(float(np.nanmax(shares * len(shares))) for shares in modules.values())
     norm = TwoSlopeNorm(1, 0, max(largest, 1.1))
     step = updates[1] - updates[0] if len(updates) > 1 else 1.0
@@ -119,7 +111,7 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
         shades = axes.pcolormesh(edges, rows, shares * len(shares), cmap="RdBu_r", norm=norm)
         frame_chart(axes, "update", "expert", whole=(True, False))
         axes.set_ylim(len(shares), 0)
-        number_cells(axes, y=len(shares))
+        charts.number_cells(axes, y=len(shares))
         axes.grid(visible=False)
     for axes in (entropy, *panels):
         axes.set_xlim(updates[0], updates[-1] if updates[-1] > updates[0] else updates[0] + 1)
@@ -129,16 +121,12 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
 
 def module_shares(run: Training) -> dict[Module, Array]:
     """By module [e u]: the mean responsibility of every expert at every line of metrics.csv."""
-    columns: dict[Module, dict[int, str]] = {}
-    for name in map(str, run.metrics.columns):
-        kind, *parts = name.split(".")
-        if kind == SHARES and len(parts) == 3 and parts[0] in SITE_COLORS and parts[1].isdigit() and parts[2].isdigit():
-            columns.setdefault((parts[0], int(parts[1])), {})[int(parts[2])] = name
-    return {
-        module: np.stack([run.metrics[names[expert]].to_numpy(float) for expert in sorted(names)])
-        for module, names in columns.items()
-        if any(run.has(name) for name in names.values())
-    }
+    experts: dict[Module, dict[int, Array]] = {}
+    for name in filter(run.has, map(str, run.metrics.columns)):
+        if found := COLUMN.fullmatch(name):
+            site, layer, expert = found[1], int(found[2]), int(found[3])
+            experts.setdefault((site, layer), {})[expert] = run.metrics[name].to_numpy(float)
+    return {module: np.stack([own[expert] for expert in sorted(own)]) for module, own in experts.items()}
 
 
 GATES = PlotFigure(

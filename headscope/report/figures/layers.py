@@ -20,7 +20,7 @@ from headscope.report import charts
 from headscope.report.charts import Array, draw_bars, draw_cells, layer_panels, number_cells
 from headscope.report.marks import color_of, contrast, functions_of
 from headscope.report.registry import PlotFigure
-from headscope.report.sheet import INK, PALE, Sheet, em, letters, text_width
+from headscope.report.sheet import INK, PALE, Sheet, em, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
@@ -49,11 +49,7 @@ PARTS = {
 
 
 def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
-    """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0.
-
-    `options` are those of the analysis: without a `measure` cosine, or the first one of a run that has no cosine;
-    `range` is another scale.
-    """
+    """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0."""
     name = options.measure or min(similarity_measures(run), key=lambda kind: kind != "cosine", default="cosine")
     # what a head is to itself says nothing and would set the scale
     matrices = {
@@ -115,10 +111,7 @@ def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
 
 
 def draw_discrepancy(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
-    """A line a measure, a panel a site, a group of bars a layer: a bar a run, against the first.
-
-    These are figures 6 and 7 of Azov & Landau.
-    """
+    """A line a measure, a panel a site, a group of bars a layer: a bar a run (Azov & Landau, figures 6 and 7)."""
     first, *others = runs
     sites, width = list(first.layout), 0.8 / max(len(others), 1)
     titles = sites * len(DIFFERENCES)
@@ -210,8 +203,8 @@ def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
     sheet.scale(shades, list(panels.values()), "share of queries")
     family = head_functions()["positional"]
     meaning = "positional head, with the offset that holds at least 90 %"
-    beyond = letters("<  >", f"offsets beyond −{reach} and +{reach}")
-    sheet.key(letters(family.glyph + family.letter, meaning), beyond)
+    beyond = f"<  >  offsets beyond −{reach} and +{reach}"
+    sheet.key(f"{family.glyph}{family.letter}  {meaning}", beyond)
     sheet.headline("Offset of the most attended token", f"{run.model} · {run.data}")
 
 
@@ -259,11 +252,11 @@ def draw_relations(run: Study, sheet: Sheet, _: object) -> None:
     note = f" · {len(best) - len(labels)} rows not shown" if len(best) > len(labels) else ""
     sheet.headline("Accuracy of heads on syntactic relations", f"{run.model} · {run.data}{note}")
     sheet.key(
-        letters("b", "baseline: the best fixed offset for the relation"),
-        letters("●", "head at least 10 points above the baseline, and labelled so"),
-        letters("○", "the same, but the label was withheld for lack of evidence (labels.csv)"),
-        letters(">", "from head word to dependent (verb to subject)"),
-        letters("<", "from dependent to head word"),
+        "b  baseline: the best fixed offset for the relation",
+        "●  head at least 10 points above the baseline, and labelled so",
+        "○  the same, but the label was withheld for lack of evidence (labels.csv)",
+        ">  from head word to dependent (verb to subject)",
+        "<  from dependent to head word",
     )
     _draw_rates(run, sheet, table, labels, "accuracy")
 
@@ -274,8 +267,8 @@ def draw_alignment(run: Study, sheet: Sheet, _: object) -> None:
     table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
     sheet.headline("Share of positions at which heads look at the aligned word", f"{run.model} · {run.data}")
     sheet.key(
-        letters("b", "baseline: the key on the diagonal"),
-        letters("fed", "the word that the position reads; predicted and next: the one and the two after"),
+        "b  baseline: the key on the diagonal",
+        "fed  the word that the position reads; predicted and next: the one and the two after",
     )
     relations = [name for name in ("predicted", "fed", "next", "successor") if name in set(table["label"])]
     _draw_rates(run, sheet, table, relations, "share")
@@ -326,7 +319,7 @@ def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
     size = ((run.most_heads + MEAN_GAP + 1) * 1.7, 11.0)
     for (site, layer), axes in layer_panels(sheet, run, size, layers).items():
         _draw_parts(axes, run.heads_of(site, layer).sort_values("head"), run.most_heads)
-    sheet.key(letters("μ", "mean of the layer"))
+    sheet.key("μ  mean of the layer")
     note = "share on sentences that the description was not fitted to"
     sheet.headline("What explains each head", f"{run.model} · {run.data} · {note}")
 

@@ -50,10 +50,7 @@ class HeadsOptions:
 
 
 def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
-    """A grid for every measure and site; colours go over the range that the measure declares, or over `range`.
-
-    Sites of which no head has a value are left out. With `unsupported` functions that lack evidence are in brackets.
-    """
+    """A grid for every measure and site; colours go over the range that the measure declares, or over `range`."""
     chosen = [run.require(name) for name in options.measure] if options.measure else shown_measures(run)
     whole = {name: grids_of(run, name, sort=options.sort, unsupported=options.unsupported) for name in chosen}
     by_measure = {name: [grid for grid in own if np.isfinite(grid.values).any()] or own for name, own in whole.items()}
@@ -212,11 +209,7 @@ class CompareOptions:
 
 
 def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions) -> None:
-    """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
-
-    Both maps go over the range that the measure declares, or over `range`. Sites that have no value in either run, or
-    no head in one of them, are left out.
-    """
+    """Site by site: run A, run B, B − A where the layouts agree, and a scatter."""
     first, second = runs
     column = first.require(second.require(options.measure or compared_measure(first, second) or "confidence"))
     measure, pairs = measure_of(column), _pairs(first, second, column)

@@ -55,11 +55,7 @@ class PruningFigureOptions:
 
 
 def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
-    """One of the figures: quality, sites, layers, functions or gates; None is quality for sweeps, sites for other runs.
-
-    `functions` is a run of `analyze` that labels heads. ConfigError for an unknown name; RunError where the runs lack
-    what the figure shows.
-    """
+    """One of the figures: quality, sites, layers, functions or gates; None is quality for sweeps, sites for other runs."""
     kind = options.figure or ("quality" if any(run.measured for run in runs) else "sites")
     if kind not in FIGURES:
         raise ConfigError(f"--figure {kind!r} is not known; choose from {', '.join(FIGURES)}")
@@ -92,10 +88,7 @@ def has_seeds(runs: Sequence[Sweep]) -> bool:
 
 
 def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
-    """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots.
-
-    Every line begins at the model with all heads.
-    """
+    """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots."""
     measured = [run for run in runs if run.measured]
     if not measured:
         raise RunError("these runs have no numbers of quality; --figure quality is for `headscope prune sweep`")
@@ -277,10 +270,7 @@ def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
 
 
 def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions") -> pd.DataFrame:
-    """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller.
-
-    `column` of the survivors has the functions.
-    """
+    """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller."""
     kinds = run.survivors.assign(kind=run.survivors[column].map(kind_of))
     cells = pd.concat([run.unpruned, pruned])
     if run.labelled:  # of one pruned model: nothing is known of other heads

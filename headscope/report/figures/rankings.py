@@ -157,10 +157,7 @@ RANKINGS = PlotFigure(
 
 
 def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
-    """A panel per importance, a line per function: how likely a head with it is needed more than another head.
-
-    A dot a run, and where there are several their mean with its 95 % interval over models.
-    """
+    """A panel per importance, a line per function: how likely a head with it is needed more than another head."""
     table = need_over_models([(run.heads, importances(run)) for run in runs])
     if table.empty:
         lacking = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
@@ -218,10 +215,7 @@ class FaithfulnessFigureOptions:
 
 
 def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptions) -> None:
-    """Bars of the areas first, the best ranking on top; then a panel of curves for each ranking.
-
-    A ranking has its colour in both. Grey is what random orders of heads give: mean ± 2 standard deviations.
-    """
+    """Bars of the areas first, the best ranking on top; then a panel of curves for each ranking."""
     table, curves = run.table("faithfulness_rankings"), run.table("faithfulness")
     metrics = list(dict.fromkeys(curves["metric"]))
     metric = options.metric or metrics[0]

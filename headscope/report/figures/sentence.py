@@ -56,10 +56,7 @@ class AttentionOptions(SentenceOptions):
 
 
 def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
-    """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more.
-
-    ConfigError for heads of several sites, for those that the checkpoint lacks, and where a translation is missing.
-    """
+    """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
     from headscope.description.tokens import TokenReader
 
     heads = select_heads(options.heads, run.head_layout)
@@ -78,11 +75,7 @@ def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
 
 
 def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sentence, Maps]:
-    """Open the run's checkpoint and capture all heads on one sentence.
-
-    CheckpointError where the checkpoint is no longer the one that the run measured, RunError where that was in memory
-    alone, ConfigError for a line that is not there.
-    """
+    """Open the run's checkpoint and capture all heads on one sentence."""
     from headscope.config import Companions
     from headscope.data.batching import DEFAULT_LIMIT
     from headscope.data.corpus import Sentence

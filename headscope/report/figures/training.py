@@ -88,10 +88,7 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
 
 
 def training_charts(runs: Sequence[Training], groups: Sequence[int], axis: str, first: str) -> Iterator[Chart]:
-    """Charts of quantities with titles of their own, then of whatever else the runs note.
-
-    `first` names the first run, with which others are compared.
-    """
+    """Charts of quantities with titles of their own, then of whatever else the runs note."""
     named = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
     for quantity in dict.fromkeys([*QUANTITIES, *named]):
         title, unit = QUANTITIES.get(quantity) or (measure_of(quantity).words, "")
@@ -162,10 +159,7 @@ class TransferOptions:
 
 
 def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
-    """A row a run: what was tuned, share of the data, seed, and the best BLEU, or loss where a run has no BLEU.
-
-    ConfigError for runs that did not begin with a trained model, unless without one (scratch).
-    """
+    """A row a run: what was tuned, share of the data, seed, and the best BLEU, or loss where a run has no BLEU."""
     column = "bleu" if all(run.has("bleu") for run in runs) else "valid_nll"
     if not all(run.has(column) for run in runs):
         raise ConfigError("the figure needs runs with validation: give `headscope train` --valid-source FILE")
@@ -270,10 +264,7 @@ def load_confidence(path: Path) -> ConfidenceHistory:
 
 
 def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOptions) -> None:
-    """A panel for every layer of every site, a line for every head, one scale for all.
-
-    The scale is that of all values, or `range`. `by` "batch" draws every batch, not the means of epochs.
-    """
+    """A panel for every layer of every site, a line for every head, one scale for all."""
     limits = charts.parse_range(options.range) if options.range else None
     points, scores = (np.array(run.epochs, float), run.scores) if options.by == "epoch" else run.batches()
     panels = charts.layer_panels(sheet, run, (20.0, 12.0), run.scores)

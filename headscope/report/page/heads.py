@@ -99,10 +99,7 @@ def labels_of(head: Mapping[Any, Any], column: str) -> list[str]:
 
 
 def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, str]]]:
-    """How labels are written short, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`.
-
-    Of a label without evidence the reason in brackets is no part of the mark.
-    """
+    """How labels are written short, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`."""
     found: dict[str, list[Any]] = {}
     colors: dict[str, tuple[str, str]] = {}
     for label in sorted(labels):
@@ -287,10 +284,7 @@ def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
 
 
 def window(text: str, at: int) -> dict[int, str]:
-    """The words of a window of examples.csv by their places; the word at place `at` is the one in brackets.
-
-    None where words hold spaces, so that they have no sure places.
-    """
+    """The words of a window of examples.csv by their places; the word at place `at` is the one in brackets."""
     start = max(0, at - WINDOW // 2)
     words = text.removeprefix("… " if start else "").removesuffix(" …").split(" ")
     middle = words[at - start] if at - start < len(words) else ""

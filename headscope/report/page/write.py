@@ -185,10 +185,7 @@ def image_html(figure: Any, title: str) -> Markup:
 
 
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:
-    """Read runs and write the page about them; `names` replace those of analysis runs' directories.
-
-    RunError for a directory that is no run, OutputError for a file that exists, unless `force` is given.
-    """
+    """Read runs and write the page about them; `names` replace those of analysis runs' directories."""
     check_page(out, force=force)
     return save_page(gather(paths, names=names), out)
 
