@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.container import BarContainer
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from headscope.config.declarations import Measure
@@ -62,32 +62,23 @@ def hide_frame(axes: Axes) -> None:
     axes.tick_params(length=0)
 
 
-class CellLocator(Locator):
-    """The middles of every, every second, fourth … of a number of cells, as many as have room for theirs."""
-
-    def __init__(self, count: int, left: float = 0) -> None:
-        self.count, self.left, self.size = count, left, float(rcParams["xtick.labelsize"])
-
-    def __call__(self) -> Any:
-        """The places of ticks."""
-        axis: Any = self.axis
-        across = axis.axis_name == "x"
-        low, high = axis.get_view_interval()
-        box = axis.axes.get_window_extent()
-        pitch = (box.width if across else box.height) / axis.axes.figure.dpi / max(abs(high - low), 1e-9)
-        digits = "0" * len(str(max(self.count - 1, 0)))
-        needed = text_width(digits, self.size) + 0.035 if across else 1.15 * self.size / 72
-        step = next((step for step in STEPS if step * pitch >= needed), max(self.count, 1))
-        return np.arange(0, self.count, step) + 0.5 + self.left
-
-
 def number_cells(axes: Axes, *, x: int = 0, y: int = 0, left: float = 0, first: int = 0) -> None:
-    """Numbers of `x` columns and `y` rows of cells, as many as have room, from `first` on."""
-    for axis, count, start, number in ((axes.xaxis, x, left, first), (axes.yaxis, y, 0.0, 0)):
-        if count:
-            axis.set_major_locator(CellLocator(count, start))
-            less = start + 0.5 - number
-            axis.set_major_formatter(FuncFormatter(lambda place, _, less=less: f"{place - less:.0f}"))
+    """Numbers of `x` columns and `y` rows of cells, from `first` on: all, every second, fourth … as they have room."""
+    size, sheet = float(rcParams["xtick.labelsize"]), axes.figure
+    digits = text_width("0" * len(str(max(x - 1, 0))), size) + 0.035
+
+    def number(wide: float, tall: float) -> None:
+        for axis, count, pitch, start in (
+            (axes.xaxis, x, wide / digits, first),
+            (axes.yaxis, y, 72 * tall / (1.15 * size), 0),
+        ):
+            if count:
+                numbers = range(0, count, next((step for step in STEPS if step * pitch >= 1), count))
+                shift = 0.5 + left * (axis is axes.xaxis)
+                axis.set_ticks([number + shift for number in numbers], [str(number + start) for number in numbers])
+
+    number(np.inf, np.inf)
+    sheet.later.append(lambda: number(*cell_inches(axes)))  # type: ignore[union-attr]  # where panels have their places
 
 
 def frame_chart(axes: Axes, xlabel: str, ylabel: str, *, whole: tuple[bool, bool] = (False, False)) -> None:

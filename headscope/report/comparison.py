@@ -89,10 +89,11 @@ class StudyComparison(Result):
         heads = heads.sort_values("difference", key=abs, ascending=False, kind="stable")
         columns = ("head", *self.names, f"{self.names[1]} − {self.names[0]}", "adjusted p")
         numbers = [f"{self.measure}:A", f"{self.measure}:B", "difference"]
-        rows = [
-            (HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), _p_text(row["p_adjusted"]))
-            for row in heads.to_dict("records")
-        ]
+        rows = []
+        for row in heads.to_dict("records"):
+            p = row["p_adjusted"]
+            p_text = "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
+            rows.append((HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), p_text))
         tested = heads["p_adjusted"].dropna()
         tests = (
             f"{(tested <= LEVEL).sum()} of {counted(len(tested), 'head')} differ (adjusted p of at most {LEVEL:g}, "
@@ -156,10 +157,6 @@ class StudyComparison(Result):
         yield Answer(question, text, table, heads[:SHOWN], caution)
         if len(rows) > SHOWN:
             yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(texts)), heads, detail=True)
-
-
-def _p_text(p: float) -> str:
-    return "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
 
 
 def _roles(cell: object) -> list[str]:

@@ -58,7 +58,8 @@ class Sheet(Figure):
         self._entries: list[Artist] = []
         self._notes: list[str] = []
         self._body: float | None = None
-        self._outer: Callable[[], None] = lambda: None
+        self._panels: dict[tuple[int, int], Axes] = {}
+        self._share = ""
         if style.width:
             self.set_figwidth(style.width)
 
@@ -103,7 +104,7 @@ class Sheet(Figure):
         for axes, title, (line, column) in zip(found, titles, places, strict=True):
             self.sizes[axes] = widths[column], heights[line]
             self.name_panel(axes, title)
-        self._outer = lambda: _strip_inner(dict(zip(places, found, strict=True)), share)
+        self._panels, self._share = dict(zip(places, found, strict=True)), share
         return found
 
     def _columns(
@@ -157,7 +158,13 @@ class Sheet(Figure):
 
     def finish(self) -> Sheet:
         """Set everything, once: the sheet keeps these places. ConfigError where the width asked for is too small."""
-        self._outer()
+        for (line, column), axes in self._panels.items():  # no labels of a shared axis but at the edges
+            if "x" in self._share and (line + 1, column) in self._panels:
+                axes.set_xlabel("")
+                axes.tick_params(labelbottom=False)
+            if "y" in self._share and column:
+                axes.set_ylabel("")
+                axes.tick_params(labelleft=False)
         width, edge, style = self.get_figwidth(), EDGE * em() / 2, self.style
         head = [(self.title, "figure.titlesize", "bold", INK), (self.subtitle, "axes.labelsize", "normal", GREY)]
         notes = side_by_side(self._notes, width - 2 * edge, rcParams["font.size"])
@@ -276,14 +283,3 @@ def side_by_side(texts: Sequence[str], width: float, size: float) -> str:
 
 def _height(text: Text) -> float:
     return float(text.get_window_extent().height) / float(text.get_figure(root=True).dpi)  # type: ignore[union-attr]
-
-
-def _strip_inner(panels: dict[tuple[int, int], Axes], share: str) -> None:
-    """No labels of an axis that all share at panels that have another one below or before them."""
-    for (line, column), axes in panels.items():
-        if "x" in share and (line + 1, column) in panels:
-            axes.set_xlabel("")
-            axes.tick_params(labelbottom=False)
-        if "y" in share and column:
-            axes.set_ylabel("")
-            axes.tick_params(labelleft=False)

@@ -87,7 +87,7 @@ def _lacks(heads: object) -> str:
 
 
 def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
-    """While a mixture trains: the entropy of the gates of each site, and how much every expert of each module counts."""
+    """While a mixture trains: the entropy of the gates of each site, and how much each expert counts."""
     modules = module_shares(run)
     if not modules:
         raise RunError(

@@ -193,13 +193,19 @@ def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
     step = 4 if reach >= 8 else 2 if reach >= 2 else 1
     ticks = range(-(reach // step) * step, reach + 1, step)
     names = [f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in ticks]
+    looks = {"size": rcParams["ytick.labelsize"], "ha": "left", "va": "center_baseline"}
     for (site, layer), axes in panels.items():
         shades = draw_cells(axes, shares[site, layer])
         axes.vlines((1, columns - 1), 0, len(shares[site, layer]), color="#888888", linewidth=0.5)
         axes.set(ylim=(heads, 0), xlabel="offset: key − query", ylabel="head")
         number_cells(axes, y=heads)
         axes.set_xticks([0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5], ["<", *names, ">"])
-        _frame_positional(axes, run.heads_of(site, layer), reach)
+        for row in run.heads_of(site, layer).to_dict("records"):
+            for function in functions_of(row["functions"]):
+                if function.family.name == "positional" and function.detail.lstrip("+-").isdigit():
+                    column = int(np.clip(int(function.detail), -reach - 1, reach + 1)) + reach + 1
+                    axes.add_patch(Rectangle((column, row["head"]), 1, 1, fill=False, edgecolor="#d55e00", zorder=3))
+                    axes.text(2 * reach + 3.4, row["head"] + 0.5, function.texts[0], **looks)
     sheet.scale(shades, list(panels.values()), "share of queries")
     family = head_functions()["positional"]
     meaning = "positional head, with the offset that holds at least 90 %"
@@ -228,17 +234,6 @@ def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
     for site, layer, head, column, share in rows:
         shares[site, layer][head, int(column)] += share
     return shares
-
-
-def _frame_positional(axes: Axes, heads: pd.DataFrame, reach: int) -> None:
-    """Frame the modal cell of positional heads and write the offset beside their row."""
-    looks = {"size": rcParams["ytick.labelsize"], "ha": "left", "va": "center_baseline"}
-    for head, labels in zip(heads["head"], heads["functions"], strict=True):
-        for function in functions_of(labels):
-            if function.family.name == "positional" and function.detail.lstrip("+-").isdigit():
-                column = int(np.clip(int(function.detail), -reach - 1, reach + 1)) + reach + 1
-                axes.add_patch(Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", zorder=3))
-                axes.text(2 * reach + 3.4, head + 0.5, function.texts[0], **looks)
 
 
 def draw_relations(run: Study, sheet: Sheet, _: object) -> None:

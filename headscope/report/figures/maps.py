@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from matplotlib import rcParams
@@ -20,7 +21,7 @@ from headscope.report import charts
 from headscope.report.charts import Grid, draw_grid, grid_entries, grids_of
 from headscope.report.comparison import StudyComparison, compared_measure
 from headscope.report.figures.layers import PARTS
-from headscope.report.marks import Function, contrast, fit
+from headscope.report.marks import contrast, fit
 from headscope.report.registry import RUN, RUNS, PlotFigure
 from headscope.report.sheet import BAR, BESIDE, GREY, PALE, Sheet, swatch
 from headscope.results.study import Study
@@ -121,7 +122,9 @@ def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
         own = _grounds(run, grid)
         shades |= dict(own.values())
         draw_grid(sheet, axes, grid, lines=lines, marks=False)
-        sheet.later.append(lambda axes=axes, grid=grid, own=own: _draw_heads(axes, grid, own))  # type: ignore[misc]
+        for (layer, slot), (_, color) in own.items():
+            axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=color, edgecolor="white"))
+        sheet.later.append(partial(_draw_bands, axes, grid))
         _draw_counts(bars, grid)
         bars.set_ylim(axes.get_ylim())
     longest = max([1.0, *(bars.dataLim.x1 for bars in panels[1::2])])
@@ -146,30 +149,24 @@ def _grounds(run: Study, grid: Grid) -> Grounds:
     return found
 
 
-def _draw_heads(axes: Axes, grid: Grid, grounds: Grounds) -> None:
-    for (layer, slot), (_, color) in grounds.items():
-        axes.add_patch(Rectangle((slot, layer), 1, 1, facecolor=color, edgecolor="white"))
-    for layer, row in enumerate(grid.functions):
-        for slot, functions in enumerate(row):
-            _draw_bands(axes, slot, layer, functions)
-
-
-def _draw_bands(axes: Axes, x: int, y: int, functions: Sequence[Function]) -> None:
-    shown = functions if len(functions) <= BANDS else functions[: BANDS - 1]
-    bands = max(len(shown) + (len(shown) < len(functions)), 1)
+def _draw_bands(axes: Axes, grid: Grid) -> None:
     width, size = charts.cell_inches(axes)[0] * 0.95, rcParams["xtick.labelsize"]
     looks = {"size": size, "ha": "center", "va": "center_baseline"}
-    for number, function in enumerate(shown):
-        top, color, ink = y + number / bands, function.family.color, "black"
-        if function.hollow:
-            inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
-            axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color))
-        else:
-            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
-            ink = contrast(color)
-        axes.text(x + 0.5, top + 0.5 / bands, fit(function, width, size), color=ink, **looks)
-    if len(shown) < len(functions):
-        axes.text(x + 0.5, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", **looks)
+    cells = [(slot, layer, own) for layer, row in enumerate(grid.functions) for slot, own in enumerate(row)]
+    for x, y, functions in cells:
+        shown = functions if len(functions) <= BANDS else functions[: BANDS - 1]
+        bands = max(len(shown) + (len(shown) < len(functions)), 1)
+        for number, function in enumerate(shown):
+            top, color, ink = y + number / bands, function.family.color, "black"
+            if function.hollow:
+                inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
+                axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color))
+            else:
+                axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
+                ink = contrast(color)
+            axes.text(x + 0.5, top + 0.5 / bands, fit(function, width, size), color=ink, **looks)
+        if len(shown) < len(functions):
+            axes.text(x + 0.5, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", **looks)
 
 
 def _draw_counts(axes: Axes, grid: Grid) -> None:

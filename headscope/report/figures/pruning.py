@@ -55,7 +55,7 @@ class PruningFigureOptions:
 
 
 def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
-    """One of the figures: quality, sites, layers, functions or gates; None is quality for sweeps, sites for other runs."""
+    """Quality, sites, layers, functions or gates; RunError where the runs lack what is asked for."""
     kind = options.figure or ("quality" if any(run.measured for run in runs) else "sites")
     if kind not in FIGURES:
         raise ConfigError(f"--figure {kind!r} is not known; choose from {', '.join(FIGURES)}")
@@ -214,25 +214,20 @@ def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
         if run.unpruned.empty:
             raise RunError(f"{run.name} does not have the unpruned model, whose layers are divided, yet; finish it")
         for site in run.sites:
-            table, names = _by_layers(run, pd.concat([run.unpruned, cells]), site)
-            limit = int(run.unpruned[f"kept_{site}"].max())
-            draw = partial(_plot_courses, table, dict(zip(names, SHADES, strict=False)), limit)
+            heads = run.survivors[run.survivors["site"] == site]
+            table, limit = pd.concat([run.unpruned, cells]), int(run.unpruned[f"kept_{site}"].max())
+            table = table.assign(pruned=limit - table[f"kept_{site}"])
+            numbers = np.unique(heads.loc[heads["cell"].isin(run.unpruned["cell"]), "layer"])
+            colors = {}
+            for part, color in zip(np.array_split(numbers, min(GROUPS, len(numbers))), SHADES, strict=False):
+                name = f"layer {part[0]}" if len(part) == 1 else f"layers {part[0]} to {part[-1]}"
+                table[name] = table["cell"].map(heads[heads["layer"].isin(part)].groupby("cell").size()).fillna(0)
+                colors[name] = color
             own = f"{title}, {site}" if len(groups) > 1 else site
+            draw = partial(_plot_courses, table, colors, limit)
             found.append(Chart(own, draw, "heads of the site pruned", "heads kept", (True, True)))
     sheet.key(*([SEEDS] if has_seeds(runs) else []))
     return found
-
-
-def _by_layers(run: Sweep, cells: pd.DataFrame, site: str) -> tuple[pd.DataFrame, list[str]]:
-    """The cells with the number of heads that are pruned of a site, and a column for each group of its layers."""
-    heads = run.survivors[run.survivors["site"] == site]
-    whole = heads[heads["cell"].isin(run.unpruned["cell"])]
-    numbers = sorted(whole["layer"].unique())
-    counts = {}
-    for part in np.array_split(np.array(numbers), min(GROUPS, len(numbers))):
-        name = f"layer {part[0]}" if len(part) == 1 else f"layers {part[0]} to {part[-1]}"
-        counts[name] = cells["cell"].map(heads[heads["layer"].isin(part)].groupby("cell").size()).fillna(0)
-    return cells.assign(pruned=len(whole) - cells[f"kept_{site}"], **counts), list(counts)
 
 
 def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:

@@ -71,7 +71,13 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     beside = max(text_width(name, size) for name in names) / em() + 2
     (axes,) = sheet.panels([""], [(count * CELL, count * CELL)], bar=True, beside=beside, above=beside)
     shades = ScalarMappable(Normalize(-1, 1), "RdBu_r")
-    _draw_points(axes, ranks, [SITE_COLORS[site] for site in run.heads["site"]])
+    share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
+    places, fewer = EDGE + (1 - 2 * EDGE) * share, min(1.0, CLEAR / len(ranks))
+    looks: dict[str, Any] = {"s": 1.6 * fewer, "linewidths": 0, "alpha": 0.3 + 0.5 * fewer}
+    for row, column in zip(*np.tril_indices(count, -1), strict=True):
+        axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=PALE, edgecolor="white"))
+        xs, ys = column + places[:, column], row + 1 - places[:, row]
+        axes.scatter(xs, ys, c=[SITE_COLORS[site] for site in run.heads["site"]], **looks)
     sheet.later.append(lambda: _write_correlations(axes, ranks, shades))
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names, parse_math=False)
@@ -114,17 +120,6 @@ def correlations(ranks: pd.DataFrame) -> tuple[Array, Array, Array]:
     with np.errstate(invalid="ignore", divide="ignore"):
         low, high = np.nanpercentile([np.corrcoef(table[rows].T) for rows in draws], (2.5, 97.5), axis=0)
         return np.asarray(np.corrcoef(table.T)), low, high
-
-
-def _draw_points(axes: Axes, ranks: pd.DataFrame, colors: Sequence[str]) -> None:
-    """The ranks of all heads below the diagonal."""
-    share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
-    place = EDGE + (1 - 2 * EDGE) * share
-    fewer = min(1.0, CLEAR / len(ranks))
-    for row, column in zip(*np.tril_indices(len(ranks.columns), -1), strict=True):
-        axes.add_patch(Rectangle((int(column), int(row)), 1, 1, facecolor=PALE, edgecolor="white"))
-        xs, ys = column + place[:, column], row + 1 - place[:, row]
-        axes.scatter(xs, ys, s=1.6 * fewer, c=colors, linewidths=0, alpha=0.3 + 0.5 * fewer)
 
 
 def _write_correlations(axes: Axes, ranks: pd.DataFrame, shades: ScalarMappable) -> None:

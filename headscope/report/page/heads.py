@@ -18,7 +18,7 @@ import pandas as pd
 from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
 from headscope.data.token_text import Marks, shown
 from headscope.description.examples import WINDOW
-from headscope.files.tables import Bytes, Example
+from headscope.files.tables import Example
 from headscope.report.figures.layers import PARTS
 from headscope.report.marks import functions_of
 from headscope.results.answer import interval_text, number_text
@@ -293,24 +293,24 @@ def window(text: str, at: int) -> dict[int, str]:
 
 
 def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
-    """The sentences with their weights, as many as there is room for; `percents` are the texts of the levels."""
+    """The sentences with their weights [n t s] as bytes in steps, deflated, in base64, as many as there is room for.
+
+    `percents` are the texts of the steps.
+    """
     if not examples:
         return None
     sentences = []
     for example in examples:
         sides = {side: list(subwords) for side, subwords in example.subwords.items()}
-        weights = example.weights.items()
-        sites = {site: {"sides": list(sides_of(site, sides)), "packed": pack(own)} for site, own in weights}
+        sites = {}
+        for site, weights in example.weights.items():
+            # without a search for repetitions, of which attention has none: a hundred times as fast, and smaller
+            stream = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
+            packed = base64.b64encode(stream.compress(STEPS[weights].tobytes()) + stream.flush()).decode("ascii")
+            sites[site] = {"sides": list(sides_of(site, sides)), "packed": packed}
         texts = dict(example.texts)
         sentences.append({"line": example.number + 1, "texts": texts, "subwords": sides, "sites": sites})
     sizes = [sum(len(site["packed"]) for site in sentence["sites"].values()) for sentence in sentences]
     fitting = int((np.cumsum(sizes) <= ROOM).sum())
     percents = [f"{(step / LEVELS) ** 2:.0%}".replace("%", " %") for step in range(LEVELS + 1)]
     return {"percents": percents, "sentences": sentences[:fitting], "left_out": len(sentences) - fitting}
-
-
-def pack(weights: Bytes) -> str:
-    """Weights [n t s] as bytes 0 … 255 in steps, deflated, in base64."""
-    # without a search for repetitions, of which attention has none: a hundred times as fast, and smaller
-    stream = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
-    return base64.b64encode(stream.compress(STEPS[weights].tobytes()) + stream.flush()).decode("ascii")
