@@ -206,7 +206,7 @@ def parse_range(ends: Sequence[float]) -> Normalize:
     if len(ends) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
         text = ",".join(f"{end:g}" for end in ends)
         raise ConfigError(f"--range {text}: give two numbers, the lower first, such as --range 0,1")
-    return Normalize(*ends)
+    return Normalize(ends[0], ends[1])
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Grid:
         return max(slots, 1) * wide, layers * max(CELL[1], LEADING * lines + 0.4)
 
 
-def grids_of(run: Study, measure: str | None = None, *, sort: bool = False, unsupported: bool = False) -> list[Grid]:
+def grids_of(run: Study, measure: str | None = None, *, sort: bool = False) -> list[Grid]:
     """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest."""
     grids = []
     for site, counts in run.layout.items():
@@ -241,8 +241,7 @@ def grids_of(run: Study, measure: str | None = None, *, sort: bool = False, unsu
         for row in run.heads[run.heads["site"] == site].to_dict("records"):
             layer, head = row["layer"], row["head"]
             values[layer, head] = row[measure] if measure else np.nan
-            weak = row.get("functions_unsupported") if unsupported else ""
-            functions[layer][head] = functions_of(row["functions"]) + functions_of(weak, hollow=True)
+            functions[layer][head] = functions_of(row["functions"])
         grid = Grid(site, values, heads, functions)
         grids.append(_sorted(grid) if sort else grid)
     return grids
@@ -253,8 +252,8 @@ def _sorted(grid: Grid) -> Grid:
     keys = np.where(np.isnan(grid.values), np.inf, -grid.values)
     order = np.lexsort((keys, grid.heads < 0), axis=-1)
     functions = [[row[slot] for slot in ranks] for row, ranks in zip(grid.functions, order, strict=True)]
-    values, heads = (np.take_along_axis(array, order, axis=1) for array in (grid.values, grid.heads))
-    return Grid(grid.site, values, heads, functions)
+    values = np.take_along_axis(grid.values, order, axis=1)
+    return Grid(grid.site, values, np.take_along_axis(grid.heads, order, axis=1), functions)
 
 
 def draw_grid(

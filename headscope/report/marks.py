@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -26,11 +26,10 @@ LONG = 4  # letters of a relation's name that a mark can show
 
 @dataclass(frozen=True)
 class Function:
-    """One label of one head; `hollow` where only the estimate would give it: in brackets, without a colour behind."""
+    """One label of one head."""
 
     family: HeadFunction
     detail: str
-    hollow: bool = False
 
     @property
     def letters(self) -> str:
@@ -44,8 +43,7 @@ class Function:
     @property
     def texts(self) -> tuple[str, str, str]:
         """The mark, its letters and its glyph alone, from the fullest to the shortest."""
-        texts = self.family.glyph + self.letters, self.letters, self.family.glyph
-        return tuple(f"({text})" for text in texts) if self.hollow else texts  # type: ignore[return-value]
+        return self.family.glyph + self.letters, self.letters, self.family.glyph
 
     @property
     def meaning(self) -> str:
@@ -56,19 +54,16 @@ class Function:
         return f"{relation}, dependent to head" if self.detail.endswith("<") else f"{relation}, head to dependent"
 
 
-def functions_of(labels: object, *, hollow: bool = False) -> tuple[Function, ...]:
-    """The functions in one cell of the `functions` column; an unknown family keeps its first letter.
-
-    `hollow` reads the column `functions_unsupported`, in which every label has a reason in brackets.
-    """
+def functions_of(labels: object) -> tuple[Function, ...]:
+    """The functions in one cell of the `functions` column; an unknown family keeps its first letter."""
     functions = []
     families = head_functions()
     for label in filter(None, (part.strip() for part in str(labels or "").split(";"))):
-        name, _, detail = (label.partition(" (")[0] if hollow else label).partition(":")
+        name, _, detail = label.partition(":")
         short = name.strip().lower()
         family = families.get(short) or families.get(short.removesuffix("_token"))
         family = family or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
-        functions.append(Function(family, detail, hollow))
+        functions.append(Function(family, detail))
     return tuple(dict.fromkeys(functions))
 
 
@@ -101,19 +96,16 @@ def contrast(color: str | Iterable[float]) -> str:
 
 def function_entries(functions: Iterable[Function], *, colored: bool) -> list[Artist | str]:
     """An entry of the key for each family that occurs, or for each of its relations, in the families' order."""
-    marks = set(functions)
     order = {family: place for place, family in enumerate(head_functions().values())}
     entries: dict[str, Artist | str] = {}
     for function in sorted(
-        {replace(function, hollow=False) for function in marks},
+        set(functions),
         key=lambda function: (order.get(function.family, len(order)), function.family.name, function.detail),
     ):
         whole = function.family.detail == "relation" and function.detail
         mark = function.texts[0] if whole else function.family.glyph + function.family.letter
         entry = f"{mark}  {function.meaning}"
         entries.setdefault(function.meaning, swatch(function.family.color, entry) if colored else entry)
-    if any(function.hollow for function in marks):
-        entries["hollow"] = "(  )  by the estimate alone; the evidence does not suffice"
     return list(entries.values())
 
 

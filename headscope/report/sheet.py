@@ -204,7 +204,7 @@ class Sheet(Figure):
         self.set_layout_engine("none")
         return self
 
-    def _text(self, text: str, size: str, weight: str, color: str) -> Text:
+    def _text(self, text: str, size: Any, weight: str, color: str) -> Text:
         points = float(rcParams[size])
         lines = wrap(text, self.get_figwidth() - EDGE * em(), points, weight=weight)
         return self.text(0, 0, lines, size=points, weight=weight, color=color, va="top", parse_math=False)

@@ -22,7 +22,7 @@ from headscope.report.registry import draw_standard
 from headscope.report.styles import write_figure
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
-from tests.makers.figures import draw, draw_words, with_tables
+from tests.makers.figures import draw, draw_words
 from tests.makers.runs import make_run
 
 pytestmark = pytest.mark.slow
@@ -168,20 +168,6 @@ def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     functional = labelled.map(bool)  # each counts once
     assert sum(bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)) == functional.sum()
     assert "no function found" in texts(figure)
-
-
-def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[str, Study]) -> None:
-    weak = "positional:-1 (12 instances, 20 are needed);rare (p 0.2)"
-    heads = runs["small"].heads.assign(functions="sink", functions_unsupported=["", weak] * 36)
-    run = with_tables(runs["small"], heads=heads)
-    plain, marked = draw("functions", run), draw("functions", run, unsupported=True)
-    assert len(marked.axes[0].patches) - len(plain.axes[0].patches) == 36 * 2
-    assert len(marked.axes[1].patches) == len(plain.axes[1].patches)
-    assert [function.texts[0] for function in grids_of(run, unsupported=True)[0].functions[0][1][1:]] == [
-        "(◆−1)",
-        "(★r)",
-    ]
-    assert "▼s\n(◆−1)\n(★r)" in texts(draw("heads", run, measure=("confidence",), unsupported=True))
 
 
 def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:

@@ -289,7 +289,7 @@ def _draw_rates(run: Study, sheet: Sheet, table: pd.DataFrame, labels: list[str]
         for row, head in np.argwhere(_rates(rows, labels, heads, "margin") >= CLEAR - 1e-12):
             ink = contrast(shades.to_rgba(np.ma.filled(shades.get_array(), np.nan)[row, head]))  # type: ignore[arg-type]
             fill = ink if f"syntactic:{labels[row]}" in functions[head] else "none"
-            looks = {"markersize": 2.6, "color": ink, "markerfacecolor": fill, "markeredgewidth": 0.5}
+            looks: dict[str, Any] = {"markersize": 2.6, "color": ink, "markerfacecolor": fill, "markeredgewidth": 0.5}
             axes.plot(GAP + head + 0.5, row + 0.5, "o", **looks)
     sheet.scale(shades, list(panels.values()), unit)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
@@ -47,21 +48,20 @@ class HeadsOptions:
     range: tuple[float, ...] = option(
         (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
     )
-    unsupported: bool = option(False, "Also mark functions that lack evidence, in brackets.")
 
 
 def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
     """A grid for every measure and site; colours go over the range that the measure declares, or over `range`."""
     chosen = [run.require(name) for name in options.measure] if options.measure else shown_measures(run)
-    whole = {name: grids_of(run, name, sort=options.sort, unsupported=options.unsupported) for name in chosen}
+    whole = {name: grids_of(run, name, sort=options.sort) for name in chosen}
     by_measure = {name: [grid for grid in own if np.isfinite(grid.values).any()] or own for name, own in whole.items()}
     grids = [grid for own in by_measure.values() for grid in own]
     lines = min(max(grid.busiest for grid in grids), LINES) + options.sort
     titles = [f"{measure_of(name).words} · {grid.site}" for name, own in by_measure.items() for grid in own]
     starts = {*map(int, np.cumsum([len(own) for own in by_measure.values()]))}
     several, sizes = min(starts) > 1, [grid.size(lines) for grid in grids]  # sites
-    own_lines = {"starts": starts, "bar": True} if several else {"beside": BESIDE + BAR}
-    panels = iter(sheet.panels(titles, sizes, share="", **own_lines))  # type: ignore[arg-type]
+    own_lines: dict[str, Any] = {"starts": starts, "bar": True} if several else {"beside": BESIDE + BAR}
+    panels = iter(sheet.panels(titles, sizes, share="", **own_lines))
     for name, own in by_measure.items():
         measure, places, values = measure_of(name), [next(panels) for _ in own], [grid.values for grid in own]
         norm = charts.measure_limits(measure, values, options.range)
@@ -98,20 +98,13 @@ HEADS = PlotFigure(
 )
 
 
-@dataclass(frozen=True)
-class FunctionsOptions:
-    """Options of the figure."""
-
-    unsupported: bool = option(False, "Also draw functions that lack evidence, hollow; they count in no bar.")
-
-
-def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
+def draw_functions(run: Study, sheet: Sheet, _: object) -> None:
     """A cell per head, a coloured band per function; beside it the heads per layer by function, each counted once.
 
-    Of a run with `explained` heads without a function have the shade of what explains most of them. With `unsupported`
-    functions that lack evidence have hollow bands; the bars do not count them. Sites without heads are left out.
+    Of a run with `explained` heads without a function have the shade of what explains most of them. Sites without heads
+    are left out.
     """
-    whole = grids_of(run, unsupported=options.unsupported)
+    whole = grids_of(run)
     grids = [grid for grid in whole if grid.heads.size] or whole
     lines = min(max(grid.busiest for grid in grids), BANDS)
     counts = COUNTS if sheet.style.width is None or sheet.style.width > 5 else COUNTS / 2
@@ -138,11 +131,11 @@ def draw_functions(run: Study, sheet: Sheet, options: FunctionsOptions) -> None:
 
 
 def _grounds(run: Study, grid: Grid) -> Grounds:
-    """Of heads of which a description says at least half, and which have no function with evidence."""
+    """Of heads of which a description says at least half, and which have no function."""
     found = {}
     for row in run.heads[run.heads["site"] == grid.site].to_dict("records"):
         layer, head = int(row["layer"]), int(row["head"])
-        if (group := leading_group(row)) and all(function.hollow for function in grid.functions[layer][head]):
+        if (group := leading_group(row)) and not grid.functions[layer][head]:
             word, color = PARTS[group]
             red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
             found[layer, head] = word, to_hex((red, green, blue))
@@ -157,21 +150,16 @@ def _draw_bands(axes: Axes, grid: Grid) -> None:
         shown = functions if len(functions) <= BANDS else functions[: BANDS - 1]
         bands = max(len(shown) + (len(shown) < len(functions)), 1)
         for number, function in enumerate(shown):
-            top, color, ink = y + number / bands, function.family.color, "black"
-            if function.hollow:
-                inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
-                axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color))
-            else:
-                axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
-                ink = contrast(color)
-            axes.text(x + 0.5, top + 0.5 / bands, fit(function, width, size), color=ink, **looks)
+            top, color = y + number / bands, function.family.color
+            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
+            axes.text(x + 0.5, top + 0.5 / bands, fit(function, width, size), color=contrast(color), **looks)
         if len(shown) < len(functions):
             axes.text(x + 0.5, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", **looks)
 
 
 def _draw_counts(axes: Axes, grid: Grid) -> None:
     """Stacked bars in line with the rows of the map; the key has the colours of the map already."""
-    rows = [[{function.family for function in cell if not function.hollow} for cell in row] for row in grid.functions]
+    rows = [[{function.family for function in cell} for cell in row] for row in grid.functions]
     families = {family for row in rows for cell in row for family in cell}
     known = list(head_functions().values())
     order = sorted(families, key=lambda family: (known.index(family) if family in known else len(known), family.name))
@@ -187,7 +175,6 @@ FUNCTIONS = PlotFigure(
     "functions",
     "Which function each head has, and how many heads of each layer have it.",
     draw_functions,
-    Options=FunctionsOptions,
     every_run=True,
     order=20,
 )

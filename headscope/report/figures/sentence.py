@@ -165,8 +165,8 @@ def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
         raise ConfigError("no site was seen on this sentence; give --target TEXT for an encoder-decoder")
     sizes = [(max(map(len, layers)) * SIDE, len(layers) * SIDE) for layers in sites.values()]
     panels = sheet.panels(list(sites), sizes, bar=True, share="")
-    for axes, layers in zip(panels, sites.values(), strict=True):
-        shades = _draw_site(axes, layers)
+    for axes, matrices in zip(panels, sites.values(), strict=True):
+        shades = _draw_site(axes, matrices)
     sheet.scale(shades, panels, "weight")
     sheet.headline("Every head on one sentence", " → ".join(filter(None, (line.source, line.target))))
 

@@ -299,7 +299,7 @@ def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
     """
     if not examples:
         return None
-    sentences = []
+    sentences: list[dict[str, Any]] = []
     for example in examples:
         sides = {side: list(subwords) for side, subwords in example.subwords.items()}
         sites = {}

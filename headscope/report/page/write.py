@@ -90,15 +90,13 @@ def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report
     for run in runs:
         by_kind["analysis" if isinstance(run, Study) else kind_of(run)].append(run)
     studies = [read_run(run) if isinstance(run, Path) else run for run in by_kind["analysis"]]
-    removals, trainings = (
-        list(map(cls.open, by_kind[kind])) for cls, kind in ((Removal, "removal"), (Training, "training"))
-    )
+    removals, trainings = list(map(Removal.open, by_kind["removal"])), list(map(Training.open, by_kind["training"]))
     sweeps = open_pruned(by_kind["pruning"])
     named = names or number_same([study.name for study in studies])
     shown = [run_data(study, name) for study, name in zip(studies, named, strict=True)]
-    titles = [study.model for study in studies]
-    titles = titles or [removal.folder.resolve().name for removal in removals]
-    titles += [run.name for run in (*sweeps, *trainings)] if not studies else []
+    others = [removal.folder.resolve().name for removal in removals]
+    others += [*(sweep.name for sweep in sweeps), *(run.name for run in trainings)]
+    titles = [study.model for study in studies] or others
     blocks = [*study_blocks(studies, shown), *pruning_blocks(removals, sweeps), *training_blocks(trainings)]
     return Report(", ".join(dict.fromkeys(titles)) or "nothing", studies, shown, blocks)
 
