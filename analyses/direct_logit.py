@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headscope.attribution.readout import Norm, Readout, find_readout
+from headscope.attribution.readout import Readout, find_readout
 from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
@@ -18,6 +17,7 @@ from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise
+from headscope.model.interface import watched
 
 
 @analysis
@@ -78,26 +78,22 @@ class DirectLogit(Analysis):
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """The last norm's input and output, and 1/σ of norms on what layers write [b t 1], pass by pass."""
         assert self.readout is not None
-        with ExitStack() as stack:
-            stack.callback(self._forget)
-            if self.readout.norm is not None:
-                stack.enter_context(self.readout.norm.module.register_forward_hook(self._end))
-            for place, stream_write in self.readout.written.items():
-                if (norm := stream_write.norm) is not None:
-                    stack.enter_context(norm.module.register_forward_hook(partial(self._wrote, place, norm)))
-            yield
+        norms = {place: writing.norm for place, writing in self.readout.written.items() if writing.norm is not None}
 
-    def _end(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.last = (inputs[0].detach(), output.detach())
+        def see(place: tuple[Site, int] | None, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            x, y = inputs[0].detach(), output.detach()
+            if place is None:
+                self.last = (x, y)
+            else:
+                self.scales[place] = norms[place].scale(precise(x), precise(y))
 
-    def _wrote(
-        self, place: tuple[Site, int], norm: Norm, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-    ) -> None:
-        self.scales[place] = norm.scale(precise(inputs[0].detach()), precise(output.detach()))
-
-    def _forget(self) -> None:
-        self.last = self.directions = None
-        self.scales.clear()
+        last = {} if self.readout.norm is None else {None: self.readout.norm.module}
+        with watched(last | {place: norm.module for place, norm in norms.items()}, see):
+            try:
+                yield
+            finally:
+                self.last = self.directions = None
+                self.scales.clear()
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config.declarations import AnalysisFigure, Measure
@@ -21,6 +20,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.interface import watched
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of, head_factors, membership, most_responsible
 
@@ -80,14 +80,9 @@ class ExpertUse(Analysis):
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Gates say what they found, just before `observe` sees the heads of their module."""
-        with ExitStack() as stack:
-            for site_layer, mixture in self.mixtures.items():
-                assert mixture.gate is not None
-                stack.callback(mixture.gate.register_forward_hook(partial(self._keep_gates, site_layer)).remove)
+        gates = {site_layer: mixture.gate for site_layer, mixture in self.mixtures.items() if mixture.gate is not None}
+        with watched(gates, lambda site_layer, _, log_gates: self.gates.update({site_layer: log_gates.detach()})):
             yield
-
-    def _keep_gates(self, site_layer: SiteLayer, _: nn.Module, __: Any, log_gates: Tensor) -> None:
-        self.gates[site_layer] = log_gates.detach()
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         site_layer = (heads.site, heads.layer)

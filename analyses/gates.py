@@ -6,7 +6,7 @@ The latter are those of Qwen3-Next and its like (Qiu et al. 2025, "Gated Attenti
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, DeclaresAttention, base_of, eval_mode, probe_inputs
-from headscope.model.interface import through_attend
+from headscope.model.interface import through_attend, watched
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.linear import open_probability
 
@@ -63,15 +63,12 @@ class InputGates(Analysis):
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        with ExitStack() as stack:
-            for site_layer, source in self.sources.items():
-
-                def hook(_: nn.Module, __: Any, output: Tensor, where: tuple[Site, int] = site_layer) -> None:
-                    self.values[where] = output.detach()
-
-                stack.callback(source.module.register_forward_hook(hook).remove)
-            stack.callback(self.values.clear)
-            yield
+        modules = {site_layer: source.module for site_layer, source in self.sources.items()}
+        with watched(modules, lambda site_layer, _, output: self.values.update({site_layer: output.detach()})):
+            try:
+                yield
+            finally:
+                self.values.clear()
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         source = self.sources.get((heads.site, heads.layer))
@@ -133,11 +130,8 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
 
     names = {part.place: part.name for part in checkpoint.attention_sites.order}
     parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
-    with ExitStack() as stack:
-        for module in {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}:
-            stack.callback(module.register_forward_hook(see).remove)
-        for block in (eval_mode(model), torch.no_grad(), through_attend(model), tapped(tap)):
-            stack.enter_context(block)
+    linear = {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}
+    with watched(linear, see), eval_mode(model), torch.no_grad(), through_attend(model), tapped(tap):
         base_of(model)(**probe_inputs(model))
     sources = {site_layer: _source(parts[site_layer], activations, context) for site_layer, context in contexts.items()}
     return {site_layer: source for site_layer, source in sources.items() if source is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.residual_stream import input_states, layer_block
+from headscope.attribution.residual_stream import layer_block, seen_states
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
@@ -67,7 +67,7 @@ class Massive(Analysis):
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
         self.blocks: dict[tuple[Site, int], nn.Module] = {}
-        self.states: dict[int, Tensor] = {}
+        self.states: dict[nn.Module, Tensor] = {}
         self.tokens: dict[tuple[Site, int, int, bool], tuple[int, float, float]] = {}
         self.counted: dict[tuple[Site, int], int] = {}
         self.names: dict[int, str] = {}
@@ -91,19 +91,14 @@ class Massive(Analysis):
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            states = input_states(arguments, keywords)
-            if states is not None:
-                self.states[id(module)] = states.detach()
-
-        with ExitStack() as stack:
-            for block in {id(block): block for block in self.blocks.values()}.values():
-                stack.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            stack.callback(self.states.clear)
-            yield
+        with seen_states({*self.blocks.values()}, lambda block, x: self.states.update({block: x.detach()})):
+            try:
+                yield
+            finally:
+                self.states.clear()
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        states = self.states.pop(id(self.blocks[heads.site, heads.layer]), None)
+        states = self.states.pop(self.blocks[heads.site, heads.layer], None)
         if states is None or states.shape[:2] != heads.queries.shape:
             raise CheckpointError(f"what {heads.site}.{heads.layer} reads cannot be seen; leave out massive")
         magnitude, median = magnitudes(states, heads.key_side.real)

@@ -9,7 +9,7 @@ m(corrupt).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, by_layer
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite, eval_mode
+from headscope.model.interface import watched
 from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
 from headscope.model.taps import differentiable_contexts, gradients_of, tapped_sites
@@ -209,10 +210,7 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
         start: Tensor = module.forward(corrupt)
         return start + share * (output - start)
 
-    parts = [part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)]
-    with ExitStack() as stack:
-        for part in parts:
-            stack.enter_context(part.register_forward_hook(hook))
+    with watched([part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)], hook):
         yield
     if not mixed_modules:
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")

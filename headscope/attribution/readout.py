@@ -11,9 +11,8 @@ refused with that reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
+from headscope.model.interface import watched
 from headscope.model.projections import WeightOwners
 from headscope.model.stored_weights import without_saved_tensors
 from headscope.model.taps import frozen_parameters
@@ -130,22 +130,20 @@ class _ReadoutProbe:
     def hooks(self, checkpoint: Checkpoint, layer: nn.Module) -> Iterator[None]:
         """Within the block the hooks are in place."""
         owners = WeightOwners(checkpoint.model)
-        with ExitStack() as stack:
-            self.norms = stack.enter_context(observed_norms(checkpoint.model))
-            for place, projection in checkpoint.projections.items():
-                if place[0] is not Site.ENCODER_SELF:
-                    self.outputs[place] = None
-                    owner = owners.of(projection.output)
-                    if owner is not None:
-                        stack.enter_context(owner[1].register_forward_hook(partial(self._written, place)))
-            stack.enter_context(layer.register_forward_pre_hook(self._end))
+        projections = checkpoint.projections.items()
+        places = {place: owners.of(it.output) for place, it in projections if place[0] is not Site.ENCODER_SELF}
+        self.outputs = dict.fromkeys(places)
+        modules: dict[Any, nn.Module] = {place: owner[1] for place, owner in places.items() if owner is not None}
+        modules[None] = layer
+
+        def see(place: tuple[Site, int] | None, inputs: tuple[Any, ...], output: Any) -> None:
+            if place is None:
+                self.final = inputs[0]
+            else:
+                self.outputs[place] = output.grad_fn
+
+        with observed_norms(checkpoint.model) as self.norms, watched(modules, see):
             yield
-
-    def _written(self, place: tuple[Site, int], _: nn.Module, __: Any, output: Tensor) -> None:
-        self.outputs[place] = output.grad_fn
-
-    def _end(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.final = inputs[0]
 
 
 @contextmanager
@@ -157,9 +155,7 @@ def observed_norms(model: nn.Module) -> Iterator[ObservedNorms]:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
             norms.append((module, inputs[0], output))
 
-    with ExitStack() as stack:
-        for module in filter(normalises, model.modules()):
-            stack.enter_context(module.register_forward_hook(note))
+    with watched(filter(normalises, model.modules()), note):
         yield norms
 
 

@@ -10,10 +10,10 @@ row vectors, x W.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode
-from headscope.model.interface import through_attend
+from headscope.model.interface import through_attend, watched
 from headscope.model.mixing.base import mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import matrix_of
@@ -254,7 +254,12 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     }
     side = pad_side([Encoded.plain([int(number)]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
-    with eval_mode(model), _replaced_input(entry, states), _seen_input(end, seen), gated(model, closed):
+    with (
+        eval_mode(model),
+        _replaced_input(entry, states),
+        seen_states([end], lambda _, x: seen.append(x)),
+        gated(model, closed),
+    ):
         checkpoint.forward(batch) if later or norm else checkpoint.logits(batch)
     return constant(seen[0][:, 0])
 
@@ -269,12 +274,6 @@ def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer)
     return model.get_submodule(name)
 
 
-def input_states(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
-    """The states [b t d] that a layer is called with."""
-    candidates = [*arguments, keywords.get("hidden_states"), keywords.get("x")]
-    return next((value for value in candidates if isinstance(value, Tensor) and value.ndim == 3), None)
-
-
 @contextmanager
 def _replaced_input(module: nn.Module, states: Tensor) -> Iterator[None]:
     def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -287,13 +286,18 @@ def _replaced_input(module: nn.Module, states: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
-    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        states = input_states(arguments, keywords)
-        if states is not None:
-            seen.append(states)
+def seen_states(modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], object]) -> Iterator[None]:
+    """Within the block `see` is told the states [b t d] that modules are called with."""
 
-    with module.register_forward_pre_hook(hook, with_kwargs=True):
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        candidates = [*arguments, keywords.get("hidden_states"), keywords.get("x")]
+        states = next((value for value in candidates if isinstance(value, Tensor) and value.ndim == 3), None)
+        if states is not None:
+            see(module, states)
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         yield
 
 
@@ -328,30 +332,28 @@ class _Probe:
         self.products: dict[tuple[SiteLayer, str], Tensor] = {}
         names = {part.place: part.name for part in checkpoint.attention_sites.order}
         self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
-        self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
-        owners = WeightOwners(model)
-        batch = probe_text(checkpoint, rows=2)
-        self.ids = batch.source.ids
-        with ExitStack() as stack:
-            self.norms = stack.enter_context(observed_norms(model))
-            for module in model.modules():
-                if isinstance(module, nn.Embedding):
-                    stack.enter_context(module.register_forward_hook(self._table))
-            for site_layer, entry in self.entries.items():
-                stack.enter_context(_seen_input(layer_block(model, checkpoint, site_layer), entry))
-                for name in ("query", "key", "value"):
-                    owner = owners.of(getattr(self.projections[site_layer], name))
-                    if owner is not None:
-                        stack.enter_context(owner[1].register_forward_hook(partial(self._read, (site_layer, name))))
+        self.blocks = {site_layer: layer_block(model, checkpoint, site_layer) for site_layer in site_layers}
+        self.entries: dict[nn.Module, list[Tensor]] = {block: [] for block in self.blocks.values()}
+        owners, batch = WeightOwners(model), probe_text(checkpoint, rows=2)
+        projections = {
+            (site_layer, name): owners.of(getattr(self.projections[site_layer], name))
+            for site_layer in site_layers
+            for name in ("query", "key", "value")
+        }
+
+        def table(module: nn.Module, inputs: tuple[Any, ...], _: Tensor) -> None:
+            if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], batch.source.ids):
+                self.tables.append((matrix_of(module), inputs[0]))
+
+        def read(place: tuple[SiteLayer, str], inputs: tuple[Any, ...], output: Tensor) -> None:
+            self.inputs.setdefault(place, inputs[0])
+            self.products.setdefault(place, output)
+
+        tables = watched([part for part in model.modules() if isinstance(part, nn.Embedding)], table)
+        products = watched({key: owner[1] for key, owner in projections.items() if owner}, read)
+        entries = seen_states(self.entries, lambda block, x: self.entries[block].append(x))
+        with observed_norms(model) as self.norms, tables, products, entries:
             checkpoint.logits(batch)
-
-    def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):
-            self.tables.append((matrix_of(module), inputs[0]))
-
-    def _read(self, place: tuple[SiteLayer, str], _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self.inputs.setdefault(place, inputs[0])
-        self.products.setdefault(place, output)
 
     def head_norms(self, site_layer: SiteLayer) -> tuple[Norm | None, Norm | None] | None:
         """The norms that each head's queries and its keys pass as they come from their projection.
@@ -379,7 +381,9 @@ class _Probe:
         for module, x, y in reversed(self.norms):
             if y.shape == read.shape and torch.equal(y, read):
                 return read_norm(module, x, y) or f"its norm ({type(module).__name__}) is of an unknown kind"
-        plain = any(torch.equal(entry, read) for entry in self.entries[site_layer] if entry.shape == read.shape)
+        plain = any(
+            torch.equal(entry, read) for entry in self.entries[self.blocks[site_layer]] if entry.shape == read.shape
+        )
         return None if plain else "what its projections read is neither the stream nor a known norm of it"
 
     def embeddings(self) -> tuple[Tensor | str, float]:

@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -55,6 +55,21 @@ def takes(model: nn.Module, argument: str) -> bool:
 @lru_cache(maxsize=256)  # read once a class and not at every pass
 def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
+
+
+@contextmanager
+def watched(
+    modules: Mapping[Any, nn.Module] | Iterable[nn.Module], see: Callable[[Any, Any, Any], Any]
+) -> Iterator[None]:
+    """Within the block `see` is told of every module that runs: its key (or itself), all it reads and what it gives.
+
+    What `see` returns, other than None, takes the place of what the module gives.
+    """
+    named = modules.items() if isinstance(modules, Mapping) else [(module, module) for module in modules]
+    with ExitStack() as stack:
+        for key, module in named:
+            stack.enter_context(module.register_forward_hook(lambda _, *passed, key=key: see(key, *passed)))
+        yield
 
 
 NOT_TEXT = re.compile(r"vision|visual|image|audio|speech")

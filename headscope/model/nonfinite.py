@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import isfinite
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, NumericalError, shortlist
 from headscope.model.attention import AttentionCall, tapped
+from headscope.model.interface import watched
 from headscope.model.stored_weights import tensors_in_place
 
 MOST_NESTED = 3
@@ -149,12 +150,8 @@ def first_non_finite(
     `site_of` gives the site and layer of an attention module, `counted` the part of a tensor to check.
     """
     trace = _Trace({id(part): name for name, part in model.named_modules()}, site_of, counted)
-    with ExitStack() as stack:
-        for part in model.modules():
-            stack.callback(part.register_forward_hook(trace.output).remove)
-        stack.enter_context(tapped(trace.context))
-        with suppress(NumericalError), torch.no_grad():
-            run()
+    with watched(model.modules(), trace.output), tapped(trace.context), suppress(NumericalError), torch.no_grad():
+        run()
     return trace.location
 
 

@@ -27,7 +27,7 @@ from headscope.model.discovery import (
     find_attention,
     probe_inputs,
 )
-from headscope.model.interface import replaced_forwards, suppress_warnings
+from headscope.model.interface import replaced_forwards, suppress_warnings, watched
 from headscope.model.projections import Slices, WeightOwners, projections
 from headscope.model.stored_weights import computing_dtype
 from headscope.model.taps import tapped_sites
@@ -293,18 +293,17 @@ class PrefixCache:
         if self.layer_index is None:
             self.cached.contexts.clear()
             return
-        watched = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
+        ranked = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
         for site_layer, entry in self.layer_index.of.items():
-            watched += [(entry.rank, entry.attention), (entry.rank, entry.output)]
+            ranked += [(entry.rank, entry.attention), (entry.rank, entry.output)]
             if entry.rank > after:
                 self.cached.contexts.pop(site_layer, None)
-        for rank, module in watched:
-            if rank > after:
-                self.cached.outputs[module] = []
-                stack.callback(module.register_forward_hook(self._cache_output).remove)
+        later = [module for rank, module in ranked if rank > after]
+        self.cached.outputs.update({module: [] for module in later})
+        stack.enter_context(watched(later, self._cache_output))
 
     def _cache_output(self, module: nn.Module, _: Any, output: Any) -> None:
-        """A forward hook that caches an output without its attention weights, which are large and read by no layer."""
+        """Cache an output without its attention weights, which are large and read by no layer."""
         weights = self._plan.weights
         self.cached.outputs[module].append(output if weights is None else _replaced(output, weights, None))
 

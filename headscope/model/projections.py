@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -246,16 +246,11 @@ def columns_of(module: nn.Module, heads: int, width: int, *, gate: float = 1.0) 
 @contextmanager
 def hooked_matrices(model: nn.Module, receive: Any) -> Iterator[None]:
     """Call `receive` before every module that has a weight matrix of its own."""
-    hooks = [
-        part.register_forward_pre_hook(receive)
-        for part in model.modules()
-        if isinstance(getattr(part, "weight", None), Tensor) and part.weight.ndim == 2
-    ]
-    try:
+    with ExitStack() as stack:
+        for part in model.modules():
+            if isinstance(getattr(part, "weight", None), Tensor) and part.weight.ndim == 2:
+                stack.enter_context(part.register_forward_pre_hook(receive))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class WeightOwners:

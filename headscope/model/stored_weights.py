@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headscope.model.interface import is_linear
+from headscope.model.interface import is_linear, watched
 
 PACKING = "support_avx512bf16_for_cpu"
 HALF = 2  # bytes of the smallest type that a plain matrix is stored in
@@ -211,10 +211,8 @@ def marked_products(model: nn.Module) -> Iterator[None]:
         marked: Tensor = Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
         return marked
 
-    with ExitStack() as stack:
-        for module in model.modules():
-            if is_linear(module) and readable(module) and not is_plain(module):
-                stack.callback(module.register_forward_hook(mark).remove)
+    linear = filter(is_linear, model.modules())
+    with watched([module for module in linear if readable(module) and not is_plain(module)], mark):
         yield
 
 

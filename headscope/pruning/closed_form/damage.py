@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
@@ -18,6 +18,7 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode, find_attention
+from headscope.model.interface import watched
 from headscope.model.prefix_cache import LayerIndex, SiteLayer, resumable_layers, stored_output
 from headscope.pruning.closed_form.moments import text_batches
 
@@ -72,14 +73,9 @@ class SharedLayers:
         below = self.below(places)
         missing = [layer for layer in below if layer not in known]
 
-        def keep(layer: nn.Module, _: Any, output: Any) -> None:
-            known.setdefault(layer, []).append(output)
-
-        with ExitStack() as stack:
-            stack.enter_context(stored_output({layer: known[layer] for layer in below if layer in known}))
-            if missing and self.size < self.most:
-                for layer in missing:
-                    stack.callback(layer.register_forward_hook(keep).remove)
+        kept = missing if self.size < self.most else []
+        keep = watched(kept, lambda layer, _, output: known.setdefault(layer, []).append(output))
+        with stored_output({layer: known[layer] for layer in below if layer in known}), keep:
             yield
 
     @property

@@ -32,6 +32,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
 from headscope.model.forward import refuse_overflow
+from headscope.model.interface import watched
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
 from headscope.model.taps import frozen_parameters, gradients_of
@@ -232,8 +233,7 @@ class _Collector(ContextTap):
         with super().observing(), ExitStack() as stack:
             if self.objective is not None:
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
-                for owner in set(self.owners.values()):
-                    stack.callback(owner.register_forward_hook(self._output).remove)
+                stack.enter_context(watched(set(self.owners.values()), self._output))
             yield
 
     def add(self, batch: Batch) -> None:

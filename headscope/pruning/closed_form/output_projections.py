@@ -15,7 +15,7 @@ a matrix have none.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
-from headscope.model.interface import is_linear
+from headscope.model.interface import is_linear, watched
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import is_plain, matrix_of
@@ -85,21 +85,13 @@ class StreamTap(TorchDispatchMode):
     @contextmanager
     def observing(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         """Entered around a pass."""
-        hooks = [module.register_forward_hook(self._begin) for module in set(modules)]
-        try:
-            with self:
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with watched(set(modules), lambda _, __, output: self.sums.append(_Sum(output))), self:
+            yield
 
     def streams(self) -> list[Tensor | None]:
         """What the outputs of all calls were added to [b t d], in the order of calls; then the tap is empty."""
         sums, self.sums = self.sums, []
         return [None if call.stream is None else call.stream / call.scale for call in sums]
-
-    def _begin(self, _: nn.Module, __: Any, output: Tensor) -> None:
-        self.sums.append(_Sum(output))
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
@@ -272,15 +264,10 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
     ]
     calls: list[tuple[nn.Module, tuple[int, ...]]] = []
 
-    def called(module: nn.Module, _: object, output: Tensor) -> None:
-        calls.append((module, tuple(output.shape[:-1])))
-
+    seen = watched((*attention, *linear), lambda module, _, y: calls.append((module, tuple(y.shape[:-1]))))
     tap, batch = StreamTap(), batch.to(checkpoint.device)
-    with eval_mode(checkpoint.model), torch.no_grad(), ExitStack() as stack:
-        for module in (*attention, *linear):
-            stack.callback(module.register_forward_hook(called).remove)
-        with tap.observing(linear):
-            checkpoint.forward(batch)
+    with eval_mode(checkpoint.model), torch.no_grad(), seen, tap.observing(linear):
+        checkpoint.forward(batch)
     streams = iter(tap.streams())
     found: list[FeedForwardOutput] = []
     place: tuple[tuple[Site, int], ...] = ()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
+from headscope.model.interface import watched
 from headscope.pruning.closed_form.moments import ContextTap, Place
 from headscope.pruning.closed_form.output_projections import (
     AllRead,
@@ -66,16 +67,13 @@ class CallReader(ContextTap):
             for module in self.modules:
                 if self.block is not None:
                     stack.callback(module.register_forward_pre_hook(self._block_input).remove)
-                stack.callback(module.register_forward_hook(self._output).remove)
+            stack.enter_context(watched(self.modules, lambda _, __, output: self.outputs.append(output.clone())))
             stack.enter_context(self.tap.observing(self.modules))
             yield
 
     def _block_input(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert self.block is not None
         self.called.append((self.block, self.rows(self.block, inputs[0])))
-
-    def _output(self, _: nn.Module, __: object, output: Tensor) -> None:
-        self.outputs.append(output.clone())
 
     def of(self, batch: Batch) -> list[ModuleCall]:
         """The calls of one batch, in their order."""
