@@ -15,7 +15,7 @@ from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
-from headscope.engine.budget import affordable
+from headscope.engine.joint import affordable
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers

@@ -27,8 +27,7 @@ from headscope.config.small import TranslateOptions
 from headscope.data.lines import read_lines
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score
-from headscope.evaluation.text_mode import TOKENISED
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.translation import TOKENISED, translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.training.config import PRESETS, TrainConfig

@@ -13,8 +13,8 @@ from headscope.cli.options import options_from, read
 from headscope.config import EvaluateConfig
 
 if TYPE_CHECKING:
-    from headscope.evaluation.each_head import EachHead
     from headscope.evaluation.quality import Evaluation
+    from headscope.evaluation.run import EachHead
 
 
 @options_from(EvaluateConfig, verbose=True)

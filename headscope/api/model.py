@@ -24,10 +24,9 @@ from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, spelled
-from headscope.evaluation.each_head import EachHead
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
-from headscope.evaluation.run import run_each_head, run_evaluation
+from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
 from headscope.files.folders import NOWHERE
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint

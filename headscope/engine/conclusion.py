@@ -18,9 +18,8 @@ from headscope.data.token_text import Marks
 from headscope.description.sentences import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
-from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
-from headscope.engine.evidence.need import Statistics, agreement_table, need_table, told_agreement
+from headscope.engine.evidence.need import Statistics, agreement_table, function_need_table, need_table, told_agreement
 from headscope.files.writing import deferred
 from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
 from headscope.progress import Progress, no_progress

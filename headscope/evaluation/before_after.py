@@ -25,7 +25,7 @@ from headscope.evaluation.metrics.base import (
     resampled,
 )
 from headscope.evaluation.non_inferiority import NonInferiority, groups_needed, judge
-from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
+from headscope.evaluation.translation import RAW, text_mode, text_remarks
 from headscope.formats.base import Checkpoint
 
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)

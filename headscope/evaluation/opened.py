@@ -32,7 +32,7 @@ from headscope.evaluation.metrics.base import (
     fitting_metrics,
     metrics_in_order,
 )
-from headscope.evaluation.text_mode import RAW, TextMode, text_mode
+from headscope.evaluation.translation import RAW, TextMode, text_mode
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured

@@ -27,8 +27,7 @@ from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, Translations, reference_texts
 from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.states import StateComparison, compare_states
-from headscope.evaluation.text_mode import RAW, TextMode, text_remarks
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.translation import RAW, TextMode, text_remarks, translate_lines
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress

@@ -1,22 +1,156 @@
-"""`headscope evaluate`: open a checkpoint and a text, measure, write the table that was asked for."""
+"""`headscope evaluate`: open a checkpoint and a text, measure, write the table that was asked for.
+
+Of every metric, or with one head masked at a time (the MHR fork's check of all masks): perplexity, accuracy and what
+states are compared by then come from one pass over the corpus for all heads: for each batch the encoder runs once, and
+again only for its own heads. BLEU and chrF need a translation of the corpus for every head.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
 from headscope.distributed import ALONE, Processes
-from headscope.evaluation.each_head import EachHead, score_each_head
+from headscope.evaluation.likelihood import Likelihood
+from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.opened import OpenedEvaluation, open_all
-from headscope.evaluation.quality import Evaluation, score_corpus
+from headscope.evaluation.quality import Evaluation, MeasuredMetrics, evaluation_signature, measure, score_corpus
 from headscope.files.folders import check_writable, write_beside
 from headscope.files.output_checks import Input, check_file, inputs_of
 from headscope.files.tables import shielded
+from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
+from headscope.results.result import Result
+from headscope.signature import Signature, counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+LOSS = "nll_per_token"
+
+
+@dataclass(repr=False)
+class EachHead(Result):
+    """A row per masked head: every metric and its difference to the first row, where no further head is masked.
+
+    Heads are sorted `by` a column; `loss` is what the table's loss is called, of tokens or of labels.
+    """
+
+    table: pd.DataFrame
+    by: str
+    signature: Signature
+    remarks: list[str]
+    sentences: int
+    loss: str = "nll/token"
+    complete: bool = True
+
+    def answers(self) -> list[Answer]:
+        """Which head matters most, how many change nothing that can be told, and the heads that matter most."""
+        columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
+        rows = []
+        for row in self.table.head(MOST_ROWS).to_dict("records"):
+            values = (f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns)
+            head = str(HeadId.of_row(row)) if row["site"] else "none"
+            rows.append((head, *values))
+        table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
+        heads, text = counted(len(self.table) - 1, "head"), counted(self.sentences, "sentence")
+        found = [Answer("", f"each of {heads} off alone, on {text}", caution=not self.complete)]
+        found += [Answer("Which head matters most, off alone", self._interval_note(), table)]
+        return [*found, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
+
+    def _interval_note(self) -> str:
+        """For how many heads the interval of the difference contains zero."""
+        change = f"{self.by}_difference"
+        if f"{change}_low" not in self.table or len(self.table) < 2:
+            return ""
+        rows = self.table.iloc[1:]
+        zero = int(((rows[f"{change}_low"] <= 0) & (rows[f"{change}_high"] >= 0)).sum())
+        name = self._title(change)
+        return f"the 95 % interval of {name} contains 0 for {zero} of {len(rows)} heads, each by itself, uncorrected"
+
+    def _title(self, name: str) -> str:
+        """A column in words; the change of a metric from the model as it is, is marked."""
+        metric, difference, _ = name.partition("_difference")
+        metric = {LOSS: self.loss}.get(metric, metric)
+        return f"Δ {metric}" if difference else metric
+
+    @property
+    def record(self) -> dict[str, Any]:  # type: ignore[override]
+        """The table."""
+        rows = json.loads(self.table.to_json(orient="records"))  # NaN becomes null
+        return {"signature": str(self.signature), "rows": rows, "remarks": self.remarks, "complete": self.complete}
+
+
+def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:
+    """Measure the model with the mask of its config, then with each further head masked; writes nothing.
+
+    The most important heads come first. Interrupted by Ctrl-C while references are scored, it returns the metrics of
+    the sentences before (`complete` is then false).
+    """
+    import pandas as pd
+
+    config = opened.config
+    layout, masked_heads = opened.checkpoint.layout, set(opened.masked_heads)
+    chosen = (select_heads(config.heads, layout) if config.heads else []) or all_heads(layout)
+    heads = [head for head in chosen if head not in masked_heads]
+    columns: dict[str, Any] = {
+        "site": ["", *(head.site.value for head in heads)],
+        "layer": [None, *(head.layer for head in heads)],
+        "head": [None, *(head.head for head in heads)],
+    }
+    with opened.configured_model():
+        found = measure(opened, [(), *([head] for head in heads)], progress, step="each head")
+    if found.scored is not None:
+        columns |= loss_columns(found.scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
+    for name, sums in found.sums.items():
+        metric = METRICS.get(name)
+        columns |= metric.columns(metric.of(sums.sum(axis=0)))
+    by, ascending = _order(opened, found)
+    table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
+    heads_off = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")  # the first row stays
+    done = opened.corpus.count if found.done is None else found.done
+    return EachHead(
+        pd.concat([table.iloc[:1], heads_off], ignore_index=True),
+        by,
+        evaluation_signature(opened, done=done),
+        opened.remarks,
+        done,
+        loss="loss" if opened.checkpoint.label_names else "nll/token",
+        complete=found.complete,
+    )
+
+
+def loss_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Columns [mask]: Σ -log p, its mean over tokens (or labels), and the difference to the first mask."""
+    nats = bootstrap.ratio(scored.nll)
+    gap: Estimate = bootstrap.function(lambda total, count: (total - total[:, :1]) / count, scored.nll)
+    sums: Array = scored.nll.total.sum(dim=0).numpy()
+    return {
+        "nll": sums,
+        LOSS: nats.value,
+        f"{LOSS}_difference": gap.value,
+        f"{LOSS}_difference_low": gap.low,
+        f"{LOSS}_difference_high": gap.high,
+    }
+
+
+def _order(opened: OpenedEvaluation, found: MeasuredMetrics) -> tuple[str, bool]:
+    """What heads are sorted by, and whether the lowest come first: translations, the loss, or states."""
+    measured = [metric for metric in opened.requested_metrics() if metric.name in found.sums]
+    translated = [metric for metric in measured if metric.reads == "translations"]
+    if not translated and found.scored is not None:
+        return LOSS, False
+    first = (translated or measured)[0]
+    return first.name, first.higher_is_better
+
 
 R = TypeVar("R", bound=Evaluation | EachHead)
 

@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 
 from headscope.errors import CheckpointError, shortlist
+from headscope.files.archives import first_member
 from headscope.files.output_checks import RECORDS
 from headscope.files.reading import LFS_POINTER, is_lfs_pointer, no_path, read_record
-from headscope.files.zips import first_member
 from headscope.formats.pickles import is_torch_file
 
 STATE = "state.pt"  # what a run goes on from: a file of torch, as checkpoints of fairseq are

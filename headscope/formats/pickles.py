@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headscope.errors import CheckpointError, DataError, reason_of
-from headscope.files.npz import native_numbers
+from headscope.files.archives import has_checksums, native_numbers, zip_damage
 from headscope.files.reading import read_bytes
-from headscope.files.zips import has_checksums, zip_damage
 from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Refused, Storage, StoredTensor, StubType, Unpickler
 
 MOST_MATRICES = 2 << 30  # batches of matrices between heads grow with the corpus

@@ -13,8 +13,7 @@ from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.metrics.likelihood import perplexity
 from headscope.evaluation.quality import text_score
-from headscope.evaluation.text_mode import DEFAULT, TOKENISED, TextMode
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.translation import DEFAULT, TOKENISED, TextMode, translate_lines
 from headscope.files.reading import read_text
 from headscope.files.writing import write_atomically, write_errors
 from headscope.training import checkpoints

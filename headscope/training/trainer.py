@@ -21,7 +21,7 @@ from headscope.config import plain_options
 from headscope.config.option import identity
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.text_mode import text_remarks
+from headscope.evaluation.translation import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.results.training import Training

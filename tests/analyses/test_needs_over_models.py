@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from headscope.config.declarations import Measure
-from headscope.engine.evidence.function_need import need_over_models
+from headscope.engine.evidence.need import need_over_models
 
 T = 4.302652729911275  # of Student with 2 degrees of freedom, 0.975
 MEASURES = [Measure("gradient", keep="highest"), Measure("shy", keep="lowest")]

@@ -12,8 +12,7 @@ import pytest
 import torch
 import transformers
 
-from headscope.analyses.retrieval import Prompt, Trial, find_needle, head_capacities
-from headscope.attribution.continuation import WrittenToken, continue_greedily
+from headscope.analyses.retrieval import Prompt, Trial, WrittenToken, continue_greedily, find_needle, head_capacities
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.plan import analyze, choose_analyses

@@ -10,7 +10,7 @@ import pytest
 from headscope.config import AnalyzeConfig
 from headscope.config.declarations import checked_options
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.engine.budget import LEAST, PASSES, SMALL, affordable, with_budget
+from headscope.engine.joint import LEAST, PASSES, SMALL, affordable, with_budget
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.results.study import Study
@@ -65,7 +65,7 @@ def test_what_is_too_dear_is_estimated() -> None:
     study = analyze(its, corpus, analyses=choose_analyses(only=["ablation", "taylor"]), options=options, replicates=5)
     assert "ablation" in study.heads  # 64 sentences' worth
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headscope.engine.budget.SMALL", 30)
+        patch.setattr("headscope.engine.joint.SMALL", 30)
         study = analyze(
             its, corpus, analyses=choose_analyses(only=["ablation", "taylor"]), options=options, replicates=5
         )

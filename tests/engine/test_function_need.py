@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from headscope.config.declarations import Measure
-from headscope.engine.evidence.function_need import function_need_table
+from headscope.engine.evidence.need import function_need_table
 
 NEEDED = Measure("need", keep="highest")
 LEAST = Measure("need", keep="lowest")

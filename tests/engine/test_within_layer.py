@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from headscope.config.declarations import measure_of
-from headscope.engine.evidence.function_need import function_need_table
-from headscope.engine.evidence.need import agreement_table, need_table
+from headscope.engine.evidence.need import agreement_table, function_need_table, need_table
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.report.page.heads import measures as measures_of_page

@@ -23,13 +23,13 @@ from headscope.config import EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation import each_head, opened
 from headscope.evaluation import likelihood as scoring
+from headscope.evaluation import opened
 from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
-from headscope.evaluation.run import run_each_head, run_evaluation
-from headscope.evaluation.text_mode import RAW, TOKENISED, TextMode, text_mode
+from headscope.evaluation.run import loss_columns, run_each_head, run_evaluation
+from headscope.evaluation.translation import RAW, TOKENISED, TextMode, text_mode
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.closed_form.damage import DamageMeter
@@ -408,7 +408,7 @@ def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp
     expected = [masks["masked"][f"{kinds[head.site]}/{head.layer}"][head.head] for head in heads]
     sums = found.nll.total.sum(dim=0).tolist()
     assert sums == pytest.approx([masks["unmasked"], *expected], abs=1e-3)
-    columns = each_head.loss_columns(found, Bootstrap(seed=1, replicates=10))
+    columns = loss_columns(found, Bootstrap(seed=1, replicates=10))
     assert columns["nll_per_token"][0] / math.log(2) == pytest.approx(forced["nll_per_token_base2"], abs=1e-6)
     losses = json.loads((oracle / "loss_reference.json").read_text())["no_gamma"]
     assert found.first[:16].sum() == pytest.approx(losses["nll_loss"], abs=1e-3)

@@ -16,8 +16,7 @@ from headscope.cli import main
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError
-from headscope.evaluation.text_mode import TOKENISED
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.translation import TOKENISED, translate_lines
 from headscope.formats.native import NATIVE
 from tests.oracles import checkpoints
 from tests.oracles.checkpoints import SOURCES

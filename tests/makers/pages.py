@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from headscope.config.declarations import measure_of
-from headscope.engine.evidence.function_need import function_need_table
+from headscope.engine.evidence.need import function_need_table
 from headscope.files.tables import Example, as_arrays
 from tests.makers.runs import Layout, make_run
 

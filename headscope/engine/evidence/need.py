@@ -7,16 +7,20 @@ gradients or distances, cannot be zero on average, so there is nothing to test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from math import comb, floor
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
-from headscope.config.declarations import Measure
+from headscope.config.declarations import Measure, head_functions
+from headscope.description.sentences import mostly
 from headscope.engine.evidence.significance import (
     FALSE_DISCOVERIES,
     adjust,
@@ -30,6 +34,138 @@ from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+FIRST, QUARTER = 10, 4
+"""Heads needed most that are looked at; a quarter of all where that is fewer."""
+FEWEST = 3
+"""Heads, or models, that an interval is made of: of two, Student's t says no more than the measure's range."""
+LEVEL = 0.05
+NO_LABEL = "no label"
+COLUMNS = (
+    *("kind", "name", "measure", "heads", "mean", "mean_low", "mean_high", "others", "others_mean"),
+    *("difference", "difference_low", "difference_high", "first", "of_first", "p_first"),
+)
+Members = npt.NDArray[np.bool_]
+
+
+def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
+    """`importance_functions.csv`: a row per group of heads and measure that orders heads of all layers.
+
+    Groups (`kind`) are functions ("aligned", "no label"), labels where a function has several ("aligned:predicted"),
+    and what `explained` says of heads mostly ("pairs of words"). A head may be in several groups; heads without a
+    number are in none. `mean` is the group's with its 95 % interval, `difference` to the mean of all other heads with
+    Welch's (1947): both take the heads for a sample of heads like them, so one head has no interval. `first` of the
+    `of_first` heads needed most are in the group; `p_first` says how likely that many or more are by chance
+    (hypergeometric), uncorrected.
+    """
+    import pandas as pd
+
+    members = [(kind, name, np.array(own)) for kind, name, own in groups_of(heads)]
+    rows = []
+    for measure in (measure for measure in measures if measure.orders):
+        values = heads[measure.name].to_numpy(dtype=float)
+        known = np.isfinite(values)
+        turned = np.where(known, -values if measure.keep == "highest" else values, np.inf)
+        first = np.zeros(len(values), dtype=bool)
+        first[np.argsort(turned, kind="stable")[: max(1, min(FIRST, int(known.sum()) // QUARTER))]] = True
+        for kind, name, own in members:
+            if (own & known).any():
+                about = {"kind": kind, "name": name, "measure": measure.name}
+                compared = _compared(values, own & known, ~own & known, ends=measure.range)
+                rows.append({**about, **compared, **_among(first & known, own, known)})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def groups_of(heads: pd.DataFrame) -> Iterator[tuple[str, str, list[bool]]]:
+    """Kind, name and members of every group, by the columns `functions` and `explained…`."""
+    labels = [[label for label in str(cell or "").split(";") if label] for cell in heads["functions"]]
+    families = [{label.partition(":")[0] for label in own} for own in labels]
+    for family in sorted(set().union(*families)):
+        yield "function", family, [family in own for own in families]
+        details = sorted({label for own in labels for label in own if label.partition(":")[0] == family})
+        if len(details) > 1:
+            yield from (("label", label, [label in own for own in labels]) for label in details)
+    if any(families) and not all(families):
+        yield "function", NO_LABEL, [not own for own in families]
+    if "explained" in heads:
+        leading = [mostly(row) for row in heads.to_dict("records")]
+        yield from (("mostly", name, [name == own for own in leading]) for name in sorted({*leading} - {""}))
+
+
+def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -> pd.DataFrame:
+    """Functions × importances over several models: a row per function and measure of their heads.csv.
+
+    `needed` is the probability that a head with the function is needed more than another head of the same model (ties
+    half; 0.5: the function says nothing), the mean over models; `needed_low` and `needed_high` are its 95 % interval by
+    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `each` has the
+    numbers of the models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many
+    heads. Functions are in the order of legends, heads without a label last.
+    """
+    import pandas as pd
+
+    found: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for number, (heads, measures) in enumerate(models):
+        for measure in measures:
+            values = heads[measure.name].to_numpy(dtype=float) * (-1 if measure.keep == "lowest" else 1)
+            for kind, name, own in groups_of(heads):
+                part, rest = (values[np.isfinite(values) & side] for side in (np.array(own), ~np.array(own)))
+                if kind == "function" and len(part) and len(rest):
+                    more = (part[:, None] > rest).mean() + (part[:, None] == rest).mean() / 2
+                    row = found.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
+                    row[number] = float(more), len(part)
+    rows = []
+    order = [*head_functions(), *sorted({name for name, _ in found} - {*head_functions(), NO_LABEL}), NO_LABEL]
+    for (name, column), entries in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+        each = np.array([value for value, _ in entries])
+        known = each[np.isfinite(each)]
+        reach = _reach(float(known.var(ddof=1)) / len(known), len(known) - 1) if len(known) >= FEWEST else np.nan
+        mean, heads_of = float(known.mean()), sum(count for _, count in entries)
+        low, high = np.clip([mean - reach, mean + reach], 0, 1)
+        about = {"name": name, "measure": column, "models": len(known), "heads": heads_of}
+        rows.append(about | {"needed": mean, "needed_low": low, "needed_high": high, "each": each})
+    return pd.DataFrame(rows)
+
+
+def _compared(
+    values: Array, own: Members, others: Members, *, ends: tuple[float | None, float | None]
+) -> dict[str, float]:
+    """Means of two groups of heads, and their difference, with intervals within the `ends` of the measure."""
+    mean, rest = (float(values[part].mean()) if part.any() else np.nan for part in (own, others))
+    variance, other_variance = (
+        float(values[part].var(ddof=1)) / part.sum() if part.sum() > 1 else np.nan for part in (own, others)
+    )
+    count, rest_count = int(own.sum()), int(others.sum())
+    reach = _reach(variance, count - 1) if count >= FEWEST else np.nan
+    both = variance + other_variance
+    freedom = np.nan
+    if both > 0:
+        freedom = both**2 / (variance**2 / (count - 1) + other_variance**2 / (rest_count - 1))
+    apart = _reach(both, freedom) if min(count, rest_count) >= FEWEST else np.nan
+    least, most = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
+    low, high = np.clip([mean - reach, mean + reach], min(least, mean), max(most, mean))
+    far = np.clip([mean - rest - apart, mean - rest + apart], least - most, most - least)
+    return {
+        **{"heads": count, "mean": mean, "mean_low": low, "mean_high": high},
+        **{"others": rest_count, "others_mean": rest, "difference": mean - rest},
+        **{"difference_low": far[0], "difference_high": far[1]},
+    }
+
+
+def _reach(variance: float, freedom: float) -> float:
+    """Half of an interval by Student's t, degrees of freedom rounded down; NaN where there is no variance to tell."""
+    if not variance > 0:
+        return 0.0 if variance == 0 else np.nan
+    return float(stdtrit(max(1, floor(freedom + 1e-9)), 1 - LEVEL / 2) * variance**0.5)
+
+
+def _among(first: Members, own: Members, known: Members) -> dict[str, float]:
+    """How many of the first are in the group, and how likely so many are where the first are drawn by chance."""
+    total, size, drawn = int(known.sum()), int((own & known).sum()), int(first.sum())
+    hits = int((first & own).sum())
+    ways = sum(comb(size, number) * comb(total - size, drawn - number) for number in range(hits, min(size, drawn) + 1))
+    return {"first": hits, "of_first": drawn, "p_first": ways / comb(total, drawn)}
+
 
 Statistics = Mapping[tuple[str, Site, int], GroupSums]
 LEAST_TOLD = 3

@@ -34,8 +34,7 @@ from headscope.engine.faithfulness.orders import Scores, agreement, ordered, ran
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
-from headscope.evaluation.text_mode import text_mode
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.translation import text_mode, translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked

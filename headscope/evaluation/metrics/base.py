@@ -28,8 +28,7 @@ from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.states import StateComparison, compare_states
-from headscope.evaluation.text_mode import RAW, TextMode
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.translation import RAW, TextMode, translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.registry import Registry
 

@@ -17,7 +17,7 @@ from headscope.evaluation.metrics.base import (
     metric,
     reference_texts,
 )
-from headscope.evaluation.text_mode import TextMode
+from headscope.evaluation.translation import TextMode
 from headscope.formats.base import Checkpoint
 
 if TYPE_CHECKING:

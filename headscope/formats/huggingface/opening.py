@@ -26,9 +26,9 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig,
 from headscope.config import Companions
 from headscope.config.option import MOST_LAYERS
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
+from headscope.files.archives import first_member, zip_damage
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
-from headscope.files.zips import first_member, zip_damage
 from headscope.formats.diagnosis import VOCABULARIES, check_weights, common_prefix, forget_renamings
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint

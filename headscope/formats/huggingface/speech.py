@@ -20,7 +20,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
-from headscope.files.npz import native_numbers
+from headscope.files.archives import native_numbers
 from headscope.formats.base import POSITION
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
 from headscope.formats.huggingface.companions.languages import Prompts

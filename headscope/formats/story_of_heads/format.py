@@ -25,10 +25,9 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, restated, shortlist
-from headscope.files.npz import Arrays
+from headscope.files.archives import Arrays, first_member, zip_damage
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
-from headscope.files.zips import first_member, zip_damage
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import read_pickle

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headscope.config.option import BEAM, POWER, configured
 from headscope.errors import CheckpointError, ConfigError, restated
-from headscope.files.npz import Arrays
+from headscope.files.archives import Arrays
 from headscope.files.reading import read_object
 from headscope.files.toml import read_toml
 from headscope.heads import Site

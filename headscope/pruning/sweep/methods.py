@@ -30,7 +30,7 @@ from headscope.evaluation.metrics.base import (
     choose_metric,
     reference_texts,
 )
-from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
+from headscope.evaluation.translation import RAW, text_mode, text_remarks
 from headscope.files.reading import read_object
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId

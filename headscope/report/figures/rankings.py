@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from headscope.config import option
 from headscope.config.declarations import Measure, measure_of, measured_columns
-from headscope.engine.evidence.function_need import need_over_models
+from headscope.engine.evidence.need import need_over_models
 from headscope.errors import ConfigError
 from headscope.report import charts
 from headscope.report.charts import Array, draw_course, draw_intervals, frame_chart

@@ -1,12 +1,14 @@
-"""The arrays of .npz files that others wrote. Nothing is unpickled, and nothing larger than it says is read."""
+"""Zip files that others wrote, and arrays of .npz: nothing is unpickled, and nothing larger than it says is read."""
 
 from __future__ import annotations
 
 import io
+import struct
 import tokenize
 import warnings
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headscope.errors import CheckpointError, one_line, reason_of
-from headscope.files import zips
 
-BROKEN = (*zips.BROKEN, MemoryError, RecursionError, SyntaxError, TypeError, tokenize.TokenError)
+RATIO = 100  # weights hardly compress; a member that is said to shrink further is refused before it is read
+ZIP = b"PK\x03\x04"
+BROKEN_ZIP = (
+    *(EOFError, KeyError, NotImplementedError, OSError, OverflowError, RuntimeError, UnicodeDecodeError, ValueError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
+"""What `zipfile` raises at damaged files."""
+
+
+def first_member(path: Path) -> str:
+    """Name of the member that a zip file begins with, "" where it is none; works on truncated files too."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(30)
+            if len(head) < 30 or not head.startswith(ZIP):
+                return ""
+            return file.read(min(int.from_bytes(head[26:28], "little"), 200)).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def zip_damage(path: Path) -> str | None:
+    """What is wrong with a zip file: every member is read and compared with its checksum. None if nothing is.
+
+    `torch.serialization.set_crc32_options(False)` leaves out all checksums: zeros.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            for info in members:
+                if info.file_size > RATIO * max(info.compress_size, 2**16):
+                    return f"its member {info.filename[:80]} is said to be far larger than what is stored"
+                archive.open(info).close()  # the names of a member are the same in both places
+            if (damaged := archive.testzip() if has_checksums(members) else None) is not None:
+                return f"the checksum of its member {damaged[:80]} is another one"
+    except BROKEN_ZIP as error:
+        return " ".join(str(error).split())[:120] or type(error).__name__
+    return None
+
+
+def has_checksums(members: Iterable[zipfile.ZipInfo]) -> bool:
+    """Whether the members of a zip have checksums."""
+    return any(info.CRC for info in members)
+
+
+BROKEN = (*BROKEN_ZIP, MemoryError, RecursionError, SyntaxError, TypeError, tokenize.TokenError)
 BFLOAT16 = np.dtype("V2")
 """How numpy writes ml_dtypes' bfloat16."""
 
@@ -67,7 +113,7 @@ class Arrays:
                 f"{self.path}: array {name[:80]} is of the type {one_line(dtype.str)[:40]}; save it as "
                 f"{'float32' if self.kind == 'f' else 'unsigned integers'}"
             )
-        if info.file_size > zips.RATIO * max(info.compress_size, 2**16):
+        if info.file_size > RATIO * max(info.compress_size, 2**16):
             raise ValueError("it is said to be far larger than what is stored")
         content = io.BytesIO(archive.read(info))  # to its end, so that the checksum is compared
         _header(content)
