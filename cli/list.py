@@ -43,11 +43,17 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json(items)
         return
-    rows = []
-    for item in items:
-        about = [item["needs"], item["cost"], item["refusal"] or "fits" if overview is not None else ""]
-        rows.append((item["name"], f"{item['summary']}  [{'; '.join(filter(None, about))}]".removesuffix("  []")))
+    fitting = [item for item in items if not item["refusal"]]
+    rows = [
+        (
+            item["name"],
+            f"{item['summary']}  [{'; '.join(filter(None, (item['needs'], item['cost'])))}]".removesuffix("  []"),
+        )
+        for item in fitting
+    ]
     console.show(row_lines(rows, console.out().width))
+    if others := [(item["name"], item["refusal"]) for item in items if item["refusal"]]:
+        console.show(["", "Do not fit this checkpoint:", *row_lines(others, console.out().width)])
 
 
 def show_options(kind: Kind, name: str, *, json: bool) -> None:

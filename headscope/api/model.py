@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ref
 
 from headscope.api.open_model import OpenModel
-from headscope.api.options import PathName, Report, progress_of, public_api
+from headscope.api.options import PathName, Report, progress_of, public_methods
 from headscope.api.ranking import rank_open_model
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Text, lines_of, refit_texts, text_options
@@ -51,17 +51,14 @@ if TYPE_CHECKING:
 S = TypeVar("S", Evaluation, EachHead)
 
 
+@public_methods
 class Model(OpenModel):
     """A model whose heads can be measured, ranked, removed, captured and gated; `headscope.load` opens one.
 
-    Every method leaves the model as it was: weights, device, mode (train or eval), hooks, attention implementation,
-    which parameters need gradients. Nothing is written unless an output is given.
-
-    `options` of a method are those of its command by their names, with underscores: ConfigError for an unknown one,
-    with the nearest.
+    Every method leaves the model as it was, and writes nothing unless an output is given. `options` of a method are
+    those of its command by their names, with underscores; ConfigError for an unknown one, with the nearest.
     """
 
-    @public_api
     def analyze(
         self,
         text: Text | None = None,
@@ -76,23 +73,17 @@ class Model(OpenModel):
     ) -> Study:
         """Measure every head on a text: what `headscope analyze` does.
 
-        text: a file's path (one sentence a line, `.gz` too), a list of sentences, a list of pairs (sentence,
-            translation), or a pair (source, target) of two texts. Files are read line by line and never held.
+        text: a file's path (one sentence a line, `.gz` too), a list of sentences or of pairs (sentence, translation),
+            or a pair (source, target) of two texts.
         only: names of analyses or groups of them; default: all that are cheap and fit.
-        importance: measure also how much the model relies on each head: True (or "cheap") by what takes a few passes,
-            "all" also by what takes heads out one by one.
-        parse: "stanza", or a CoNLL-U file with the parses of the sentences (or with the text, where there is none).
-        mask: heads that are masked.
-        out: a folder to write the files of the run into; it must be empty unless `force` is given.
+        importance: how much the model relies on each head: True or "cheap" in a few passes, "all" by all measures.
+        parse: "stanza", or a CoNLL-U file. mask: heads that are off.
+        out: a folder to write the run into; it must be empty unless `force` is given.
         progress: True shows a bar; a function is called as `progress(what, done, total)`.
-        options: those of `headscope.AnalyzeConfig` (`skip`, `also`, `max_sentences`, `seed`, …), all that
-            analyses declare (`relations`, `rules`, …), and more text: `target` (translations, without which the encoder
-            alone is measured), `second` (the other texts of pairs), `labels` (what a classifier should say: a file, or
-            a class for each sentence); or `clean`, `corrupt` and `answer`: prompts, the same prompts with another
-            answer (as many subwords each), and the answers to the clean ones, alone or in pairs with a wrong one.
+        options: those of `headscope.AnalyzeConfig` and of analyses (`relations`, `rules`, …), `target`, `second` (the
+            other texts of pairs), `labels` (a file, or a class a sentence); or `clean`, `corrupt` and `answer`.
 
-        Ctrl-C ends the work; the study then covers what was done (`complete` is False, `left_out` names the rest).
-        ConfigError, DataError and CheckpointError, each with one line, for whatever the caller can fix.
+        After Ctrl-C the study has what was done (`complete` is False). HeadscopeError for what the caller can fix.
         """
         if isinstance(importance, bool):
             importance = "cheap" if importance else "none"
@@ -102,7 +93,6 @@ class Model(OpenModel):
         config, gates = configured_analysis(self._opening | values), {"gates": self.gates} if self.gates else {}
         return run_analysis(config, checkpoint=self.checkpoint, about=gates, progress=progress_of(progress))
 
-    @public_api
     def rank(
         self,
         text: Text | None = None,
@@ -115,17 +105,11 @@ class Model(OpenModel):
     ) -> Ranking:
         """Rank heads by a criterion: what `headscope prune rank --by` does.
 
-        by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …), a column of `study.heads`, or a CSV
-            file with site,layer,head and scores, of which `column` names one.
+        by: a criterion ("obs", "magnitude", …), a column of `study.heads`, or a CSV file with site,layer,head,score.
         text: what it is measured on; see `analyze`. Criteria about parameters need none.
-        study: take the column of this study instead of measuring.
-        protect: heads that never go.
-        options: `target`, `second`, `labels` of the text, and those of `headscope.RankConfig` that say how heads are
-            scored: `max_sentences`, `sites`, `keep_lowest` and `keep_highest` (where the criterion has no agreed
-            direction, see `Ranking.direction`), `steps` (how often heads are scored anew, each time that
-            `Ranking.lowest` is asked), `allocate`, `objective`, `damping`, `max_length`, `batch_tokens`, `seed`.
-
-        ConfigError for an unknown criterion, with the nearest one.
+        study: take the column of this study instead of measuring. protect: heads that never go.
+        options: `target`, `second`, `labels` of the text, and those of `headscope.RankConfig`: `sites`, `keep_lowest`,
+            `steps` (how often heads are scored anew, each time `Ranking.lowest` is asked), `allocate`, `objective`, …
         """
         values = {**text_options(text, options), **options, "by": by, **self._heads(protect=protect)}
         if study is not None:
@@ -135,7 +119,6 @@ class Model(OpenModel):
             self.checkpoint, config, study=study, gates=lambda: self.gates, progress=progress_of(progress)
         )
 
-    @public_api
     def remove(
         self,
         heads: Heads | None = None,
@@ -150,23 +133,15 @@ class Model(OpenModel):
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
-        heads: names, or the result of `Ranking.lowest`.
-        keep_only: instead, the heads that stay, of the sites that they are of.
-        merge_kv: instead, all heads stay, and the key/value heads of every layer (of each, by a number for each) become
-            so many, each the mean of several: of neighbours, or of neighbours by the scores `merge_by` (a number by
-            head, or a file). With `allocate="measured"` the number is a mean, and each layer keeps as many as cost
-            least on `text`.
-        text: what both models are compared on, its first `max_sentences` (32); default: a sample that ships.
-        refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on
-            `text`; method "mean" moves the mean of the removed heads into the bias. The copy then has the outputs of
-            the refitted masked model, and its `compensation` says what that is worth on text that was held out.
-        valid: that text; default: the last fifth of `text`. `hs.Texts(…, labels=…)` has what belongs to it.
-        options: `target`, `second`, `labels` of the text, and those of `headscope.RemoveConfig`: `export` (how the
-            copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the output of the
-            heads to zero, "native" is a plain class, with "gguf" a refit adds no bias), `allocate`, `metric`, `pad`, …
+        heads: names, or the result of `Ranking.lowest`. keep_only: instead, the heads that stay, of their sites.
+        merge_kv: instead, the key/value heads of every layer (of each, by a number for each) become so many, each the
+            mean of neighbours, or of neighbours by the scores `merge_by` (a number by head, or a file).
+        text: what both models are compared on; default: a sample that ships.
+        refit: `hs.Refit(method="least-squares")` refits what is left of the output projections on `text`; the copy's
+            `compensation` says what that is worth on the text `valid` (default: the last fifth of `text`).
+        options: `target`, `second`, `labels` of the text, and those of `headscope.RemoveConfig`: `export`, `metric`, …
 
-        ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
-        outputs differ.
+        ConfigError for heads that cannot be removed, CheckpointError where the outputs differ.
         """
         texts, checkpoint = refit_texts(options, refit), self._ungated()
         values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
@@ -183,7 +158,6 @@ class Model(OpenModel):
             shrunk = removed_copy(config, checkpoint, scores=scores, refit_texts=texts)
         return SmallModel(shrunk, config, whole=checkpoint)
 
-    @public_api
     def shrink(
         self,
         text: Text | None = None,
@@ -195,13 +169,10 @@ class Model(OpenModel):
     ) -> SmallModel:
         """The whole way to a smaller copy: rank, allocate, refit, remove, verify, measure: `headscope prune shrink`.
 
-        text: what heads are ranked and the others refitted on; see `analyze`.
+        text: what heads are ranked and the others refitted on; see `analyze`. protect: heads that stay.
         valid: text that the copy is judged on and that nothing else sees; default: the last fifth of `text`.
-        protect: heads that stay.
         options: `target`, `second`, `labels` of the text, and those of `headscope.ShrinkConfig`: `keep` or
-            `keep_fraction` (how many heads stay) or `max_drop` ("0.5", "1%": the smallest copy that is not worse by
-            more, at 95 %; the default, 1%), `by`, `allocate`, `sites`, `compensate`, `check` (a file with the second
-            text), `metric`, `export`, …
+            `keep_fraction`, or `max_drop` ("0.5", "1%": the smallest copy that is not worse by more), `by`, `check`, …
 
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """
@@ -213,7 +184,6 @@ class Model(OpenModel):
             opened = open_shrink(config, config.out, checkpoint=checkpoint)
             return SmallModel(small_model(opened, progress=progress_of(progress)), config, whole=checkpoint)
 
-    @public_api
     def evaluate(
         self,
         text: Text | None = None,
@@ -228,25 +198,18 @@ class Model(OpenModel):
         """Score the model on a text: what `headscope evaluate` does; `["bleu"].value` of the result is a score.
 
         text: see `analyze`; models that translate need the `target`, classifiers `labels`.
-        metrics: "bleu", "chrf", "perplexity", "accuracy", of classifiers "loss", "accuracy", "macro-f1", of every model
-            "cosine", "token-cosine", "l2", "token-l2" to the intact model; default: all that fit the model, the last
-            ones for encoders without a head, and where `against` is given.
-        tokenised: BLEU and chrF of tokenised text, whatever its case, instead of detokenised text as it is.
-        mask: heads that are off meanwhile.
-        against: the intact model, open or its path; default: what heads were removed from to make this one, else this
-            one without `mask`. Where that is the same the metrics that compare are left out, as a remark says.
-        options: `target`, `second`, `labels` of the text, and those of `headscope.EvaluateConfig` (`beam`,
-            `max_sentences`, `seed`, …).
+        metrics: names (`headscope list metrics`); default: all that fit the model.
+        tokenised: BLEU and chrF of tokenised text, whatever its case. mask: heads that are off meanwhile.
+        against: the intact model, open or its path, of metrics that compare; default: what heads were removed from.
+        options: `target`, `second`, `labels`, and those of `headscope.EvaluateConfig` (`beam`, `max_sentences`, …).
         """
-        more: dict[str, Any] = {"mask": mask, "against": against, "progress": progress}
-        return self._score(run_evaluation, text, metrics=metrics, tokenised=tokenised, **more, **options)
+        shared: dict[str, Any] = {"mask": mask, "against": against, "progress": progress}
+        return self._score(run_evaluation, text, metrics=metrics, tokenised=tokenised, **shared, **options)
 
-    @public_api
     def evaluate_heads(self, text: Text | None = None, *, heads: Heads | None = None, **options: Any) -> pd.DataFrame:
-        """Score the model with each of `heads` (default: every one) off by itself: `headscope evaluate --each-head`.
+        """Score the model with each of `heads` (default: all) off by itself: `headscope evaluate --each-head`.
 
-        The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
-        and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
+        The first row is the model as it is; then come the heads whose loss harms most.
         """
         scores = self._score(run_each_head, text, heads=heads, each_head=True, **options)
         scores.table.attrs["signature"] = str(scores.signature)
@@ -278,25 +241,17 @@ class Model(OpenModel):
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
 
-    @public_api
     def overview(self) -> dict[str, Any]:
-        """Format, architecture, attention by site, parameters by part, tokenizer, fitting analyses.
-
-        What `headscope show --json` prints. CheckpointError where the model's heads cannot be seen.
-        """
+        """Format, architecture, attention, parameters, fitting analyses: what `headscope show --json` prints."""
         return checkpoint_overview(self.checkpoint)
 
-    @public_api
     def convert(self, folder: PathName, *, to: str, **options: Any) -> Converted:
         """Write the model in another format, or for an engine: what `headscope convert` does.
 
-        folder: must be empty, unless `force` allows to replace an earlier conversion in it.
-        to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
-            of transformers, also with heads removed) or "onnx", or a format of another package.
+        folder: must be empty, unless `force` is given. to: "native", "huggingface", "fairseq", "gguf", "onnx", …
         options: `force`, `quantize`, `hub_name` and `hub_public`, as in `SmallModel.save`.
 
-        ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
-        what was written and read again gives other logits; then nothing is left behind.
+        ConfigError and CheckpointError where the format cannot express it; then nothing is left behind.
         """
         config = self._options(ConvertConfig, {**options, "out": folder, "to": to}, what="convert")
         return convert(
@@ -320,16 +275,12 @@ class Model(OpenModel):
         return self.checkpoint
 
     def _intact(self) -> Against | None:
-        """How the model that heads were removed from is found; None: by what its files say."""
-        return None
+        return None  # what its files say
 
 
+@public_methods
 class SmallModel(Model, Removal):
-    """The result of `Model.remove`: a `Model` that can be saved, and the `Removal` that made it.
-
-    It is a copy; the original is unchanged. `model` is the torch module (a transformers model if the original is one),
-    which may be trained before it is saved.
-    """
+    """The result of `Model.remove` and `shrink`: a `Model`, which is a copy, and the `Removal` that made it."""
 
     def __init__(self, shrunk: Shrunk, config: RemoveConfig | ShrinkConfig, *, whole: Checkpoint) -> None:
         Model.__init__(self, shrunk.checkpoint, companions=Companions.of(vars(config)))
@@ -337,37 +288,27 @@ class SmallModel(Model, Removal):
         self._shrunk, self._config, self._whole = shrunk, config, ref(whole)
 
     def _intact(self) -> Against:
-        """The model that heads were removed from: as it is open, else from its files."""
         whole = self._whole()
         return Against(lambda: Intact(whole) if whole is not None else load_intact(self._shrunk.source, self._config))
 
-    @public_api
     def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
         """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
         whole, small = self._whole(), self._shrunk
         if whole is None:
-            raise ConfigError(
-                "the whole model is no longer open, and times are of both; keep it while they are measured"
-            )
+            raise ConfigError("times are of both models, and the whole one is no longer open; keep it meanwhile")
         if rounds < 1 or batch < 1:
             raise ConfigError(f"rounds {rounds}, batch {batch}: at least 1 is needed")
         with eval_mode(whole.model), eval_mode(small.checkpoint.model):
             return timings(whole, small.checkpoint, small.data, batch=batch, rounds=rounds)
 
-    @public_api
     def save(self, folder: PathName, **options: Any) -> Removal:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
-        folder: must be empty, unless `force` allows to replace an earlier removal in it.
-        options: `force`, and `export`, as `headscope prune remove --export`. Hugging Face models have "self-contained"
-            (default), which opens with headscope and, with `trust_remote_code=True`, without it, and "native", the
-            plain class where that can say so. Other models keep their own format. "gguf" besides ("native,gguf")
-            writes `model.gguf` (llama.cpp), "onnx" `model.onnx`. `quantize="q8_0"` stores the matrices of `model.gguf`
-            in 8 bits. `hub_name="user/name"` pushes the complete folder with its card to the model hub; a new
-            repository is private unless `hub_public` is given; the token is that of `hf auth login`, or HF_TOKEN.
+        folder: must be empty, unless `force` is given.
+        options: `force`, `export` ("self-contained", "native", "masked", also "native,gguf"), `quantize`,
+            `hub_name="user/name"` and `hub_public`, as of `headscope prune remove`.
 
-        OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
-        CheckpointError where the saved model has other outputs; then nothing is left behind.
+        OutputError, ConfigError or CheckpointError where it cannot be written so; then nothing is left behind.
         """
         config = configured(type(self._config), {**vars(self._config), **options, "out": folder}, what="save")
         return save_shrunk(self._shrunk, config)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headscope.api.options import progress_of, public_api
+from headscope.api.options import progress_of, public_methods
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
 from headscope.api.texts import Text, one_text, text_options
 from headscope.config import Companions
@@ -32,6 +32,7 @@ C = TypeVar("C")
 LONGEST = 512  # subwords of a sentence in a single forward pass, where the model has no limit
 
 
+@public_methods
 class OpenModel:
     """An open checkpoint, and the gates that are active on it."""
 
@@ -74,7 +75,6 @@ class OpenModel:
         """Every head, in the order of sites, layers and heads."""
         return list(all_heads(self.layout))
 
-    @public_api
     def select(self, heads: Heads) -> list[HeadId]:
         """The heads that names select, such as "encoder-self.2.*,cross.0.1"; ConfigError for a name that fits none."""
         return head_ids_of(heads, self.layout)
@@ -92,12 +92,11 @@ class OpenModel:
         except HeadscopeError:  # every method that needs the heads says why they cannot be seen
             return f"<{type(self).__name__} {description}>"
 
-    @public_api
     def __call__(self, text: Text, *, target: Text | None = None) -> Tensor:
-        """One forward pass, without gradients, over a few sentences as one batch padded on the right.
+        """One forward pass, without gradients, over a few sentences as one batch: for use within `capture` and `gated`.
 
-        Logits [b t V] of models that predict words (of the decoder, teacher-forced with `target`), logits [b classes]
-        of classifiers, final states [b t d] of other models. For use within `capture` and `gated`.
+        Logits [b t V] of models that predict words (teacher-forced with `target`), logits [b classes] of classifiers,
+        final states [b t d] of other models.
         """
         opened = self.checkpoint
         lines = text_options(text, {"target": target})
@@ -111,21 +110,15 @@ class OpenModel:
                 return opened.logits(batch)
             return opened.states(batch)
 
-    @public_api
     def translate(self, text: Text, **options: Any) -> list[str]:
-        """The best translation of every sentence, in their order; an empty one stays empty.
+        """The best translation of every sentence.
 
-        options: `mask` (heads that are off meanwhile), `progress`, and those of `headscope translate`: `beam`,
-            `lenpen`, `max_len_a`, `max_len_b`, `max_length`, `keep_bpe`, `expert`, `seed`, `batch_tokens`.
+        options: `mask` (heads that are off meanwhile), `progress`, and those of `headscope translate`: `beam`, …
         """
         return [best[0].text for best in self._translations(text, {**options, "nbest": 1})]
 
-    @public_api
     def translations(self, text: Text, *, nbest: int = 1, **options: Any) -> list[list[Translation]]:
-        """The `nbest` best translations of every sentence with their scores, best first: `text` and `score` of each.
-
-        options: those of `translate`. What `headscope translate --nbest N --scores` writes.
-        """
+        """The `nbest` best translations of every sentence, best first: `text` and `score` of each. See `translate`."""
         return self._translations(text, {**options, "nbest": nbest, "scores": True})
 
     def _translations(self, text: Text, options: dict[str, Any]) -> list[list[Translation]]:
@@ -148,25 +141,20 @@ class OpenModel:
 
     @contextmanager
     def capture(self, *names: str) -> Iterator[Captured]:
-        """Keep tensors of every head while the block runs: "weights" [b h t s] (default), "context" [b h t k], …
+        """Keep tensors of every head while the block runs: "weights" [b h t s], "context" [b h t k], "query", …
 
-        Within the block run the model in any way: `heads["encoder-self", 2]["weights"]` are those of the last call of
-        that layer, `heads["encoder-self.2.5"]["weights"]` [b t s] those of one head. Also "query", "key", "value".
-        Memory grows with every call.
+        `heads["encoder-self", 2]["weights"]` are those of the last call of that layer, `heads["encoder-self.2.5"]` of
+        one head. Memory grows with every call.
         """
         with python_errors(), capture(self.model, names or ("weights",)) as captured:
             yield captured
 
     @contextmanager
     def gated(self, gates: Heads | GateValues) -> Iterator[None]:
-        """Within the block heads are closed, or their contexts are multiplied by gates.
+        """Within the block heads are closed (`["cross.0.*"]`), or their contexts multiplied by gates.
 
-        gates: heads that are closed, such as `["encoder-self.2.5", "cross.0.*"]`; or a number for each head,
-            `{"encoder-self.2.5": 0.5}`; or tensors [h] or [b h], `{("encoder-self", 2): gates}`, through which
-            gradients flow. Gates act on weights·V, after heads are mixed (where they are) and before the output
-            projection.
-
-        Signatures of what is measured within the block name the gates.
+        gates: names, numbers by name (`{"encoder-self.2.5": 0.5}`), or tensors [h] or [b h] by (site, layer), through
+            which gradients flow. They act on weights·V, before the output projection. Signatures name them.
         """
         with python_errors():
             by_layer = gates_of(gates, self.layout)

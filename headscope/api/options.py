@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
+from inspect import isfunction
 from os import PathLike
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 from headscope.errors import ConfigError, python_errors, spelled
 from headscope.progress import Progress, bar, no_progress, reported
 
+C = TypeVar("C")
 P = ParamSpec("P")
 R = TypeVar("R")
 PathName = str | PathLike[str]
@@ -30,6 +32,14 @@ def public_api(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def public_methods(cls: type[C]) -> type[C]:
+    """The class, whose own methods without an underscore, and its call, are `public_api`."""
+    for name, method in list(vars(cls).items()):
+        if isfunction(method) and (not name.startswith("_") or name == "__call__"):
+            setattr(cls, name, public_api(method))
+    return cls
+
+
 Report: TypeAlias = "bool | Callable[[str, int, int], object]"
 """True shows a bar; a function is called as `report(what, done, total)`."""
 
@@ -43,31 +53,24 @@ def progress_of(report: Report) -> Progress:
     return bar if report else no_progress
 
 
-class TrainingReport:
-    """A training listener that reports progress in updates; a context manager."""
+class TrainingReport(ExitStack):
+    """A listener of training that reports progress in updates, and remarks as warnings."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress, self._stack = progress, ExitStack()
+        super().__init__()
+        self._progress, self._updates = progress, 0
         self._step: Callable[[int], None] | None = None
-        self._done = 0
-
-    def __enter__(self) -> TrainingReport:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def updated(self, run: Any, sums: Any) -> None:
         """After every update."""
         position = run.position
-        if self._step is None:
-            self._step = self._stack.enter_context(self._progress("training", position.planned_length or 0))
-        self._step(position.update - self._done)
-        self._done = position.update
+        self._step = self._step or self.enter_context(self._progress("training", position.planned_length or 0))
+        self._step(position.update - self._updates)
+        self._updates = position.update
 
     def validated(self, run: Any, validation: Any, *, best: bool) -> None:
-        """Called after every validation; progress does not change."""
+        """After every validation."""
 
     def remarked(self, text: str) -> None:
-        """A remark of the training becomes a Python warning."""
+        """A remark of the training."""
         warnings.warn(spelled(text), stacklevel=2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from headscope.api.options import PathName, public_api
+from headscope.config.declarations import imported
 from headscope.config.option import configured
 from headscope.errors import ConfigError
 from headscope.results.study import Study
@@ -41,13 +42,9 @@ def plot(
 ) -> Figure | Path:
     """Draw a figure of finished runs: what `headscope plot NAME` does; "report" writes a page and returns its path.
 
-    runs: a study, or the folder of a run, or several of these; what a figure is drawn of is as in `headscope plot`.
-    name: heads, functions, rankings, faithfulness, attention (`heads=`, `sentence=` or `index=`) or the figure of an
-        analysis (positional, similarity, …) of a study; compare (`measure=`) of two; training (`axis=`) of runs of
-        `train`, gates and confidence of one; pruning (`figure=`, `functions=`) of runs of `prune`; report of any runs.
+    runs: a study, the folder of a run, or several of these. name: of a figure (`headscope list figures`).
     out: a .png, .svg or .pdf file to write; `force` replaces a file that is there.
-    options: those of the figure, and `style` (screen, or paper, which has letters of print), `width` in inches, whether
-        to write `title` and `signature`, and `dpi` of PNG.
+    options: those of the figure, and `style` ("screen", "paper"), `width` in inches, `title`, `signature`, `dpi`.
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
@@ -64,36 +61,26 @@ def plot(
             f"runs: a {type(strange[0]).__name__} is not a run; give a study, a folder or a list of these"
         )
     path = None if out is None else Path(out)
-    if figure.page and path is None:
-        raise ConfigError(f"{name!r} is a page; give out='page.html'")
     if path is not None:
         (check_page if figure.page else check_path)(path, force=force)
+    elif figure.page:
+        raise ConfigError(f"{name!r} is a page; give out='page.html'")
     shown = [run if isinstance(run, Study) else Path(run) for run in shown]
-    reading = files_of([run for run in shown if isinstance(run, Path)])
-    if figure.page:
-        from headscope.report.page.write import save_page
-
-        assert path is not None
-        with reading:
-            page = figure.drawn(figure.read(shown), settings)
-        return save_page(page, path)
+    with files_of([run for run in shown if isinstance(run, Path)]):
+        drawn: Any = figure.drawn(figure.read(shown), settings, *([] if figure.page else [looks]))
+    if figure.page and path is not None:
+        return imported("headscope.report.page.write:save_page")(drawn, path)  # type: ignore[no-any-return]
     _show_in_notebook()
-    with reading:
-        drawn: Figure = figure.drawn(figure.read(shown), settings, looks)
     if path is not None:
         write_figure(drawn, path, dpi=looks.dpi, force=force)
-    return drawn
+    return drawn  # type: ignore[no-any-return]
 
 
 def _show_in_notebook() -> None:
-    """Let IPython draw figures as PNG where it does not know how to yet: unasked it does once pyplot is imported."""
+    """Let IPython draw figures as PNG, where pyplot, which tells it to, is not imported."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None:
-        return
-    from IPython.core.pylabtools import select_figure_formats
-    from matplotlib.figure import Figure
+    if shell is not None and "matplotlib.pyplot" not in sys.modules:
+        from IPython.core.pylabtools import select_figure_formats
 
-    formatters = shell.display_formatter.formatters
-    if not any(Figure in formatters[f"image/{kind}"].type_printers for kind in ("png", "jpeg", "svg+xml")):
         select_figure_formats(shell, {"png"})  # type: ignore[no-untyped-call]

@@ -97,7 +97,5 @@ def gates_name(gates: Gates) -> str:
     ]
     if len(single) == len(rows) and len(listed) <= LISTED:
         return ",".join(listed)
-    digest = hashlib.sha1()
-    for (site, layer), gate in sorted(rows.items(), key=lambda entry: (entry[0][0].value, entry[0][1])):
-        digest.update(f"{site}.{layer} {tuple(gate.shape)} {gate.double().flatten().tolist()}".encode())
-    return f"sha1={digest.hexdigest()[:8]}"
+    entries = sorted(f"{site}.{layer} {gate.double().tolist()}" for (site, layer), gate in rows.items())
+    return f"sha1={hashlib.sha1(''.join(entries).encode()).hexdigest()[:8]}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from headscope.config.option import TextLines, converted
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
 from headscope.pruning.options.shared import Refit, anchor_files
@@ -65,20 +66,13 @@ def source_and_target(text: Any, target: Any) -> tuple[Any, Any]:
 
 
 def lines_of(text: Any, name: str) -> Any:
-    """A path, or a list; ConfigError for other types, DataError for a file that there is not."""
-    if isinstance(text, (str, PathLike)):
-        if isinstance(text, str) and not os.path.exists(text):
-            raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
-        return Path(text)
-    table = hasattr(text, "columns")  # of which a list would be the names of the columns
-    if isinstance(text, (bytes, Mapping, Set, Texts)) or table or not isinstance(text, Iterable):
-        raise ConfigError(f"{name}: a {type(text).__name__} is no text; give a file's path or a list of sentences")
-    return [entry if name in ("text", "source", "target") else line_of(entry) for entry in text]
-
-
-def line_of(entry: Any) -> str:
-    """A line as a file would have it: a number as text, several texts with tabs between."""
-    return "\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry)
+    """A path, or a list of lines as a file would have them; ConfigError or DataError where it is neither."""
+    if isinstance(text, str) and not os.path.exists(text):
+        raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
+    lines = converted(name, TextLines, text)
+    if isinstance(lines, Path) or name in ("text", "source", "target"):
+        return lines
+    return ["\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry) for entry in lines]
 
 
 def one_text(text: Text) -> Lines:

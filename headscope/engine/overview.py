@@ -154,7 +154,7 @@ class Kind:
         rows = {row["name"]: row for row in (overview or {}).get(self.overview, ())}
         items = []
         for name, variant in self.variants().items():
-            refusal = rows[name].get("why", "") if name in rows else "no" if rows else ""
+            refusal = rows[name].get("why", "") if name in rows else "for other kinds of models" if rows else ""
             needs = rows.get(name, {}).get("needs") or (self.needs(variant) if self.needs else "")
             cost = self.cost(variant) if self.cost else ""
             cls = variant if isinstance(variant, type) else type(variant)

@@ -88,9 +88,9 @@ def _cell(value: Any) -> str:
 
 
 def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], name: str, metric: str) -> list[Answer]:
-    """The conclusions of a sweep first, then its table; `rows` are seeds put together, with the verdict on each."""
-    first, *others = record["conclusions"] or ["no verdict" if record["remarks"] else "nothing to compare with"]
-    answers = [Answer("", f"{name}: {first}"), *(Answer("", conclusion) for conclusion in others)]
+    """How small a sweep says that the model can be, then its table; `rows` are seeds put together, with verdicts."""
+    answers = [Answer("", f"{name}: {_how_small(record)}")]
+    answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
     priced = any(row["size"].startswith("lambda") for row in rows)
     columns = ("", *(["λ"] if priced else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
     shown = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MOST_ROWS]
@@ -99,6 +99,18 @@ def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
     answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]
     return [*answers, *remark_answers(record["remarks"], "sweep.json")]
+
+
+def _how_small(record: Mapping[str, Any]) -> str:
+    """The method that removes most heads and is shown to be as good; else that none is, and what could be seen."""
+    conclusions, verdicts = record["conclusions"], record.get("verdicts", [])
+    if good := [row for row in verdicts if row["verdict"] == "non-inferior"]:
+        best = min(good, key=lambda row: row["kept"])
+        method = f"{best['method']} {best['control']}".strip()
+        return next(line.partition(";")[0] for line in conclusions if line.startswith(f"{method}: "))
+    if verdicts and len(conclusions) > 1:
+        return f"no size is shown to be as good as the unpruned model; {conclusions[-1].partition(';')[0]}"
+    return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
 
 
 def _sweep_row(row: Mapping[str, Any], *, priced: bool) -> tuple[str, ...]:

@@ -365,6 +365,8 @@ def test_verdicts_of_a_sweep_put_sentences_and_seeds_together(words: dict[str, A
     (opened,) = open_pruned([tmp_path / "out"])
     notes = [line.split(";")[0] for line in opened.record["conclusions"]]
     assert notes[:2] == [f"{method}: 13 of 16 heads can go within 1e+03 BLEU" for method in ("random", "confidence")]
+    headline, *others = opened.answers()
+    assert headline.sentence == "out: random: 13 of 16 heads can go within 1e+03 BLEU" and others[0].detail
     plotted = draw("pruning", opened)
     assert any("13 of 16 heads can go" in text.get_text() for text in plotted.findobj(Text))
 
@@ -386,7 +388,10 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert line.startswith("magnitude: not established that heads can go within ")
     assert " BLEU; with 15 kept worse by 0, at most " in line
     assert line.endswith(f"this test set could have seen a loss of {row['detectable']:.3g} at least")
-    assert found.record["conclusions"][-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
+    seen = "smallest loss that this test set could have seen (power 80 %): "
+    assert found.record["conclusions"][-1].startswith(seen)
+    none = "out: no size is shown to be as good as the unpruned model; "
+    assert found.answers()[0].sentence.startswith(none + seen)
 
 
 @pytest.mark.usefixtures("few_are_enough")

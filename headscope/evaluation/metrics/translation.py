@@ -29,7 +29,7 @@ ORDERS = 4  # of n-grams
 
 @metric
 class Bleu(TranslationMetric):
-    """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
+    """BLEU of the whole text by sacreBLEU, from matches [4], n-grams [4], and both lengths."""
 
     name = "bleu"
     worst = 0.0
