@@ -45,7 +45,7 @@ LONG = (
     *("pruning/test_compensated_removal", "contracts/test_every_architecture", "report/test_structure"),
     *("pruning/test_sweep", "contracts/test_variants", "pruning/test_sweep_files", "cli/test_next_commands"),
     *("contracts/test_streaming", "cli/test_cli", "contracts/test_removal", "test_api_docs", "test_plugins"),
-    *("docs/test_notebook", "training/test_trainer", "test_distributed"),
+    *("training/test_trainer", "test_distributed"),
 )
 """Files that take ten seconds of a processor and more, the longest first."""
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import headscope as hs
-from headscope.cli.options import read_config
+from headscope.cli import main, mhr_options, usage_errors
+from headscope.cli.analyze import analyze
+from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
+from headscope.cli.options import as_typed, read_config
 from headscope.config import EvaluateConfig
 from headscope.config.option import configured, declared_options
 from headscope.heads import Site, select_heads
 from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
+from tests.oracles.commands import commands
 
 Command = Callable[..., tuple[int, str, str]]
 COMMANDS = configurable()
@@ -102,3 +112,154 @@ def test_options_of_analyses_are_set_by_name(
     Path("a").write_text("a b\n", encoding="utf-8")
     status, _, error = command("analyze", hs.assets.trained(), "--source", "a", "--out", "o", "--set", typed)
     assert (status, error.count("\n")) == (2, 1) and said in error
+
+
+# Options of the MHR fork and of fairseq are answered with ours, which are there.
+
+
+# mhr.md §6: every flag that the fork registers
+REGISTERED = re.findall(
+    r"--\S+",
+    """
+--mask-layer-type --mask-layer --mask-head --mhr-experiment --head-confidence-method --gamma-conf --radius
+--loss-start-after --enc-self-alpha-loss-ratio --dec-self-alpha-loss-ratio --dec-enc-alpha-loss-ratio
+--use-alphas-bias --cosine-sim-loss --dynamic-type --start-dynamic-mhr --dynamic-swap-frequency
+--dynamic-max-switches --dynamic-rest --dynamic-end-epoch --keep-alphas-eval --save-heads-cos_sim
+""",
+)
+
+
+def options_of(command: str) -> set[str]:
+    """The long options of a command."""
+    found: Any = typer.main.get_command(main.app)
+    for word in command.split():
+        found = found.get_command(None, word)
+    return {name for each in found.params for name in (*each.opts, *each.secondary_opts)}
+
+
+def test_every_flag_of_the_fork_is_in_the_table() -> None:
+    assert {flag.replace("_", "-") for flag in REGISTERED} == set(FORK)
+    assert all(counterpart(flag) is FORK[flag.replace("_", "-")] for flag in REGISTERED)
+    assert not set(FORK) & set(FAIRSEQ) and set(SHORT.values()) <= set(FAIRSEQ)
+
+
+@pytest.mark.slow
+def test_what_is_named_is_there() -> None:
+    known: dict[str, set[str]] = {}
+    for option, its in {**FORK, **FAIRSEQ}.items():
+        assert its.commands or its.note, option
+        for command in filter(None, its.commands.split("|")):
+            there = known.setdefault(command, options_of(command))
+            for named in re.findall(r"--[a-z-]+", its.options):
+                assert named in there, (option, command, named)
+            assert option not in there or option in its.options, (option, command)
+        every = set().union(*known.values())
+        for named in re.findall(r"--[a-z][a-z-]*[a-z]", its.note):
+            assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train mixing --gamma-conf 40", "of the MHR fork; here it is `headscope train mixing --gamma G` (with"),
+        ("evaluate x --mask-layer-type enc-enc", "here it is `headscope evaluate --mask SITE.LAYER.HEAD` (enc-enc is"),
+        ("train --gamma-conf=40", "here it is `headscope train mixing --gamma G`"),
+        ("--save-heads-cos_sim yes", "here it is `headscope analyze --mhr-pickles --set mhr-rows=generate`"),
+        ("train swap --adam-betas 0.9,0.98", "of fairseq; here it is `headscope train swap --betas A,B`"),
+        ("train --adam-betas=0.9,0.98", "of fairseq; here it is `headscope train baseline --betas A,B`"),
+        ("train mixing --eval-bleu-print-samples", "here it is `headscope translate RUN/last < TEXT` (translations"),
+        ("train mixing --eval-bleu-remove-bpe", "of fairseq has no counterpart here: BLEU is always of whole words"),
+        ("train mixing --eval-bleu-detok moses", "of fairseq has no counterpart here: BLEU of validation is of raw"),
+        ("train mixing --use-alphas-bias 1", "of the MHR fork has no counterpart here: the fork never uses that bias"),
+        ("evaluate x -s de", "-s is an option of fairseq; here it is `headscope evaluate --source FILE --target FILE`"),
+    ],
+)
+def test_the_command_line_answers(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headscope", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and message.startswith("error: ") and message.count("\n") == 1
+    assert said in message
+
+
+# What commands say of files that are not there, before anything heavy is imported, and of what they left out.
+
+
+MODEL = str(hs.assets.trained())
+TYPED_COMMANDS = {
+    "evaluate": ["evaluate", MODEL],
+    "analyze": ["analyze", MODEL, "--out", "o"],
+    "rank": ["prune", "rank", MODEL, "--by", "magnitude", "--keep", "3", "--out", "o"],
+    "remove": ["prune", "remove", MODEL, "--heads", "cross.0.0", "--out", "o"],
+    "sweep": ["prune", "sweep", MODEL, "--out", "o"],
+    "l0": ["prune", "l0", MODEL, "--out", "o"],
+    "train": ["train", "baseline", "--out", "o"],
+}
+IN_A_PROCESS = """
+import sys
+for words in {commands!r}:
+    sys.argv = ["headscope", *words, "--source", "missing.txt"]
+    from headscope.cli import main
+    try:
+        main.run()
+    except SystemExit as ended:
+        print(words[1], ended.code, "torch" in sys.modules)
+"""
+
+
+ROOT = Path(hs.__file__).parents[1]
+OTHERS = {
+    *("--help", "--help-all", "--json", "--verbose", "--config", "--set", "--version", "--no"),  # of no declaration
+    *("--batch-size", "--path", "--cosine-sim-loss", "--head-confidence-method"),  # of fairseq and the MHR fork
+    "--the-name",  # of an example
+}
+
+
+def flags_in_texts() -> Iterator[tuple[str, str]]:
+    """Every `--flag` in a text of the source, with its place; but the tables of what other programs have."""
+    for path in sorted(path for area in ("headscope", "cli", "analyses") for path in (ROOT / area).rglob("*.py")):
+        if path.name in (Path(str(module.__file__)).name for module in (mhr_options, usage_errors)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for name in re.findall(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*", node.value):
+                    yield name, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+@pytest.mark.slow
+def test_every_flag_that_a_text_names_is_an_option() -> None:
+    words = [option.flag for command in commands() for option in command.options]
+    known = {f"--{word[2:].removeprefix('set=').rpartition('.')[2].replace('_', '-')}" for word in words}
+    known |= OTHERS | {f"--no-{name[2:]}" for name in known}
+    assert not {name: place for name, place in flags_in_texts() if name not in known}
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("raise --ig-steps", "raise --set integrated_gradients.ig-steps"),
+        ("--long truncate, or --max-length 9", "--set long=truncate, or --max-length 9"),
+        (
+            "--alignments FILE; --align-corpus and --x",
+            "--set alignment.alignments=FILE; --set alignment.align-corpus and --x",
+        ),
+        ("`headscope prune rank --ig-steps`, --set lrp.rules", "`headscope prune rank --ig-steps`, --set lrp.rules"),
+    ],
+)
+def test_an_option_without_a_flag_is_named_as_it_is_set(message: str, typed: str) -> None:
+    command: Any = analyze
+    assert as_typed(command.entries, command.owners, message) == typed
+
+
+@pytest.mark.slow
+def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., str], tmp_path: Path) -> None:
+    said = python("-c", IN_A_PROCESS.format(commands=list(TYPED_COMMANDS.values()))).splitlines()
+    assert [line.split()[1:] for line in said] == [["2", "False"]] * len(TYPED_COMMANDS)
+
+
+def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
+    status, out, _ = command("list", "--json")
+    assert status == 0 and {"analyses", "criteria", "metrics"} < json.loads(out).keys()

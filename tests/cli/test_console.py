@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import headscope as hs
-from headscope.cli import console
+from headscope import progress
+from headscope.cli import console, main
+from headscope.cli.train import TrainingLines
+from headscope.progress import Timer, lines
+from headscope.training.losses import Sums
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -57,3 +65,105 @@ def test_tables_in_a_pipe_keep_to_their_columns(
         table = [line for line in lines if line.startswith(" ") and str(far_away) not in line]
         assert len(table) > 20 and max(map(len, table)) <= console.WIDTH, arguments
         assert lines == [line.rstrip() for line in lines], arguments
+
+
+# Progress where there is no terminal: plain lines now and then, on stderr, by a clock of the tests' own.
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_comes_when_the_interval_is_over_and_not_before() -> None:
+    clock, said = Clock(), list[str]()
+    with lines("analysing", 1000, unit="sentences", say=said.append, timer=Timer(interval=30, clock=clock)) as step:
+        for _ in range(10):
+            clock.now += 7
+            step(100)
+    assert said == [
+        "analysing: 500 of 1,000 sentences, 14 sentences/s, 35 s left",
+        "analysing: 1,000 of 1,000 sentences, 14 sentences/s, 0 s left",
+    ]
+
+
+def run_at(update: int, *, updates: int | None) -> Any:
+    position = SimpleNamespace(update=update, epoch=3, updates_per_epoch=None)
+    return SimpleNamespace(position=position, config=SimpleNamespace(updates=updates, epochs=None))
+
+
+@pytest.mark.parametrize(("total", "of", "left"), [(5000, " of 5,000", ", 7 min left"), (None, "", "")])
+def test_training_says_update_loss_rate_and_time_left(total: int | None, of: str, left: str) -> None:
+    """From update 4,001 on, as after --resume: 100 tokens and 0.5 seconds an update, loss 2 a token, later 1."""
+    clock, said = Clock(), list[str]()
+    display = TrainingLines(said.append, Timer(interval=30, clock=clock))
+    for update in range(1, 131):
+        clock.now += 0.5
+        if update == 100:
+            display.validated(None, SimpleNamespace(nll=1.25, bleu=20.04), best=True)
+        sums = Sums()._replace(tokens=100, loss=200.0 if update <= 60 else 100.0)
+        display.updated(run_at(4000 + update, updates=total), sums)
+    later = ", 7 min left" if total else ""
+    assert said == [
+        f"training: update 4,060{of}, epoch 3, loss 2.000, 200 tokens/s{left.replace('7', '8')}",
+        f"training: update 4,120{of}, epoch 3, loss 1.000, valid 1.250 BLEU 20.0, 200 tokens/s{later}",
+    ]
+
+
+def test_lines_go_to_stderr_and_not_into_json(
+    command: Command, caption_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.Timer, "due", lambda self: True)
+    source, target = caption_files
+    words = ("--source", source, "--target", target, "--metrics", "perplexity", "--json")
+    status, out, err = command("evaluate", hs.assets.trained(), *words)
+    assert status == 0 and json.loads(out)
+    assert err and all(": " in line and line.endswith(" left") for line in err.splitlines())
+
+
+def test_a_terminal_has_a_bar_instead(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
+    monkeypatch.setattr(progress.Timer, "due", lambda self: True)
+    with console.progress("analysing", 3) as step:
+        step(3)
+    assert " left" not in capfd.readouterr().err
+
+
+# What a command says to OpenMP and oneDNN before torch is imported.
+
+
+NAMES = (*main.WAITING, "OMP_WAIT_POLICY", "KMP_LIBRARY")
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "3"}])
+def test_threads_of_a_command_soon_sleep_while_they_wait_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that what the command sets is taken back
+        monkeypatch.delenv(name)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        main, "app", lambda: seen.append({name: os.environ[name] for name in NAMES if name in os.environ})
+    )
+    main.run()
+    assert seen == [own or main.WAITING]
+
+
+@pytest.mark.slow
+def test_the_way_of_waiting_is_set_before_torch_is_imported(python: Callable[..., str]) -> None:
+    """OpenMP shows what it has read when it is loaded, which is when torch is."""
+    code = """import os, sys
+os.environ.update(OMP_DISPLAY_ENV="verbose")
+from headscope.cli import main
+main.app = lambda: __import__("torch")
+assert "torch" not in sys.modules
+os.dup2(1, 2)
+main.run()
+"""
+    assert "GOMP_SPINCOUNT = '1000'" in python("-c", code)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headscope.config import Companions, EvaluateConfig
-from headscope.data.corpus import Corpus, Sentence
+from headscope.config.small import TranslateOptions
+from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.data.encoded import UnknownSubwords, count_unknown
+from headscope.data.lines import is_empty
+from headscope.data.offsets import subword_spans
+from headscope.data.token_text import text_of, visible
+from headscope.data.vocabulary import Splitter
+from headscope.data.word_alignment import has_other_spaces, words_of, words_of_subwords
+from headscope.description.tokens import TokenReader
+from headscope.errors import DataError
 from headscope.evaluation.run import run_evaluation
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
+from tests.makers.decoders import byte_level, decoder
 from tests.makers.story_files import HP, written
 from tests.oracles import checkpoints, fairseq, story
 
@@ -93,3 +105,144 @@ def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.unknown.to_json() == wanted
     assert any(remark.startswith("unknown subwords: source 33.33% of 12") for remark in found.remarks)
     assert any(remark.startswith("warning: 33.3% of the source's subwords") for remark in found.remarks)
+
+
+# Pieces of tokenizers without offsets, searched in the text; `data/test_alignment.py` takes real tokenizers.
+
+
+def scripted(pieces: list[str], *, unknown: str = "<unk>") -> tuple[SimpleNamespace, list[int]]:
+    """A tokenizer without offsets that has just these pieces."""
+    names = [unknown, "</s>", *dict.fromkeys(p for p in pieces if p not in (unknown, "</s>"))]
+    found = SimpleNamespace(
+        is_fast=False,
+        unk_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        all_special_ids=[0, 1],
+        convert_ids_to_tokens=lambda ids: [names[n] for n in ids],
+    )
+    return found, [names.index(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "covered"),
+    [
+        ("Hello world", ["hel@@", "lo", "world"], ["Hel", "lo", "world"]),
+        ("Hello world", ["hel", "lo</w>", "world</w>"], ["Hel", "lo", "world"]),
+        ("Hello world", ["hel", "##lo", "world"], ["Hel", "lo", "world"]),
+        ("Café é", ["cafe</w>", "e</w>"], ["Café", "é"]),
+        ("Cafe\u0301", ["▁Caf", "é"], ["Caf", "e\u0301"]),
+        ("é", ["<0xC3>", "<0xA9>"], ["é", "é"]),
+        ("xé", ["xÃ", "©"], ["xé", "é"]),
+        ("a “b” c", ["▁a", "▁''", "b", "''", "▁c"], ["a", "“", "b", "”", "c"]),
+        ("I saw 猫 there", ["▁I", "▁saw", "▁", "<unk>", "▁there"], ["I", "saw", "", "猫", "there"]),
+        ("猫 犬", ["▁", "<unk>", "▁", "<unk>"], ["", "猫", "", "犬"]),
+        ("猫犬 鳥", ["<unk>", "<unk>", "<unk>"], ["猫犬 鳥"] * 3),
+        ("x猫y", ["▁x", "<unk>", "y"], ["x", "猫", "y"]),
+    ],
+)
+def test_pieces_searched(text: str, pieces: list[str], covered: list[str]) -> None:
+    tokenizer, ids = scripted([*pieces, "</s>"])
+    spans = subword_spans(tokenizer, text, ids)
+    assert spans is not None and spans[-1] is None
+    assert [span and text[slice(*span)] for span in spans[:-1]] == covered
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("banana", ["<unk>", "a", "<unk>"]),  # which of the letters was known cannot be told
+        ("Hello world", ["▁Hello", "▁word"]),
+        ("Hello", ["▁Hello", "<unk>"]),  # nothing is left for the unknown piece
+        ("Hello", ["▁Hello", "▁world"]),
+        ("é", ["<0xC3>"]),
+    ],
+)
+def test_pieces_that_cannot_be_located(text: str, pieces: list[str]) -> None:
+    tokenizer, ids = scripted(pieces)
+    assert subword_spans(tokenizer, text, ids) is None
+
+
+# White space and characters without width: which lines are empty, and where aligners and BPE split words.
+
+
+SPACES = ["\u00a0", "\u202f", "\u3000", "\u2009", "\x0b", "\x85", "\u2028"]
+WITHOUT_WIDTH = ["\u200b", "\ufeff", "\u2060", "\u00ad", "\u200d", "\u034f", "\ufe0f", "\u3164", "\x07"]
+
+
+def fast_align(line: str) -> list[str]:
+    """`Dict::ConvertWhitespaceDelimitedLine` of fast_align, byte by byte."""
+    words, word = list[bytes](), b""
+    for byte in line.encode():
+        if byte in b" \t":
+            words, word = words + [word] * bool(word), b""
+        else:
+            word += bytes([byte])
+    return [each.decode() for each in words + [word] * bool(word)]
+
+
+@pytest.mark.parametrize("space", [*SPACES, *WITHOUT_WIDTH, " ", "\t", "  \t"])
+def test_words_of_aligners_are_those_of_fast_align(space: str) -> None:
+    line = f" ab{space}cd e{space} f"
+    assert words_of(line) == fast_align(line)
+    assert has_other_spaces(line) is (space in SPACES)
+    spans = [(n, n + 1) for n, letter in enumerate(line) if letter in "abcdef"]
+    found, _ = words_of_subwords([line], [spans])
+    assert found.tolist() == [n for n, word in enumerate(words_of(line)) for letter in word if letter in "abcdef"]
+
+
+def then_fairseq(line: str) -> list[str]:
+    """subword-nmt without merges (`segment`: strip, split at U+0020), then `tokenize_line` of fairseq."""
+    words = [word for word in line.strip("\r\n ").split(" ") if word]
+    marked = [
+        " ".join(f"{letter}@@" if n < len(word) - 1 else letter for n, letter in enumerate(word)) for word in words
+    ]
+    return " ".join(marked).split()
+
+
+@pytest.mark.parametrize("space", [*SPACES, "\t", "  ", "\u200b"])
+def test_bpe_splits_as_subword_nmt_and_then_fairseq(space: str) -> None:
+    line = f" ab{space}c {space} d{space}"
+    found = Splitter("bpe", codes=b"#version: 0.2\nq q\n").split(line)
+    assert [each.text for each in found] == then_fairseq(line)
+    for each in found:
+        assert line[each.start : each.end] == each.text.removesuffix("@@")
+
+
+@pytest.mark.parametrize("line", ["", " ", *SPACES, *WITHOUT_WIDTH, " \u200b\u00a0\ufeff"])
+def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str) -> None:
+    assert is_empty(line) and not is_empty(f"{line}a") and not is_empty("\u0301a")
+    (tmp_path / "text").write_text(f"a b\n{line}\n", encoding="utf-8", newline="")
+    if "\n" not in line:
+        with pytest.raises(DataError, match=r"text:2: the line is empty"):
+            open_corpus(tmp_path / "text")
+    with pytest.raises(DataError, match="sentence 2 of the list is empty"):
+        open_corpus(["a b", line])
+    checkpoint = checkpoints.small()
+    (first,), (nothing,), (last,) = translate_lines(
+        checkpoint, ["a b", line, "c"], options=TranslateOptions(longest=9), tokens=50
+    )
+    assert nothing.text == "" and first.text and last.text
+
+
+# Tokens as people read them: one way for all tokenizers.
+
+
+def test_a_byte_level_model_has_its_text_back() -> None:
+    tokenizer = byte_level()
+    its = HuggingFaceCheckpoint(path="tiny", model=decoder("llama"), tokenizer=tokenizer, digest="0" * 64)
+    reader = TokenReader.of(its, "source")
+    for text in ("A man in a hat,\n and more\tof it", " 'tis so"):
+        found = reader.shown(tokenizer(text)["input_ids"])
+        assert found[0] == "<s>" and "".join(found[1:]) == visible(text)
+
+
+def test_a_byte_level_token_stands_for_its_text() -> None:
+    """ó and в have a digit among the letters that their bytes are written with, a dash has letters."""
+    spelled = [text_of(token, "Ġ") for token in ("ĠciÃ³n", "Ð²", "ĠâĢĶ", "Ġ", "Ċ", "猫")]
+    assert spelled == ["ción", "в", "—", "", "\n", "猫"]
+    assert [text_of(token, "▁") for token in ("▁ab", "▁", "▁▁", "<0x41>", "Ã³")] == ["ab", "", " ", "A", "Ã³"]
+    assert [text_of(token, "##") for token in ("##ly", "Ã³")] == ["ly", "Ã³"]
+    cut = [text_of("<0xE2>", "▁"), text_of("<0xB3>", "▁"), text_of("³", "Ġ"), text_of("Ð", "Ġ")]
+    assert cut[1] == cut[2] and len({*cut}) == 3  # the same byte
+    assert all(letter.isalpha() and not letter.isdigit() and not letter.isupper() for letter in cut)

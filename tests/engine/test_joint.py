@@ -5,20 +5,30 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from headscope.config.declarations import Measure, measure_of
 from headscope.data.corpus import Corpus
-from headscope.engine.base import RunOptions
+from headscope.data.encoded import CountedTokens, Side
+from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.evidence.need import agreement_table, function_need_table, need_table
 from headscope.engine.joint import REPEATED, TEXT, joint_ablation, random_sets, repeated_words
-from headscope.engine.plan import analyze
+from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.taps import masked
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.report.page.heads import measures as measures_of_page
 from headscope.results.study import Study
+from headscope.results.study_answers import main_importance, needed
 from tests.oracles import speakers
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
@@ -103,3 +113,147 @@ def test_random_sets_are_other_heads_of_the_same_layers(count: int) -> None:
         }
         assert len({*drawn} & {*heads}) == max(0, 2 * count - 7), "others as far as there are enough"
     assert not random_sets([HeadId(Site.CROSS, 0, head) for head in range(3)], LAYOUT, seed=3)
+
+
+# Functions beside importances: means, Welch's intervals and chances, against loops and enumeration.
+
+
+NEEDED = Measure("need", keep="highest")
+LEAST = Measure("need", keep="lowest")
+
+
+def heads_of(functions: list[str], need: list[float], **more: list[float]) -> pd.DataFrame:
+    places = {"site": "encoder-self", "layer": 0, "head": range(len(need))}
+    return pd.DataFrame(places | {"functions": functions, "need": need} | more)
+
+
+def row_of(table: pd.DataFrame, name: str) -> dict[str, float]:
+    (row,) = table[table["name"] == name].to_dict("records")
+    return {str(key): value for key, value in row.items()}
+
+
+def test_means_and_intervals_are_those_of_tables() -> None:
+    """Student's t of 2 and 4 degrees at 97.5 %: 4.302653 and 2.776445."""
+    table = function_need_table(heads_of(["sink"] * 3 + [""] * 3, [1, 2, 3, 4, 5, 6]), [NEEDED])
+    row = row_of(table, "sink")
+    assert (row["heads"], row["others"], row["mean"], row["others_mean"], row["difference"]) == (3, 3, 2, 5, -3)
+    assert row["mean_high"] - 2 == pytest.approx(4.302653 * (1 / 3) ** 0.5, rel=1e-6)
+    assert row["difference_low"] == pytest.approx(-3 - 2.776445 * (2 / 3) ** 0.5, rel=1e-6)
+    assert (row["first"], row["of_first"], row["p_first"]) == (0, 1, 1)
+    other = row_of(table, "no label")
+    assert other["difference_high"] == pytest.approx(-row["difference_low"]) and other["first"] == 1
+
+
+@pytest.mark.parametrize("measure", [NEEDED, LEAST])
+def test_chances_are_those_of_all_draws(measure: Measure) -> None:
+    random = np.random.default_rng(3)
+    need = [*random.normal(size=12), np.nan]
+    functions = ["a:1", "a:2;b", "", "b", "a:1", "", "", "", "a:2", "", "", "c", "b"]
+    table = function_need_table(heads_of(functions, need), [measure])
+    assert table["name"].tolist() == ["a", "a:1", "a:2", "b", "c", "no label"]
+    sign = -1 if measure.keep == "highest" else 1
+    order = sorted(range(12), key=lambda head: sign * need[head])
+    for name in table["name"]:
+        row = row_of(table, name)
+        own = {head for head in range(12) if (name in functions[head] if name != "no label" else not functions[head])}
+        hits = len(own & {*order[:3]})
+        draws = [len(own & {*drawn}) >= hits for drawn in combinations(range(12), 3)]
+        assert (row["heads"], row["others"], row["first"], row["of_first"]) == (len(own), 12 - len(own), hits, 3)
+        assert row["p_first"] == pytest.approx(np.mean(draws))
+        assert row["mean"] == pytest.approx(np.mean([need[head] for head in own]))
+        assert np.isnan(row["mean_low"]) == (len(own) < 3), "of two heads there is no interval"
+
+
+def test_what_explains_heads_mostly_is_a_group() -> None:
+    shares = {"explained": [0.9, 0.8, 0.2, np.nan], "explained_position": [0.9, 0.1, 0.2, np.nan]}
+    lexical = {"explained_lexical": [0.0, 0.7, 0.0, np.nan]}
+    table = function_need_table(heads_of([""] * 4, [1, 2, 3, 4], **shares, **lexical), [NEEDED])
+    assert table[["kind", "name", "heads", "others"]].values.tolist() == [
+        ["mostly", "only the sentence", 1, 3],
+        ["mostly", "pairs of words", 1, 3],
+        ["mostly", "position and sinks", 1, 3],
+    ]
+
+
+# --queries first|last: what heads do at the position that a model is read at, and nothing else.
+
+
+def test_first_and_last_are_positions_of_each_text() -> None:
+    real = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0]]).bool()  # padding on either side
+    side = Side(
+        torch.zeros(3, 4, dtype=torch.long), real, torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    )
+    first, last = (CountedTokens(queries=each).queries_of(side).int().tolist() for each in ("first", "last"))
+    assert first == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
+    assert last == [[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
+    assert CountedTokens(queries="first").keys_of(side).equal(CountedTokens().keys_of(side))
+    assert CountedTokens().queries_of(side).equal(CountedTokens().keys_of(side))
+
+
+def test_confidence_is_that_of_one_query_a_text() -> None:
+    its, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=5)
+    model: Any = its.model
+    model.set_attn_implementation("eager")
+    for queries, place in (("first", 0), ("last", -1)):
+        options = RunOptions(counted=CountedTokens(queries=queries))  # type: ignore[arg-type]
+        study = analyze(its, corpus, analyses=[ANALYSES.get("confidence")], options=options, replicates=7)
+        heads = study.heads.set_index(["site", "layer", "head"])["confidence"]
+        largest = torch.zeros(its.layout[Site.ENCODER_SELF, 1], dtype=torch.float64)
+        for sentence in corpus:
+            encoded = its.encode([sentence.source], side="source", limit=512)[0]
+            ids = torch.tensor([encoded.ids])
+            weights = model(ids, output_attentions=True).attentions[1][0].detach().double()
+            counted = ~torch.tensor(encoded.special)
+            largest += weights[:, place, counted].amax(dim=-1)
+        for head, value in enumerate((largest / 5).tolist()):
+            assert abs(heads["encoder-self", 1, head] - value) < 1e-6
+
+
+def test_relations_of_words_are_left_out_with_the_reason() -> None:
+    text, syntactic = speakers.corpus("bert", count=5), ANALYSES.get("syntactic")
+    assert syntactic(RunOptions()).sample(text) is text
+    assert "leave out --queries" in str(syntactic(RunOptions(counted=CountedTokens(queries="last"))).sample(text))
+
+
+# Measures that compare the heads of one layer order no heads of several layers, wherever heads are ordered.
+
+
+WITHIN = ("gradient", "lrp", "contribution", "contribution_sum")
+
+
+def table(*names: str) -> pd.DataFrame:
+    heads = pd.DataFrame({"site": "cross", "layer": [0, 0, 0, 1, 1, 1], "head": [0, 1, 2] * 2, "functions": ""})
+    values = [0.5, 0.9, 0.1, 0.2, 0.7, 0.6]
+    columns = {name + end: values for name in names for end in ("", "_low", "_high")}
+    return heads.assign(**columns, functions=["sink", *[""] * 5])
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
+    measure, taylor = measure_of(name), measure_of("taylor")
+    assert measure.words.endswith(", within its layer") and not measure.orders and taylor.orders
+    heads = table(name, "taylor")
+    need = need_table(heads, [measure, taylor], {})
+    assert need[need["measure"] == name]["rank"].tolist() == [2, 1, 3, 3, 1, 2]  # in the layer
+    assert need[need["measure"] == "taylor"]["rank"].tolist() == [4, 1, 6, 5, 2, 3]
+    assert agreement_table(heads, [measure, taylor]).empty
+    assert set(function_need_table(heads, [measure, taylor])["measure"]) == {"taylor"}
+    run: Any = SimpleNamespace(heads=heads, measures=[name, "taylor"], has_table=lambda _: False)
+    shown = measures_of_page(run)
+    assert [one["name"] for one in shown if one["importance"]] == ["taylor"]
+    assert shown[0]["title"].endswith(", within its layer") and shown[0]["places"] == [2, 1, 3, 3, 1, 2]
+    both, alone = need, need[need["measure"] == name]
+    study, bare = (SimpleNamespace(tables={"importance": part}, has_table=lambda _: True) for part in (both, alone))
+    assert main_importance(study) == taylor and main_importance(bare) is None and not [*needed(bare)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "native-pre"])
+def test_a_ranking_by_gradient_is_without_the_norm(kind: str) -> None:
+    """By the mean of absolute gradients, which `tests/analyses/test_importance.py` derives."""
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    options = run_options(seed=1)
+    found = analyze(its, corpus, analyses=choose_analyses(only=["gradient"]), options=options, replicates=9).heads
+    scores = criterion_named("gradient").scores(ScoringContext(its, corpus, options=options))
+    assert [*scores.values()] == pytest.approx(found["gradient_raw"].tolist(), rel=1e-9)
+    order = [np.argsort(-found[name], kind="stable").tolist() for name in ("gradient", "gradient_raw")]
+    assert order[0] != order[1]

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import html
+import json
+from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
+import transformers
 from markdown_it import MarkdownIt
 
+from headscope.assets import sample
+from headscope.config import Companions
+from headscope.errors import CheckpointError
+from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.exports import Card
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.heads import HeadId, Site
+from headscope.model.removal_plan import plan_removal
+from headscope.pruning.engines.gguf_layers import LlamaDecoder
+from headscope.pruning.engines.gguf_writer import write_gguf
+from tests.contracts.architectures import BY_NAME, build
+from tests.makers import decoders
 
 NAMES = (
     "<img src=x onerror=alert(1)>",
@@ -46,3 +62,64 @@ def test_names_are_text_in_the_card(name: str) -> None:
     assert 'AutoModel.from_pretrained("<folder>[0]")' in plain and "a < b" in plain
     if "`" not in name:
         assert plain.count(" ".join(name.split())) == 3
+
+
+# `kept_heads` of a folder that `prune remove` wrote: the numbers that its heads had at first.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Llama with 3 heads of 6 in one layer, 6 in the others."""
+    model = build(BY_NAME["llama"])
+    checkpoint = HuggingFaceCheckpoint(path="llama", model=model, tokenizer=None, digest=None)
+    group = [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
+    shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, group))
+    written = tmp_path_factory.mktemp("kept")
+    write_checkpoint(shrunk, written, Companions())
+    return written
+
+
+def test_heads_are_counted_as_the_first_checkpoint_did(folder: Path) -> None:
+    checkpoint: Any = open_checkpoint(str(folder))
+    smaller = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, [HeadId(Site.DECODER_SELF, 0, 1)]))
+    assert smaller.config.kept_heads == {"decoder-self": {"0": [3, 5], "1": [0, 1, 2, 3, 4, 5]}}
+
+
+# GGUF files, opened: the same numbers as of the folder that transformers makes of them.
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf")
+    whole = open_checkpoint(str(decoders.saved(folder / "whole", tokenizer=decoders.byte_level())))
+    write_gguf(LlamaDecoder(whole), whole.tokenizer, folder / "model.gguf")  # type: ignore[attr-defined]
+    return folder / "model.gguf"
+
+
+@pytest.mark.slow
+def test_heads_are_those_of_the_folder_that_transformers_makes(file: Path, tmp_path: Path, command: Command) -> None:
+    made: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    made.hf_quantizer = None
+    vars(made.config).pop("quantization_config", None)
+    made.save_pretrained(tmp_path / "folder")
+    transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "folder")
+    tables = []
+    for path in (file, tmp_path / "folder"):
+        more = ("--source", sample("en"), "--max-sentences", 6, "--only", "confidence,entropy,sink", "--device", "cpu")
+        status, _, err = command("analyze", path, *more, "--out", tmp_path / f"of-{path.name}")
+        assert (status, "it/s" in err) == (0, False), err
+        tables.append((tmp_path / f"of-{path.name}" / "heads.csv").read_bytes())
+    assert tables[0] == tables[1]
+    signature = json.loads((tmp_path / "of-model.gguf" / "run.json").read_text())["signature"]
+    assert "ckpt:gguf-sha256=" in signature and "dtype:float32 of F32" in signature
+
+
+@pytest.mark.parametrize("cut", [100, 5000])
+def test_a_cut_file_is_refused_in_one_line(file: Path, tmp_path: Path, cut: int) -> None:
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match="truncated or broken GGUF") as caught:
+        open_checkpoint(str(tmp_path / "cut.gguf"))
+    assert "\n" not in str(caught.value)

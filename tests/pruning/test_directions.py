@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,23 +16,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.cli.main import app
 from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.base import ANALYSES
 from headscope.engine.faithfulness.orders import scores_of, undirected
 from headscope.engine.plan import analyze
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import all_heads
 from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import (
+    CRITERIA,
     MeasuredColumn,
     ScoringContext,
     criterion_named,
     rankable_names,
 )
 from headscope.results.study import Study
-from tests.oracles import checkpoints, circuit, gated_heads, speakers
+from tests.oracles import checkpoints, circuit, gated_heads, speakers, tiny
 from tests.oracles.run_options import run_options
 
 ONE_SIDED = {"direct_logit", "massive", "massive_chance", "full_attention"}
@@ -155,3 +160,71 @@ def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
     rankings, _ = scores_of(table)
     assert {name: list(scores.values()) for name, scores in rankings.items()} == {"entropy": [-1, -2], "lrp": [3, 1]}
     assert undirected(table) == ["sink"]
+
+
+# Which scores of heads follow from the seed: what does not say so gives the same for two seeds.
+
+
+SLOW = {"causal_head_gating", "streaming", "retrieval", "copy_suppression"}  # minutes here; tested by what they say
+
+
+FEW = run_options(shapley_samples=1, ig_steps=2, explained_steps=1, explained_rows=31)
+
+
+def texts(kind: str, words: str | list[str]) -> Corpus:
+    draws = random.Random(1)
+    two = kind == "small"
+    sentences = [
+        Sentence(n, " ".join(draws.choices(words, k=5)), " ".join(draws.choices(words[:7], k=4)) if two else None, None)
+        for n in range(2)
+    ]
+    return Corpus("x", 2, "", lambda: iter(sentences), has_target=two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["small", "bert"])
+def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of one analysis are of one run with each seed."""
+    runs: dict[Any, Any] = {}
+
+    def once(*args: Any, analyses: Any, options: Any, **more: Any) -> Any:
+        key = (*(cls.name for cls in analyses), options.seed)
+        if key not in runs:
+            runs[key] = analyze(*args, analyses=analyses, options=options, **more)
+        return runs[key]
+
+    monkeypatch.setattr(criterion_module, "analyze", once)
+    its: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.hugging(kind)
+    corpus = texts(kind, "abcdefghijk" if kind == "small" else tiny.WORDS)
+    objective = OBJECTIVES.get(choose_objective("", its, has_target=corpus.has_target))()
+    drawn, measured = set(), 0
+    for name in rankable_names():
+        criterion = criterion_named(name)
+        if isinstance(criterion, MeasuredColumn) and criterion.analysis in SLOW:
+            continue
+        try:
+            first, second = (
+                criterion.scores(ScoringContext(its, corpus, options=replace(FEW, seed=seed))) for seed in (1, 2)
+            )
+        except HeadscopeError:  # it is for other models
+            continue
+        measured += 1
+        heads = sorted(first)
+        if not np.array_equal([first[h] for h in heads], [second[h] for h in heads], equal_nan=True):
+            drawn.add(name)
+            assert criterion.draws(its, objective), name
+    assert measured > 20 and "random" in drawn
+    assert {"small": "shapley", "bert": "gradient"}[kind] in drawn
+
+
+@pytest.mark.slow
+def test_criteria_of_analyses_ask_them() -> None:
+    model = checkpoints.hugging("gpt2")
+    for name in rankable_names():
+        criterion: Any = criterion_named(name)
+        if name not in CRITERIA.names() and ANALYSES.get(criterion.analysis).sampled:
+            assert criterion.draws(model, None), name
+    assert all(its.sampled for _, its in ANALYSES if "random" in its.passes)
+    for name in ("facilitation", "interference", "full_attention", "copy_suppression", "random"):
+        assert criterion_named(name).draws(model, None)
+    assert not criterion_named("magnitude").draws(model, OBJECTIVES.get("loss")())

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
+from headscope.errors import ConfigError
 from headscope.pruning.closed_form.output_projections import StreamTap
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from tests.oracles import speakers
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
 X, FED = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)
@@ -73,3 +79,80 @@ def test_without_the_tap_nothing_is_hooked() -> None:
     with pytest.raises(ZeroDivisionError), StreamTap().observing([projection]):
         raise ZeroDivisionError
     assert not projection._forward_hooks
+
+
+# The criterion that drops the attention of whole layers, against the streams of transformers' own layers.
+
+
+STREAM = {  # where the stream is read that attention adds to, and the linear layer that writes
+    "bert": lambda model, layer: (
+        model.bert.encoder.layer[layer],
+        model.bert.encoder.layer[layer].attention.output.dense,
+    ),
+    "gpt2": lambda model, layer: (model.transformer.h[layer], model.transformer.h[layer].attn.c_proj),
+    "llama": lambda model, layer: (model.model.layers[layer], model.model.layers[layer].self_attn.o_proj),
+}
+
+
+def layer_scores(kind: str, heads: dict[int, list[int]]) -> dict[int, float]:
+    """1 − mean cosine of x and x + y, sentence by sentence; a bias keeps the mean of what `heads` of a layer write."""
+    its = speakers.checkpoint(kind)
+    model: Any = its.model
+    before: dict[int, list[Tensor]] = defaultdict(list)
+    written: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    hooks = []
+    for layer in heads:
+        block, dense = STREAM[kind](model, layer)
+        hooks.append(block.register_forward_pre_hook(lambda _, given, at=before[layer]: at.append(given[0][0])))
+        hooks.append(
+            dense.register_forward_hook(lambda _, given, out, at=written[layer]: at.append((given[0][0], out[0])))
+        )
+    for encoded in its.encode(
+        [sentence.source for sentence in speakers.corpus(kind, count=7)], side="source", limit=97
+    ):
+        with torch.no_grad():
+            model(input_ids=torch.tensor([encoded.ids]))
+    for hook in hooks:
+        hook.remove()
+    found = {}
+    for layer, numbers in heads.items():
+        dense = STREAM[kind](model, layer)[1]
+        weight = (dense.weight if isinstance(dense, torch.nn.Linear) else dense.weight.T).detach()
+        contexts, outputs = (torch.cat(parts) for parts in zip(*written[layer], strict=True))
+        width = weight.shape[1] // its.layout[next(iter(its.layout))[0], layer]
+        columns = [number * width + place for number in numbers for place in range(width)]
+        part = contexts[:, columns] @ weight[:, columns].T
+        if dense.bias is not None:
+            part = part - part.mean(dim=0)
+        after = torch.cat(before[layer]) + outputs
+        found[layer] = float(1 - cosine_similarity(after - part, after, dim=1).mean())
+    return found
+
+
+@pytest.mark.parametrize("kind", STREAM)
+def test_layers_go_whole_those_first_that_turn_the_stream_least(kind: str) -> None:
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
+    scores = criterion_named("layer-drop").scores(ScoringContext(its, corpus))
+    layers = {layer: list(range(count)) for (_, layer), count in its.layout.items()}
+    whole = layer_scores(kind, layers)
+    total, order = 0.0, sorted(scores, key=lambda head: scores[head])
+    for layer in sorted(whole, key=lambda layer: whole[layer]):
+        total += whole[layer]
+        of_layer = [scores[head] for head in order if head.layer == layer]
+        assert max(of_layer) == pytest.approx(total, abs=1e-9)
+        if len(set(of_layer)) == len(of_layer):  # heads that go one by one
+            alone = [layer_scores(kind, {layer: [head.head]})[layer] for head in order if head.layer == layer]
+            assert alone == sorted(alone)
+
+
+def test_a_stream_that_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of Gemma, whose outputs go through a norm before they are added."""
+    its, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=3)
+    model: Any = its.model
+    for layer in model.model.layers:
+        attend = layer.self_attn.forward
+        monkeypatch.setattr(
+            layer.self_attn, "forward", lambda *a, attend=attend, **k: (attend(*a, **k)[0].tanh(), None)
+        )
+    with pytest.raises(ConfigError, match=r"layer-drop.*decoder-self\.0 cannot be told; rank by obs"):
+        criterion_named("layer-drop").scores(ScoringContext(its, corpus))

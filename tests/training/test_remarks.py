@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from headscope.errors import ConfigError
+from headscope.heads import HeadId
 from headscope.results.training import Training
+from headscope.training.config import TrainingPosition
+from headscope.training.swaps import Swap, swap_heads
 from headscope.training.train_loop import Listener
 from headscope.training.trainer import train
-from headscope.training.variant import find_variant
-from tests.oracles import lessons
-
-pytestmark = pytest.mark.slow
+from headscope.training.variant import VARIANTS, find_variant
+from headscope.training.variants.mixing import LinearMixing, matrices_of
+from tests.oracles import lessons, mhr
+from tests.oracles.swaps import differing, state
 
 LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
     '[[swap]]\nepoch = 7\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
@@ -43,6 +48,7 @@ def run(
 UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "shared", "before", "after"),
     [
@@ -94,3 +100,127 @@ def test_a_variant_that_did_nothing_says_so(
         assert expected is None or any(expected in text for text in said), said
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert about["result"]["remarks"] == list(found.remarks)
+
+
+# Variants in one run: names, what is refused, losses and groups, and swaps of heads that are mixed.
+
+
+ALL = "mixing+swap+disagreement"
+FORK: dict[str, Any] = {"compat": "fork", "gamma": 40.0, "start_after": 0.0, "weight": 0.1}
+
+
+def schedule(path: Path, *pairs: tuple[int, int, int, int], epoch: int = 2) -> Path:
+    """A file of the MHR program: swaps of cross-attention heads, layer and head of both ends."""
+    entries = [
+        {
+            f"{end}_{name}": value
+            for end, layer, head in (("s", a, b), ("d", c, d))
+            for name, value in (
+                ("layer", str(layer)),
+                ("head", head),
+                ("layer_module", "encoder_attn"),
+                ("transformer_module", "decoder"),
+            )
+        }
+        for a, b, c, d in pairs
+    ]
+    path.write_text(json.dumps({str(epoch): entries}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mae+mixing", r"'mae\+mixing'"),
+        ("narrow+swap+wide", "narrow and wide"),
+        ("baseline+swap", "baseline"),
+        ("swap+mixing+swap", r"'swap\+mixing\+swap'"),
+        ("mixing+swop", "'swop'.*'swap'.*baseline"),
+        ("mixing+", "''.*baseline"),
+        ("+", "''"),
+    ],
+)
+def test_combinations_that_make_no_sense(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_variant(name)
+
+
+def test_the_order_of_names_does_not_matter() -> None:
+    assert find_variant("swap+mixing") is find_variant("mixing+swap")
+    assert find_variant(" swap + disagreement+mixing").name == "disagreement+mixing+swap"
+    assert find_variant("swap") is VARIANTS.get("swap")
+
+
+def test_losses_are_added(tmp_path: Path) -> None:
+    """With the fork's constants: growth loss and cosine loss beside the summed loss of the same batch."""
+    sums = {}
+    for name, keys in (("mixing", ("gamma", "start_after")), ("disagreement", ("weight",)), ("both", tuple(FORK))):
+        (folder := tmp_path / name).mkdir()
+        given = {key: FORK[key] for key in ("compat", *keys)}
+        names = "disagreement+mixing" if name == "both" else name
+        run = lessons.begin(folder, names, shared={"dropout": 0.0}, radius=0.5, **given) if "gamma" in given else (
+            lessons.begin(folder, names, shared={"dropout": 0.0}, **given)
+        )  # fmt: skip
+        for part in getattr(run.variant, "parts", [run.variant]):
+            if isinstance(part, LinearMixing):
+                part.sentences = 1  # the fork's first batch of all is outside its window
+        lessons.variant(run).before_update(run, run.position)
+        run.model.train()
+        sums[name] = run.variant.step(run, lessons.lesson(run), run.gradients).loss
+    (folder := tmp_path / "plain").mkdir()
+    run = lessons.begin(folder, "baseline", shared={"dropout": 0.0})
+    plain = run.gradients(lessons.lesson(run)).loss
+    assert sums["mixing"] - plain == pytest.approx(40 * 0.5 * 5)  # radius for each of 5 matrices
+    assert sums["disagreement"] - plain > 0.1
+    assert sums["both"] - plain == pytest.approx(sums["mixing"] + sums["disagreement"] - 2 * plain, rel=1e-12)
+
+
+@pytest.mark.parametrize("compat", ["none", "fork"])
+def test_what_a_swap_does_to_matrices(compat: str, tmp_path: Path) -> None:
+    """Ours leaves them to their layers; the fork exchanges whole ones for heads 0, and no part of them for others."""
+    for pair, exchanged in (((0, 0, 1, 0), compat == "fork"), ((0, 1, 1, 1), False)):
+        (folder := tmp_path / f"{pair[1]}").mkdir()
+        path = schedule(folder / "swaps.json", pair)
+        run = lessons.begin(folder, "mixing+swap", swap_schedule=path, gamma=40.0, compat=compat)
+        with torch.no_grad():
+            for number, alpha in enumerate(alpha for its in matrices_of(run.model).values() for alpha in its):
+                alpha.add_(number + 1)
+        before = lessons.weights(run)
+        lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
+        after = lessons.weights(run)
+        moved = {key for key in differing(before, after) if "mixing" in key}
+        keys = [f"decoder.layers.{n}.cross_attention.mixing.alpha" for n in (0, 1)]
+        assert moved == (set(keys) if exchanged else set())
+        if exchanged:
+            assert torch.equal(after[keys[0]], before[keys[1]]) and torch.equal(after[keys[1]], before[keys[0]])
+        assert any("cross_attention.query" in key for key in differing(before, after))
+
+
+def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits_of_a_mixing_model() -> None:
+    model = mhr.small().model
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(4, 9, (2, 5), generator=generator) for _ in range(2))
+    before, weights = model(source, target), state(model)
+    layer = next(at for at in model.declared_attention().layout.items() if at[1] > 1)[0]
+    swap = Swap(HeadId(*layer, 0), HeadId(*layer, 1))
+    swap_heads(model, [swap], output=True)
+    torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
+    assert any("alpha" in key for key in differing(weights, state(model)))
+    swap_heads(model, [swap], output=True)
+    assert not differing(weights, state(model))
+    swap_heads(model, [swap])
+    assert not any("alpha" in key for key in differing(weights, state(model)))
+
+
+def test_histories_and_states_of_all_parts(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "s.json", (0, 0, 1, 0)), start_after=0.0)
+    lessons.updates(run, 2)
+    lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
+    noted = lessons.variant(run).history(run)
+    assert noted["swaps.schedule"] == 1 and noted["window"] == 1 and 0 < noted["disagreement"] < 1
+    saved = run.variant.state_dict()
+    assert saved["swap"]["scheduled"] == 1 and saved["mixing"]["seen"] > 0 and set(saved) == set(ALL.split("+"))
+    (tmp_path / "other").mkdir()
+    other = lessons.begin(tmp_path / "other", ALL, swap_schedule=tmp_path / "s.json", start_after=0.0)
+    other.variant.load_state_dict(saved)
+    assert other.variant.state_dict() == saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,17 @@ import pytest
 import headscope as hs
 from headscope.config import engines
 from headscope.config.engines import declared_engines
+from headscope.errors import ConfigError
 from headscope.formats.exports import MODEL_FILES
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
-from headscope.pruning.engines.base import ENGINES, split_export
+from headscope.heads import select_heads
+from headscope.model.removal_plan import RemovalPlan, plan_removal
+from headscope.pruning.engines.base import ENGINES, choose_export, split_export
+from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.registry import Registry
+from scripts.documented import DOCS
+from tests.makers import decoders
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
 
@@ -58,3 +66,83 @@ def test_an_engine_of_another_package_writes_and_proves(model: Any, tmp_path: Pa
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
     assert record["engines"][0]["export"] == "numbers" and "model.numbers" in record["files"]
     assert "numpy.fromfile" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+
+
+# The table of docs/serving.md, family × export × kind of removal, against what exports and engines say themselves.
+
+
+SHAPES = ("uniform", "per-group", "ragged", "per-layer kv", "empty layer")
+REMOVED = {
+    "uniform": "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3",
+    "per-group": "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6",
+    "ragged": "decoder-self.0.0,decoder-self.0.1,decoder-self.2.2,decoder-self.2.3,decoder-self.2.4,decoder-self.2.5",
+    "empty layer": "decoder-self.1.*",
+}
+KINDS = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
+
+
+def rows() -> list[list[str]]:
+    """The cells of the table, row by row."""
+    lines = (DOCS / "serving.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| family | export | uniform"))
+    table = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table
+
+
+@cache
+def whole(kind: str) -> Any:
+    more = {"sliding_window": None} if kind == "mistral" else {}
+    return HuggingFaceCheckpoint(path=kind, model=decoders.decoder(kind, **more), tokenizer=None, digest="0" * 64)
+
+
+@cache
+def smaller(kind: str, shape: str) -> tuple[Any, RemovalPlan]:
+    """A model to take heads out of (with averaged ones in place), and which."""
+    sites = whole(kind).attention_sites
+    if shape == "per-layer kv":
+        plan = plan_merge(sites, (4, 2, 1))
+        return whole(kind).with_pooled_groups(plan), plan
+    return whole(kind), plan_removal(sites, select_heads(REMOVED[shape], whole(kind).layout))
+
+
+@cache
+def narrowed(kind: str, shape: str) -> Any:
+    model, plan = smaller(kind, shape)
+    return model.without_heads(plan)
+
+
+def refusal(kind: str, export: str, shape: str) -> str:
+    """Why an export does not take these heads; empty where it does."""
+    try:
+        if export in ENGINES.names():
+            ENGINES.get(export).check_layout(narrowed(kind, shape))
+        else:
+            model, plan = smaller(kind, shape)
+            choose_export(export, whole(kind)).build(model, plan)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}-{row[1].strip('`')}")
+def test_the_table_says_what_exports_say(row: list[str]) -> None:
+    families, export, *cells = row
+    assert len(cells) == len(SHAPES)
+    for family in families.split(", "):
+        for shape, cell in zip(SHAPES, cells, strict=True):
+            if family in KINDS:
+                why = refusal(KINDS[family], export.strip("`"), shape)
+                assert cell.startswith("with `--pad`" if why else "run"), (family, export, shape, why)
+
+
+@pytest.mark.slow
+def test_pairs_that_the_table_leaves_out_are_refused() -> None:
+    listed = {(family, row[1].strip("`")) for row in rows() for family in row[0].split(", ")}
+    every = {(family, export) for family in KINDS for export in ("self-contained", "native", *ENGINES.names())}
+    for family, export in every - listed:
+        assert all(refusal(KINDS[family], export, shape) for shape in SHAPES), (family, export)
