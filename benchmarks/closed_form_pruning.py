@@ -43,7 +43,7 @@ from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
 from headscope.pruning.options.choice import LearnConfig
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of
@@ -155,9 +155,7 @@ def refitted(name: str, context: ScoringContext, heads: Sequence[HeadId]) -> Any
         return RefittedCopy.of(
             checkpoint, sequential_refits(checkpoint, calibration, heads, residual=SEQUENTIAL[name])
         ).model
-    return RefittedCopy.of(
-        checkpoint, compensate(checkpoint, moments_of(context), heads, RefitOptions(method=name))
-    ).model
+    return RefittedCopy.of(checkpoint, compensate(checkpoint, moments_of(context), heads, Refit(method=name))).model
 
 
 def study(

@@ -48,7 +48,7 @@ from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint
@@ -62,7 +62,7 @@ KEYS = ["calibration", "seed", "criterion", "kept", "refit", "tuned"]
 Refitter = Callable[[ScoringContext, Sequence[HeadId]], Checkpoint]
 
 
-def by_options(options: RefitOptions, context: ScoringContext, heads: Sequence[HeadId]) -> Checkpoint:
+def by_options(options: Refit, context: ScoringContext, heads: Sequence[HeadId]) -> Checkpoint:
     """The masked model, refitted as options say."""
     if options.method == "none":
         refits = compensate(context.checkpoint, moments_of(context), heads, options)
@@ -71,12 +71,12 @@ def by_options(options: RefitOptions, context: ScoringContext, heads: Sequence[H
 
 
 REFITS: dict[str, Refitter] = {
-    "none": partial(by_options, RefitOptions(method="none")),
-    "mean": partial(by_options, RefitOptions(method="mean")),
-    "least-squares": partial(by_options, RefitOptions()),
-    "sequential": partial(by_options, RefitOptions(sequential=True)),
-    "damping 0.1": partial(by_options, RefitOptions(damping=0.1)),
-    "feed-forward": partial(by_options, RefitOptions(sequential=True, feed_forward=True)),
+    "none": partial(by_options, Refit(method="none")),
+    "mean": partial(by_options, Refit(method="mean")),
+    "least-squares": partial(by_options, Refit()),
+    "sequential": partial(by_options, Refit(sequential=True)),
+    "damping 0.1": partial(by_options, Refit(damping=0.1)),
+    "feed-forward": partial(by_options, Refit(sequential=True, feed_forward=True)),
 }
 
 

@@ -24,7 +24,7 @@ from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.replace import replacing
 from headscope.formats.diagnosis import explained, no_checkpoint
 from headscope.formats.exports import MASKED as MASKED
-from headscope.formats.exports import MODEL_FILES, SAME, Conversion, Probe
+from headscope.formats.exports import MODEL_FILES, SAME, Probe
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.heads import Layout, Site
@@ -336,7 +336,7 @@ class CheckpointFormat(ABC, Generic[C]):
             saved = self.write(checkpoint, temporary, Companions())
         return replace(saved, path=folder / saved.path.relative_to(temporary))
 
-    def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> Conversion:
+    def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> SavedFiles:
         """Write a `TransformerCheckpoint` into an empty directory and read it; CheckpointError where it cannot."""
         raise ConfigError(f"a checkpoint cannot be converted to {self.name}")
 

@@ -34,13 +34,18 @@ Build = Callable[[Any, RemovalPlan], Any]
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What to open and its format; `notes` for the user, `opens` and `limits` for the card."""
+    """What to open and its format; `notes` for the user, `opens` and `limits` for the card.
+
+    Of a conversion `architecture` is the class that opens the files, and `logits` [2 t V] what they give of a probe.
+    """
 
     path: Path
     format: str
     notes: tuple[str, ...] = ()
     opens: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
+    architecture: str = ""
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +79,6 @@ class Probe(NamedTuple):
     source: Tensor
     real: Tensor
     target: Tensor
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """Class and logits [2 t V] of a written conversion, `file` to open in the folder; lines as of `SavedFiles`."""
-
-    architecture: str
-    logits: Tensor
-    notes: tuple[str, ...] = ()
-    opens: tuple[str, ...] = ()
-    limits: tuple[str, ...] = ()
-    file: str = ""
 
 
 CARD = "README.md"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from headscope.files.output_checks import OutputKind
 from headscope.files.reading import file_digest, read_bytes, read_json
 from headscope.files.toml import read_toml, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
-from headscope.formats.exports import Conversion, Probe
+from headscope.formats.exports import Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
@@ -126,11 +126,11 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         (folder / CONFIG).write_text(to_toml(content), encoding="utf-8")
         return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
 
-    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
-        self.write(checkpoint, folder, Companions())
+    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
+        saved = self.write(checkpoint, folder, Companions())
         again = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
         notes = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
-        return Conversion("Transformer", probe_logits(again.model, probe), notes, ("headscope",), (_OTHERS,))
+        return replace(saved, notes=notes, architecture="Transformer", logits=probe_logits(again.model, probe))
 
 
 NATIVE = NativeFormat()

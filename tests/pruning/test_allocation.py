@@ -26,7 +26,7 @@ from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.choice import RankConfig
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
@@ -35,7 +35,7 @@ from tests.oracles import checkpoints, speakers
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = RefitOptions(add_bias=True)
+OPTIONS = Refit(add_bias=True)
 KINDS = ("bert", "llama", "marian", "native-post", "native-pre")
 
 

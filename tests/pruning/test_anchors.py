@@ -37,7 +37,7 @@ from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.options.shared import Refit, RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.report.page.write import gather
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
@@ -111,7 +111,7 @@ def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_anchor_of_as_many_tokens_is_a_refit_on_both_texts(kind: str) -> None:
-    checkpoint, options = speakers.checkpoint(kind), RefitOptions(damping=1e-3)
+    checkpoint, options = speakers.checkpoint(kind), Refit(damping=1e-3)
     anchored = compensate(
         checkpoint, mixed_moments(checkpoint, text(kind), sides(backwards(kind))), gone(kind), options
     )
@@ -162,7 +162,7 @@ def performance(damage: float) -> Performance:
 
 
 def candidate(method: str, held_out: float, check: float) -> Candidate:
-    return Candidate(RefitOptions(method=method), performance(held_out), performance(check))
+    return Candidate(Refit(method=method), performance(held_out), performance(check))
 
 
 def test_the_least_harm_on_the_worse_text() -> None:

@@ -15,7 +15,7 @@ from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import speakers
 
@@ -57,7 +57,7 @@ def test_a_refitted_model_is_nearer_to_the_intact_one(kind: str) -> None:
     with masked(checkpoint.model, heads):
         closed = logits(checkpoint, kind)
     made = {
-        method: RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=method))).model
+        method: RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, Refit(method=method))).model
         for method in ("none", "least-squares")
     }
     zeroed, refitted = (logits(checkpoint, kind, model) for model in made.values())
@@ -93,9 +93,7 @@ def _changed(before: nn.Module, after: nn.Module) -> set[str]:
 @pytest.mark.parametrize("kind", ["bert", "marian", "native-post"])
 def test_a_mean_lies_between(kind: str) -> None:
     checkpoint, moments, heads = calibrated(kind)
-    mean, least = (
-        compensate(checkpoint, moments, heads, RefitOptions(method=name)) for name in ("mean", "least-squares")
-    )
+    mean, least = (compensate(checkpoint, moments, heads, Refit(method=name)) for name in ("mean", "least-squares"))
     for one, other in zip(mean, least, strict=True):
         assert one.error_without >= one.error >= other.error
 
@@ -107,9 +105,9 @@ def test_a_refit_in_part_lies_on_the_way_to_it(kind: str, method: str) -> None:
     nothing, part, whole = (
         compensate(checkpoint, moments, heads, options)
         for options in (
-            RefitOptions(method="none"),
-            RefitOptions(method=method, strength=0.3),
-            RefitOptions(method=method),
+            Refit(method="none"),
+            Refit(method=method, strength=0.3),
+            Refit(method=method),
         )
     )
     for before, between, after in zip(nothing, part, whole, strict=True):

@@ -22,7 +22,7 @@ from headscope.model.taps import capture
 from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal import merge_plan
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
@@ -116,7 +116,7 @@ def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
     whole, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
     plan = plan_merge(whole.attention_sites, 1)
     pooled = whole.with_pooled_groups(plan)
-    refits = sequential_refits(whole, text, (), RefitOptions(damping=1e-3), altered=pooled, residual=False)
+    refits = sequential_refits(whole, text, (), Refit(damping=1e-3), altered=pooled, residual=False)
     assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
     intact = least_squares.contexts("llama", whole, text)
     for number, refit in enumerate(refits):

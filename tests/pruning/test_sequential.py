@@ -18,7 +18,7 @@ from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.shared import Refit, RefitOptions
+from headscope.pruning.options.shared import Refit
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 
@@ -51,7 +51,7 @@ def texts(kind: str) -> Any:
 )
 def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, residual: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
-    refits = sequential_refits(checkpoint, texts(kind), gone(kind), RefitOptions(damping=1e-3), residual=residual)
+    refits = sequential_refits(checkpoint, texts(kind), gone(kind), Refit(damping=1e-3), residual=residual)
     intact, stream = contexts(checkpoint, kind), oracle.streams(kind, checkpoint, texts(kind).read())
     for number, refit in enumerate(refits):
         pruned = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
@@ -97,7 +97,7 @@ BLOCKS = {
 @pytest.mark.parametrize("in_turn", [True, False], ids=["attention too", "after attention"])
 def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
-    options = RefitOptions(damping=1e-3, feed_forward=True, sequential=in_turn)
+    options = Refit(damping=1e-3, feed_forward=True, sequential=in_turn)
     refits = RefitBench(checkpoint, CalibrationText(texts(kind), texts(kind)), Refit()).refits(gone(kind), options)
     whole = blocks(checkpoint, kind)
     found = [number for number, refit in enumerate(refits) if refit.projection.owner in whole]

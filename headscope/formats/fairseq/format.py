@@ -24,7 +24,7 @@ from headscope.errors import CheckpointError, DataError, restated, shortlist
 from headscope.files.reading import file_digest, read_bytes, read_text, similar_file
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
-from headscope.formats.exports import Conversion, Probe
+from headscope.formats.exports import Probe
 from headscope.formats.fairseq.config import (
     Settings,
     added_subwords,
@@ -254,7 +254,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         of_fork = checkpoint.origin.of_fork
         return SavedFiles(path, self.name, notes, ("headscope", _OPENS[of_fork]), (_LIMITS[of_fork], *notes))
 
-    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         if isinstance(checkpoint, FairseqCheckpoint):
             if _pruned(checkpoint):
                 raise CheckpointError(
@@ -263,10 +263,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
                 )
             written = self.write(checkpoint, folder, Companions())
             again = self.load(str(written.path), device="cpu", dtype="float64", companions=Companions())
-            logits = probe_logits(again.model, probe)
-            return Conversion(
-                checkpoint.model_type, logits, written.notes, written.opens, written.limits, written.path.name
-            )
+            return replace(written, architecture=checkpoint.model_type, logits=probe_logits(again.model, probe))
         written_model = fairseq_model(checkpoint)
         _write_file(folder / FILE, written_model.options, written_model.weights)
         for name, content in vocabulary_files(checkpoint).items():
@@ -279,7 +276,8 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             )
         logits = logits_in_our_order(again.model, written_model, probe)
         opens, limits = ("headscope", _OPENS[written_model.of_fork]), (_LIMITS[written_model.of_fork],)
-        return Conversion(written_model.options["arch"], logits, written_model.notes, opens, limits, FILE)
+        arch = written_model.options["arch"]
+        return SavedFiles(folder / FILE, self.name, written_model.notes, opens, limits, arch, logits)
 
 
 _ONE_NUMBER = "fairseq itself: heads were removed, and its layers have one number of heads"

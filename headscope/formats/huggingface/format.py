@@ -13,7 +13,7 @@ from headscope.errors import DataError
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
 from headscope.formats.diagnosis import OPENED
-from headscope.formats.exports import SAME, Conversion, Probe
+from headscope.formats.exports import SAME, Probe
 from headscope.formats.huggingface.companions.folder import (
     CONFIG,
     is_adapter,
@@ -106,7 +106,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         )
         return SavedFiles(folder, self.name, notes, OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
-    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+    def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         from headscope.formats.huggingface.from_native import converted
 
         return converted(checkpoint, folder, probe)

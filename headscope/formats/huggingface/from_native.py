@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
-from headscope.formats.exports import Conversion, Probe
+from headscope.formats.exports import Probe, SavedFiles
 from headscope.formats.fairseq.from_native import unusual_parts
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.tokenizers import write_vocabulary
@@ -310,7 +310,7 @@ def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Te
 OWN_CODE = ("FSMT",)  # it bypasses transformers' attention interface, and overflows in double precision
 
 
-def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
     """Write weights, configs and, where transformers has one, a tokenizer; read the model again with transformers."""
     import transformers
 
@@ -334,7 +334,7 @@ def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> 
         )
     opens = (f"transformers, without any code of its own: class {name}", *(() if own_code else ("headscope",)))
     limits = ("headscope: it cannot see the heads of this class",) if own_code else ()
-    return Conversion(name, logits, tuple(notes), opens, (*_limits(checkpoint), *limits))
+    return SavedFiles(folder, "huggingface", tuple(notes), opens, (*_limits(checkpoint), *limits), name, logits)
 
 
 def _limits(checkpoint: TransformerCheckpoint) -> tuple[str, ...]:

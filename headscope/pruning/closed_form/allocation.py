@@ -21,7 +21,7 @@ from headscope.pruning.closed_form.moments import ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import SolvedRefit
 from headscope.pruning.gate_layout import Unit
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 
 TRIES = 4
 """Candidates that are measured in a step, at most."""
@@ -52,7 +52,7 @@ class MeasuredAllocation:
         moments: ModuleMoments,
         projections: Sequence[OutputProjection],
         estimates: Mapping[Unit, float],
-        options: RefitOptions,
+        options: Refit,
     ) -> None:
         self.meters, self.moments, self.projections, self.options = meters, moments, projections, options
         self.trial = RefittedCopy(meters[0].checkpoint, projections)

@@ -23,7 +23,7 @@ from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, 
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.shared import AUTO, OtherText, Refit, RefitOptions, anchor_name
+from headscope.pruning.options.shared import AUTO, OtherText, Refit, anchor_name
 
 HALF = 0.5
 """The strength that `auto` tries too: on text of another kind the whole way may be too far."""
@@ -127,7 +127,7 @@ class RefitBench:
             choice, refits = self._chosen(heads)
             options = choice.taken.options
         else:
-            options = self.options.options(add_bias=self.add_bias)
+            options = replace(self.options, add_bias=self.add_bias)
             refits = self.refits(heads, options)
         model, seconds = self.copy_with(refits).model, time.monotonic() - began
         if choice is None and options.method == "none":
@@ -145,7 +145,7 @@ class RefitBench:
         compensated = self.checkpoint.with_model(model)
         return Compensated(compensated, options, self.text, refits, performance, seconds, choice, digest)
 
-    def refits(self, heads: Collection[HeadId], options: RefitOptions) -> list[ModuleRefit]:
+    def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
         in_turn, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
         if options.method != "none" and (in_turn or options.feed_forward):
@@ -178,9 +178,9 @@ class RefitBench:
         held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
             measured = [meter.measure(self._pooled) for meter in (held_out, check)]
-        return Candidate(RefitOptions(method="none", add_bias=self.add_bias), *measured)
+        return Candidate(Refit(method="none", add_bias=self.add_bias), *measured)
 
-    def _candidate(self, options: RefitOptions, model: nn.Module) -> Candidate:
+    def _candidate(self, options: Refit, model: nn.Module) -> Candidate:
         return Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
 
     def _choice(self, candidates: Sequence[Candidate], taken: Candidate) -> Choice:
@@ -195,7 +195,7 @@ class RefitBench:
         nothing, requested = self._masked(heads), self.options
         candidates, best, best_refits = [nothing], nothing, list[ModuleRefit]()
 
-        def attempt(options: RefitOptions, *, on_both: bool = False) -> None:
+        def attempt(options: Refit, *, on_both: bool = False) -> None:
             nonlocal best, best_refits
             refits = self.refits(heads, options)
             found = self._candidate(options, self.copy_with(refits).model)
@@ -212,17 +212,24 @@ class RefitBench:
             attempt(replace(best.options, feed_forward=True), on_both=True)
         return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
-    def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
+    def tried(self, heads: Collection[HeadId]) -> list[Refit]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
         requested, modules = self.options, heads_by_module(self.checkpoint, heads)
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
-        refit = replace(requested.options(add_bias=self.add_bias), sequential=False, feed_forward=False)
+        refit = replace(
+            requested,
+            method="least-squares",
+            damping=requested.share,
+            add_bias=self.add_bias,
+            sequential=False,
+            feed_forward=False,
+        )
         anchors: list[OtherText] = ["none"]
         if anchor_name(self.search_anchor):
             anchors.append(self.search_anchor)
         strengths = (1.0, HALF) if requested.strength == 1 else (requested.strength,)
         return [
-            *([RefitOptions(method="mean", add_bias=self.add_bias)] if biased else []),
+            *([Refit(method="mean", add_bias=self.add_bias)] if biased else []),
             *(replace(refit, anchor=anchor, strength=strength) for anchor in anchors for strength in strengths),
         ]
 
@@ -231,7 +238,7 @@ def refitted(
     checkpoint: Checkpoint,
     corpus: Corpus,
     heads: Collection[HeadId],
-    options: RefitOptions,
+    options: Refit,
     *,
     moments: Moments | None = None,
     batching: BatchingOptions | None = None,

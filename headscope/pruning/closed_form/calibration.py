@@ -14,7 +14,7 @@ from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.shared import Refit, RefitOptions, anchor_name, check_texts, in_turn, partly
+from headscope.pruning.options.shared import Refit, anchor_name, check_texts, in_turn, partly
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -59,7 +59,7 @@ class Compensated:
     """
 
     checkpoint: Checkpoint
-    options: RefitOptions
+    options: Refit
     text: CalibrationText
     refits: Sequence[ModuleRefit]
     performance: dict[str, Performance]
@@ -72,7 +72,7 @@ class Compensated:
         chose = self.choice is not None and len(self.choice.candidates) > 2  # one refit beside masking is no choice
         return {
             "method": self.options.method,
-            "damping": self.options.damping,
+            "damping": self.options.share,
             "anchor": anchor_name(self.options.anchor) or "none",
             "sequential": self.options.sequential,
             "feed_forward": self.options.feed_forward,
@@ -96,7 +96,7 @@ class Compensated:
         how += partly(self.options)
         return {
             "compensate": "-".join([self.options.method, *how]),
-            "damping": f"{self.options.damping:g}",
+            "damping": f"{self.options.share:g}",
             "calibration": f"{text.digest[:8]}x{text.count}",
         }
 
@@ -146,7 +146,7 @@ SMALLEST = 1e-12
 class Candidate:
     """A compensation, and what a model with it does on held-out text and on a second text."""
 
-    options: RefitOptions
+    options: Refit
     held_out: Performance
     check: Performance
 
@@ -156,7 +156,7 @@ class Candidate:
         anchor = anchor_name(self.options.anchor)
         refits = self.options.method == "least-squares"
         how = in_turn(self.options) + [f"anchor {anchor}"] * bool(anchor)
-        how += [f"damping {self.options.damping:g}"] * refits + partly(self.options, " ")
+        how += [f"damping {self.options.share:g}"] * refits + partly(self.options, " ")
         return ", ".join([self.options.method, *how])
 
     def gains_on(self, other: Candidate) -> bool:

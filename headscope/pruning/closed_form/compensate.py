@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import SolvedRefit, compensation, interpolate, reconstruction_error
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class ModuleRefit:
 
 
 def compensate(
-    checkpoint: Checkpoint, moments: ModuleMoments, heads: Collection[HeadId], options: RefitOptions | None = None
+    checkpoint: Checkpoint, moments: ModuleMoments, heads: Collection[HeadId], options: Refit | None = None
 ) -> list[ModuleRefit]:
     """What makes up for `heads` in every module that loses some, all from moments of the intact model."""
-    options = options or RefitOptions()
+    options = options or Refit()
     modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
     return [
         refit_module(projection, reached(moments, projection), of_module, options) for projection, of_module in modules
@@ -87,11 +87,11 @@ def unreached(place: Place) -> ConfigError:
 
 
 def refit_module(
-    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: RefitOptions
+    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: Refit
 ) -> ModuleRefit:
     """What makes up for some heads of one module."""
     weight, mean, second = projection.weight, moments.mean, moments.second
-    nothing = solve_refit(projection, moments, heads, replace(options, method="none"))
+    nothing = solve_refit(projection, moments, heads, Refit(method="none", add_bias=options.add_bias))
     refit = solve_refit(projection, moments, heads, options)
     energy = float(((weight @ second) * weight).sum()) or 1.0  # E‖W x‖²
     error, error_without = (
@@ -101,7 +101,7 @@ def refit_module(
 
 
 def solve_refit(
-    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: RefitOptions
+    projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: Refit
 ) -> SolvedRefit:
     """The weight and the shift of one module that make up for some heads."""
     weight, columns = projection.weight, projection.columns(heads)
@@ -112,7 +112,7 @@ def solve_refit(
         mean=moments.mean,
         second=moments.second,
         affine=projection.has_bias or options.add_bias,
-        share=options.damping,
+        share=options.share,
     )
     nothing = SolvedRefit(weight.index_fill(1, columns, 0.0), torch.zeros_like(refit.shift))
     return interpolate(nothing, refit, options.strength)

@@ -35,7 +35,7 @@ from headscope.pruning.closed_form.output_projections import (
 )
 from headscope.pruning.closed_form.refit import SolvedRefit, refit_to_targets
 from headscope.pruning.closed_form.streams import CallReader
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 
 LinearPart = OutputProjection | FeedForwardOutput
 BLOCK_DAMPING = 0.5
@@ -88,7 +88,7 @@ def sequential_refits(
     checkpoint: Checkpoint,
     corpus: Corpus,
     heads: Collection[HeadId],
-    options: RefitOptions | None = None,
+    options: Refit | None = None,
     *,
     at_once: Collection[ModuleRefit] = (),
     altered: Checkpoint | None = None,
@@ -103,7 +103,7 @@ def sequential_refits(
     for what earlier refits left of the change of the residual stream. Texts `beside` the corpus have their weights, and
     the corpus what is left of 1.
     """
-    options = options or RefitOptions()
+    options = options or Refit()
     if options.method != "least-squares":
         raise ConfigError(f"--sequential is for --compensate least-squares, not {options.method}")
     called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
@@ -151,7 +151,7 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: RefitOptions, *, altered: bool
+    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: Refit, *, altered: bool
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached(part.places[0])
@@ -166,7 +166,7 @@ def _refit(
         target=pair.target / pair.tokens,
         cross=pair.cross / pair.tokens,
         affine=affine,
-        share=max(options.damping, BLOCK_DAMPING) if is_block else options.damping,
+        share=max(options.share, BLOCK_DAMPING) if is_block else options.share,
     )
     energy, without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
     if altered or is_block:

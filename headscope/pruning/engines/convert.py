@@ -118,6 +118,7 @@ def _in_format(checkpoint: Checkpoint, folder: Path, *, goal: str) -> Written:
     native, name = cast(TransformerCheckpoint, checkpoint), Path(checkpoint.path).name
     probe = _probe(native)
     written = FORMATS.get(goal).convert(native, folder, probe)
+    assert written.logits is not None
     difference = _difference(native, written.logits, probe)
     proof = f"{written.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
     library = "transformers" if goal == "huggingface" else goal
@@ -131,7 +132,8 @@ def _in_format(checkpoint: Checkpoint, folder: Path, *, goal: str) -> Written:
     )
     shown = {"architecture": written.architecture, "difference": difference, "notes": written.notes}
     record = {"architecture": written.architecture, "logit_difference": difference, "notes": list(written.notes)}
-    return {**shown, "file": written.file, "opened": "headscope" in written.opens}, card, record
+    file = "" if written.path == folder else written.path.name
+    return {**shown, "file": file, "opened": "headscope" in written.opens}, card, record
 
 
 def _for_engine(checkpoint: Checkpoint, folder: Path, *, engine: Any, options: EngineOptions | None) -> Written:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,6 @@ from headscope.pruning.options.shared import (
     STAY,
     TEXT,
     Refit,
-    RefitOptions,
     SelectionConfig,
     as_text,
     compensation_option,
@@ -111,11 +110,16 @@ class RankConfig(SelectionConfig):
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
 
     @property
-    def refit(self) -> RefitOptions:
+    def refit(self) -> Refit:
         """How output projections are refitted."""
         anchor = "" if self.compensate != "least-squares" and self.measures else as_text(self.anchor)
-        refit = Refit(method=self.compensate, sequential=self.sequential, anchor=anchor)
-        return replace(refit.options(), damping=self.damping)
+        least_squares = self.compensate == "least-squares"
+        return Refit(
+            method=self.compensate,
+            damping=self.damping if least_squares else None,
+            sequential=self.sequential,
+            anchor=anchor,
+        )
 
     @property
     def measures(self) -> bool:

@@ -173,32 +173,6 @@ OtherText = Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefitOptions:
-    """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
-
-    `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
-    `sequential`: module after module (see `sequential`), for least squares only; `feed_forward`: the outputs of
-    feed-forward blocks too, block after block. `anchor` says whose moments are added
-    to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. `strength` is how far a
-    projection goes from what it was, without the removed columns (0), to its refit (1).
-    """
-
-    method: str = "least-squares"
-    damping: float = DAMPING
-    add_bias: bool = False
-    sequential: bool = False
-    feed_forward: bool = False
-    anchor: OtherText = ""
-    strength: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """For signatures."""
-        anchor = anchor_name(self.anchor)
-        return "-".join([self.method, *in_turn(self), *([anchor] if anchor else []), *partly(self)])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Refit:
     """How the heads that stay make up for those that go: `method` is "least-squares", "mean", "none" or "auto".
 
@@ -209,7 +183,8 @@ class Refit:
     `objective` is what held-out text is measured by (empty: what fits the model).
     `anchor` adds the moments of other text to those of the calibration text, so that a refit holds there too: "mixed"
     (random subwords, and the words of the calibration text in random order), "none", or a text of your own.
-    `strength` is how far projections go to their refit: 0.5 is half the way from what they were.
+    `strength` is how far projections go to their refit: 0.5 is half the way from what they were. `add_bias`, which is
+    set by what is written: a projection without a bias gets one; else its refit is linear.
     "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; the whole way and half of it)
     on held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second
     text (default: text of many kinds that ships, random subwords where the language is not known).
@@ -226,6 +201,7 @@ class Refit:
     anchor: OtherText = ""
     check: OtherText = ()
     strength: float = option(1.0, above=0, maximum=1)
+    add_bias: bool = False
 
     def __post_init__(self) -> None:
         with python_errors():
@@ -249,18 +225,17 @@ class Refit:
             raise ConfigError(f"--check is what a refit is compared on; give --compensate {AUTO}")
         anchor_files(self.anchor)
 
-    def options(self, *, add_bias: bool = False) -> RefitOptions:
-        """How modules are refitted; "auto" compares least squares."""
-        damping = AUTO_DAMPING if self.method == AUTO else DAMPING
-        return RefitOptions(
-            method="least-squares" if self.method == AUTO else self.method,
-            damping=damping if self.damping is None else self.damping,
-            add_bias=add_bias,
-            sequential=self.sequential,
-            feed_forward=self.feed_forward,
-            anchor=self.anchor,
-            strength=self.strength,
-        )
+    @property
+    def share(self) -> float:
+        """λ as a share of the mean second moment."""
+        usual = AUTO_DAMPING if self.method == AUTO else DAMPING
+        return usual if self.damping is None else self.damping
+
+    @property
+    def name(self) -> str:
+        """For signatures."""
+        anchor = anchor_name(self.anchor)
+        return "-".join([self.method, *in_turn(self), *([anchor] if anchor else []), *partly(self)])
 
 
 NEEDS_TEXT = "measures contexts on text: give --source FILE, and --target for translation"
@@ -278,12 +253,12 @@ def check_damping(share: float) -> None:
         raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
 
 
-def partly(options: RefitOptions | Refit, mark: str = "=") -> list[str]:
+def partly(options: Refit, mark: str = "=") -> list[str]:
     """What signatures (and names, where a space is the `mark`) say of a refit that is taken in part."""
     return [f"strength{mark}{options.strength:g}"] * (options.strength < 1)
 
 
-def in_turn(options: RefitOptions | Refit) -> list[str]:
+def in_turn(options: Refit) -> list[str]:
     """What names say of a refit module after module."""
     return ["sequential"] * options.sequential + ["feed-forward"] * options.feed_forward
 

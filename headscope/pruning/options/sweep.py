@@ -18,7 +18,6 @@ from headscope.pruning.options.shared import (
     STAY,
     PruningOptions,
     Refit,
-    RefitOptions,
     compensation_option,
     heads_option,
     learning_option,
@@ -155,9 +154,9 @@ class SweepConfig(BleuOption, PruningOptions):
             raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
 
     @property
-    def refit(self) -> RefitOptions:
+    def refit(self) -> Refit:
         """How output projections are refitted where a ranking took heads out."""
-        return Refit(method=self.compensate, sequential=self.sequential).options()
+        return Refit(method=self.compensate, sequential=self.sequential)
 
     @property
     def allocation(self) -> Allocation:

@@ -22,7 +22,7 @@ from headscope.pruning.closed_form.moments import ContextMoments, Moments, colle
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
-from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit, RefitOptions
+from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 
 
@@ -61,7 +61,7 @@ def reached_modules(context: ScoringContext, moments: Moments) -> Iterator[tuple
             yield projection, sums
 
 
-def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], options: RefitOptions) -> Checkpoint:
+def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], options: Refit) -> Checkpoint:
     """The checkpoint `refitted` on the context's text; as it is without text, without heads and for "none"."""
     checkpoint, corpus = context.checkpoint, context.corpus
     if options.method == "none" or not heads or corpus is None:
@@ -134,7 +134,7 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     if bench.compares:
         estimates = dict.fromkeys(estimates, 0.0)
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
-    options = RefitOptions(damping=AUTO_DAMPING if context.damping == DAMPING else context.damping)
+    options = Refit(damping=AUTO_DAMPING if context.damping == DAMPING else context.damping)
     options = replace(options, add_bias=bench.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)

@@ -22,7 +22,7 @@ from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.options.removal import RemoveConfig
-from headscope.pruning.options.shared import RefitOptions
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
@@ -149,7 +149,7 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
                 model.checkpoint,
                 collect_moments(model.checkpoint, open_corpus(text)),
                 select_heads("decoder-self.1.0,decoder-self.1.1", model.checkpoint.layout),
-                RefitOptions(method="least-squares"),
+                Refit(method="least-squares"),
             ),
         ).model
         for model in (plain, gated)
