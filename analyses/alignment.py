@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, Estimate, Ratio, interval, units_of
+from headscope.bootstrap import Estimate, Ratio, interval, units_of
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import DEFAULT_LIMIT
@@ -33,6 +33,7 @@ from headscope.heads import Site
 SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
 """How many times each baseline's share at hard positions a labelled head has at least."""
+BASELINES = ("offset", "diagonal", "even", "shuffled", *TIMES)
 LABELLED = ("predicted", "fed")
 KEPT = 512
 """Texts of a template of which weights between words are kept, for the error rate of several heads together."""
@@ -244,13 +245,11 @@ class Alignment(Analysis):
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         for name in AHEAD:
             for place in aggregates.site_layers(f"aligned_{name}"):
-                relation = _Relation.of(aggregates, name, place, self.offsets[name])
-                columns.setdefault(f"aligned_{name}", {})[place] = relation.share
+                share, aer, rows = self._relation(aggregates, name, place, tests)
+                columns.setdefault(f"aligned_{name}", {})[place] = share
                 if not self.of_sound:  # positions are no words, whose error rate it would be
-                    columns.setdefault(f"aer_{name}", {})[place] = relation.aer
-                tables.append(relation.table())
-                if name in LABELLED:
-                    relation.test(tests, self.run.of_largest_weights)
+                    columns.setdefault(f"aer_{name}", {})[place] = aer
+                tables.append(rows)
         tests.conclude(report)
         report.columns = [
             Column(name, columns[name]) if name in columns else aggregates.column(name)
@@ -260,6 +259,49 @@ class Alignment(Analysis):
         if tables:
             report.tables["alignment"] = pd.concat(tables, ignore_index=True)
         return report
+
+    def _relation(
+        self, aggregates: Aggregates, name: str, place: tuple[Site, int], tests: LabelTests
+    ) -> tuple[Estimate, Estimate, pd.DataFrame]:
+        """Shares and error rates [h] of one relation at one (site, layer), whose labels are tested; a row a head."""
+        first = aggregates.site_layers(f"others_{name}")[0]
+        (hits, count), (hard, hard_count) = (
+            aggregates.by_sentence(f"{part}aligned_{name}", place) for part in ("", "hard_")
+        )  # [g h], [g 1] both
+        others = aggregates.by_sentence(f"others_{name}", first)[0][:, None].unbind(dim=-1)  # [g 1] each
+        chance = dict(zip(("offset", "diagonal", "even"), others, strict=True))
+        chance |= {kind: aggregates.by_sentence(f"{kind}_{name}", place)[0] for kind in ("shuffled", "hard_shuffled")}
+        chance["hard_even"] = aggregates.by_sentence(f"hard_even_{name}", first)[0]
+        baselines = {
+            kind: (part.sum(0) / (hard_count if kind in TIMES else count).sum(0)).expand(hits.shape[1]).numpy()
+            for kind, part in chance.items()
+        }
+        share, hard_share = (aggregates.ratio(f"{part}aligned_{name}", *place) for part in ("", "hard_"))
+        aer, precision, recall = _error_rates(aggregates, name, place)
+        if name in LABELLED:
+            p = [share_p(hits, count, threshold=SHARE)]
+            for kind, times in TIMES.items():
+                p.append(above_chance(hard, chance[kind].expand_as(hard), hard_count, threshold=0, times=times)[0])
+            better = hard_share.value >= np.max([times * baselines[kind] for kind, times in TIMES.items()], axis=0)
+            tests.add(
+                place,
+                f"aligned_{name}",
+                f"aligned:{name}",
+                share,
+                np.max(p, axis=0),
+                threshold=np.where(better, SHARE, np.inf),
+                counts=count,
+                baseline=np.max([baselines[kind] for kind in TIMES], axis=0),
+                rate=Rate(self.run.of_largest_weights, "at the best fixed offset", baseline=baselines["offset"]),
+            )
+        columns: dict[str, Any] = {"site": place[0].value, "layer": place[1], "head": np.arange(len(share.value))}
+        columns |= {"relation": name, "positions": int(count.sum())}
+        estimates = {"share": share, "hard_share": hard_share, "precision": precision, "recall": recall, "aer": aer}
+        for column, estimate in estimates.items():
+            columns |= estimate.columns(column)
+        columns |= {f"baseline_{kind}": baselines[kind] for kind in BASELINES}
+        columns |= {"offset": self.offsets[name], "hard_positions": int(hard_count.sum())}
+        return share, aer, pd.DataFrame(columns)
 
     def _together(self, report: AnalysisReport) -> pd.DataFrame:
         labelled_heads = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
@@ -300,91 +342,11 @@ def _looks(heads: HeadBatch, ends: Tensor) -> tuple[Tensor, Tensor, Ratio]:
     return torch.cat(argmax, dim=2), torch.cat(on_end, dim=2), score
 
 
-@dataclass(frozen=True)
-class _Relation:
-    """Numbers [h] of one relation at one (site, layer): shares, baselines, error rates; sums of sentences [g …]."""
-
-    name: str
-    site_layer: tuple[Site, int]
-    share: Estimate
-    hard_share: Estimate
-    baselines: dict[str, Array]
-    offset: int
-    aer: Estimate
-    precision: Estimate
-    recall: Estimate
-    hits: tuple[Tensor, Tensor]
-    hard: tuple[Tensor, Tensor]
-    by_chance: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, aggregates: Aggregates, name: str, site_layer: tuple[Site, int], offset: int) -> _Relation:
-        """From the sums of a run."""
-        first = aggregates.site_layers(f"others_{name}")[0]
-        hits = aggregates.by_sentence(f"aligned_{name}", site_layer)  # [g h], [g 1]
-        hard = aggregates.by_sentence(f"hard_aligned_{name}", site_layer)
-        fixed = [part[:, None] for part in aggregates.by_sentence(f"others_{name}", first)[0].unbind(dim=-1)]
-        by_shuffle, hard_shuffled = (
-            aggregates.by_sentence(f"{h}shuffled_{name}", site_layer)[0] for h in ("", "hard_")
-        )
-        hard_even = aggregates.by_sentence(f"hard_even_{name}", first)[0]
-        by_all = dict(zip(("offset", "diagonal", "even", "shuffled"), (*fixed, by_shuffle), strict=True))
-        by_hard = {"hard_even": hard_even, "hard_shuffled": hard_shuffled}
-        baselines = {
-            kind: (part.sum(dim=0) / count.sum(dim=0)).expand(hits[0].shape[1]).numpy()
-            for count, parts in ((hits[1], by_all), (hard[1], by_hard))
-            for kind, part in parts.items()
-        }
-        sizes, due = aggregates.bootstrap.sums(aggregates.group_sums(f"links_{name}", site_layer))  # [1+r h 3]
-        units = units_of(aggregates.by_sentence(f"links_{name}", site_layer)[1][..., 0])
-        (links, on_sure, on_link), sure = sizes.unbind(dim=-1), due[..., 0]
-        return cls(
-            name,
-            site_layer,
-            aggregates.ratio(f"aligned_{name}", *site_layer),
-            aggregates.ratio(f"hard_aligned_{name}", *site_layer),
-            baselines,
-            offset,
-            interval(1 - (on_sure + on_link) / (links + sure), units=units),
-            interval(on_link / links, units=units),
-            interval(on_sure / sure, units=units),
-            hits,
-            hard,
-            by_hard,
-        )
-
-    def test(self, tests: LabelTests, of: str) -> None:
-        """A test of every head: the share `of` what it is of, and at hard positions against both baselines."""
-        p = [share_p(*self.hits, threshold=SHARE)]
-        chance = np.max([self.baselines[kind] for kind in self.by_chance], axis=0)
-        least = np.max([times * self.baselines[kind] for kind, times in TIMES.items()], axis=0)
-        for kind, by_chance in self.by_chance.items():
-            chance_rates = by_chance.expand_as(self.hard[0])
-            p.append(above_chance(self.hard[0], chance_rates, self.hard[1], threshold=0, times=TIMES[kind])[0])
-        better = self.hard_share.value >= least
-        tests.add(
-            self.site_layer,
-            f"aligned_{self.name}",
-            f"aligned:{self.name}",
-            self.share,
-            np.max(p, axis=0),
-            threshold=np.where(better, SHARE, np.inf),
-            counts=self.hits[1],
-            baseline=chance,
-            rate=Rate(of, "at the best fixed offset", baseline=self.baselines["offset"]),
-        )
-
-    def table(self) -> pd.DataFrame:
-        """One row for each head."""
-        columns: dict[str, Any] = {
-            "site": self.site_layer[0].value,
-            "layer": self.site_layer[1],
-            "head": np.arange(len(self.share.value)),
-            "relation": self.name,
-            "positions": int(self.hits[1].sum()),
-        }
-        for name in ("share", "hard_share", "precision", "recall", "aer"):
-            estimate = getattr(self, name)
-            columns |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        columns |= {f"baseline_{name}": value for name, value in self.baselines.items()}
-        return pd.DataFrame(columns | {"offset": self.offset, "hard_positions": int(self.hard[1].sum())})
+def _error_rates(aggregates: Aggregates, name: str, place: tuple[Site, int]) -> tuple[Estimate, Estimate, Estimate]:
+    """Alignment error rates, precisions and recalls [h] of a relation at one (site, layer)."""
+    sizes, due = aggregates.bootstrap.sums(aggregates.group_sums(f"links_{name}", place))  # [1+r h 3]
+    units = units_of(aggregates.by_sentence(f"links_{name}", place)[1][..., 0])
+    (links, on_sure, on_link), sure = sizes.unbind(dim=-1), due[..., 0]
+    rates = (1 - (on_sure + on_link) / (links + sure), on_link / links, on_sure / sure)
+    aer, precision, recall = (interval(rate, units=units) for rate in rates)
+    return aer, precision, recall

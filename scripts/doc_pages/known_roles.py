@@ -10,6 +10,8 @@ import pandas as pd
 from scripts.doc_pages.pruning_report import table
 from scripts.documented import ROOT
 
+NAMED = 8
+"""Heads that are named, not counted."""
 HEAD = ("model: role (source)", "known heads", "labelled", "others labelled", "AUC", "all off", "ten random sets")
 
 
@@ -23,10 +25,15 @@ def _cells(row: dict[Hashable, Any]) -> list[str]:
     measured = bool(row["label"])
     return [
         f"{row['model']}: {row['role']} ({row['source']})",
-        row["heads"],
+        _heads(row["heads"]),
         f"{float(row['labelled']):.0f} of {len(row['heads'].split())}" if measured else "no measure",
-        row["false"],
+        _heads(row["false"]),
         f"{float(row['auc']):.3f}" if measured else "",
         f"{row['ablation']:.3f} ({row['objective']})",
         f"{row['random_low']:.3f} to {row['random_high']:.3f}",
     ]
+
+
+def _heads(names: str) -> str:
+    count = len(names.split())
+    return names if count <= NAMED else f"{count} heads"
