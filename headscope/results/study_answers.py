@@ -188,7 +188,7 @@ def alignment(study: Study) -> Iterator[Answer]:
     if not study.has_table("alignment_together"):
         return
     rows = tuple(
-        (row["which"], number_text(row["aer"], 2), row["heads"])
+        (row["name"], number_text(row["aer"], 2), row["which"])
         for row in study.tables["alignment_together"].to_dict("records")
     )
     columns = ("mean weights of", "error rate", "heads")

@@ -153,8 +153,8 @@ def test_heads_are_named_by_what_they_follow_when_order_is_gone(tmp_path: Path) 
     rows: Any = study.tables["alignment"].set_index(["layer", "relation", "head"])
     assert rows.loc[(1, "fed", 0)].share == rows.loc[(1, "fed", 1)].share == 1.0, "in order, the diagonal is as good"
     assert rows.loc[(1, "fed", 0)].lift_scrambled == 1.0 and abs(rows.loc[(1, "fed", 1)].lift_scrambled) < 0.1
-    together: Any = study.tables["alignment_together"].set_index("which")
-    assert together.loc["named aligned:fed", "heads"] == "0.0 1.0 2.0" and together.loc["named aligned:fed", "aer"] == 0
+    together: Any = study.tables["alignment_together"].set_index("name")
+    assert together.loc["named aligned:fed", "which"] == "0.0 1.0 2.0" and together.loc["named aligned:fed", "aer"] == 0
     assert together.loc["diagonal", "aer"] == 0 and together.loc["named aligned:fed", "texts"] == 41
 
 
@@ -193,3 +193,5 @@ def test_analyze_reads_template_and_options(tmp_path: Path) -> None:
     assert study.sentences == 13 and study.record["options"]["template"] == TEMPLATE
     answer = next(answer for answer in study.answers() if "alignment" in answer.question)
     assert answer.table is not None and answer.table.rows[-1][0] == "diagonal"
+    study.save(tmp_path / "run", figures=False)
+    assert answer in Study.open(tmp_path / "run").answers()

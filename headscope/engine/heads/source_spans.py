@@ -175,12 +175,12 @@ def joint_error_rates(
     candidates["diagonal"] = [], diagonals
     rows = [
         {
-            "which": which,
-            "heads": " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in chosen),
+            "name": name,
+            "which": " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in chosen),
             "aer": error_rate(looked, links),
             "texts": len(looked),
         }
-        for which, (chosen, looked) in candidates.items()
+        for name, (chosen, looked) in candidates.items()
     ]
     return pd.DataFrame(rows)
 
