@@ -40,12 +40,9 @@ class _Pattern(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         of_queries, of_keys = heads.cached_per_batch(self.name, lambda: self.marks(heads.query_side.ids.int()))
-
-        def earlier(keys: slice) -> Tensor:  # [b t n]
-            same = of_queries[:, heads.span, None] == of_keys[:, None, keys]
-            return same.tril(heads.first_query - keys.start - 1)
-
-        score, has_pairs = heads.weight_on_pairs(self.name, earlier)
+        score, has_pairs = heads.weight_on_pairs(
+            self.name, lambda keys: of_queries[:, heads.span, None] == of_keys[:, None, keys], earlier=True
+        )
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=has_pairs)}
 

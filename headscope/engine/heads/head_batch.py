@@ -163,14 +163,22 @@ class HeadBatch:
 
         The first one where several tie (see `max_and_position`).
         """
-        weights, visible, keys = self._rows
-
-        def make() -> Tensor:
-            return (visible & self.keys[:, None, keys])[:, None].to(weights.dtype) - 1
-
-        hidden = self._of_rows("hidden", make)  # [b 1 t n]: zero, or minus one if hidden
+        weights, _, keys = self._rows
+        # [b 1 t n]: zero, or minus one if hidden
+        hidden = self._of_rows("hidden", lambda: self._seen[:, None].to(weights.dtype) - 1)
         largest, place = max_and_position(weights.add(hidden, alpha=2))  # no weight is above one
         return largest, place + keys.start
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        """Which of the keys of `rows` are counted and seen by each query [b t n]."""
+        _, visible, keys = self._rows
+        return self._of_rows("seen", lambda: visible & self.keys[:, None, keys])
+
+    @cached_property
+    def _seen_before(self) -> Tensor:
+        """Those that stand before the query."""
+        return self._of_rows("before", lambda: self._seen.tril(self.first_query - self._rows.keys.start - 1))
 
     @property
     def max_weight(self) -> Tensor:
@@ -218,17 +226,18 @@ class HeadBatch:
         return self._of_rows(f"visible/{columns.dtype}", lambda: visible.to(columns.dtype)) @ columns[:, keys]
 
     def weight_on_pairs(
-        self, name: str | None, match: Callable[[slice], Tensor], *, every_key: bool = False
+        self, name: str | None, match: Callable[[slice], Tensor], *, every_key: bool = False, earlier: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
 
         `match` says which of the n keys of a slice [b t n] are meant for the queries; `name` is that of a pattern that
-        is the same for all layers, None of one that is this layer's alone. With `every_key` keys need not be counted.
+        is the same for all layers, None of one that is this layer's alone. With `every_key` keys need not be counted,
+        with `earlier` they stand before the query.
         """
         weights, visible, keys = self._rows
 
         def make() -> Tensor:
-            return match(keys) & visible & (self.keys[:, None, keys] | every_key)
+            return match(keys) & (visible if every_key else self._seen_before if earlier else self._seen)
 
         pairs = make() if name is None else self._of_rows(f"pairs/{name}", make)
         on_pairs = torch.einsum("bhts,bts->bht", weights, pairs.to(weights.dtype))
