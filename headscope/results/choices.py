@@ -107,7 +107,7 @@ def _how_small(record: Mapping[str, Any]) -> str:
     if good := [row for row in verdicts if row["verdict"] == "non-inferior"]:
         best = min(good, key=lambda row: row["kept"])
         method = f"{best['method']} {best['control']}".strip()
-        return next(line.partition(";")[0] for line in conclusions if line.startswith(f"{method}: "))
+        return str(next(line.partition(";")[0] for line in conclusions if line.startswith(f"{method}: ")))
     if verdicts and len(conclusions) > 1:
         return f"no size is shown to be as good as the unpruned model; {conclusions[-1].partition(';')[0]}"
     return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
