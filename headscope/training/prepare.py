@@ -131,14 +131,9 @@ def plan_lengths(source: Numbers, target: Numbers, *, tokens: int, chance: np.ra
     return cut if chance is None else [cut[number] for number in chance.permutation(len(cut))]
 
 
-def plan_batches(pairs: TrainingPairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
-    """Which sentences go together, see `plan_lengths`."""
-    return plan_lengths(*pairs.lengths(), tokens=tokens, chance=chance)
-
-
 def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
     """The batches of an epoch: the same for the same seed and epoch, whatever came before."""
-    return plan_batches(pairs, tokens=tokens, chance=np.random.default_rng([seed, epoch]))
+    return plan_lengths(*pairs.lengths(), tokens=tokens, chance=np.random.default_rng([seed, epoch]))
 
 
 def collate(pairs: TrainingPairs, numbers: Numbers) -> TrainingBatch:

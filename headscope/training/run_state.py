@@ -20,7 +20,7 @@ from headscope.errors import TrainingError
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.losses import Sums, smoothed_cross_entropy
-from headscope.training.prepare import Prepared, TrainingBatch, collate, plan_batches
+from headscope.training.prepare import Prepared, TrainingBatch, collate, plan_lengths
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
@@ -168,7 +168,7 @@ class TrainingRun:
         """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
         pairs = self.data.valid
         if pairs is not None:
-            for numbers in plan_batches(pairs, tokens=self.config.max_tokens, chance=None):
+            for numbers in plan_lengths(*pairs.lengths(), tokens=self.config.max_tokens, chance=None):
                 yield collate(pairs, numbers).to(self.device)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
-from headscope.training.prepare import collate, plan_batches
+from headscope.training.prepare import collate, plan_lengths
 from headscope.training.swap_scores import (
     FORK_SELECTIONS,
     SELECTIONS,
@@ -244,7 +244,7 @@ def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.T
     """Of all sentences of the oracle, in padded batches."""
     its, corpus = mhr.theirs(oracles)
     pairs = mhr.pairs(its, corpus)
-    groups = plan_batches(pairs, tokens=2048, chance=np.random.default_rng(0))
+    groups = plan_lengths(*pairs.lengths(), tokens=2048, chance=np.random.default_rng(0))
     return head_scores(its.model, [collate(pairs, group) for group in groups], score=score)
 
 

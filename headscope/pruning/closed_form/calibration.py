@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headscope.data.corpus import Corpus, line_digests
-from headscope.errors import DataError
+from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.shared import Refit, anchor_name, check_texts, in_turn, partly
+from headscope.pruning.options.shared import NEEDS_TEXT, Refit, anchor_name, in_turn, partly
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -32,7 +32,8 @@ class CalibrationText:
 
 def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None) -> CalibrationText | None:
     """The texts of a calibration; None where nothing is to be refitted nor measured."""
-    check_texts(options, has_text=corpus is not None)
+    if corpus is None and options.method != "none":
+        raise ConfigError(f"--compensate {options.method} {NEEDS_TEXT}")
     if corpus is None or (options.method == "none" and valid is None):
         return None
     return split_text(corpus, valid, sentences=options.sentences)

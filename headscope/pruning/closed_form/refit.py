@@ -13,6 +13,7 @@ m]. All in float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError, NumericalError
-from headscope.pruning.options.shared import DAMPING, check_damping
+from headscope.pruning.options.shared import DAMPING
 
 SINGULAR = 1e-12
 """A pivot of at most this share of the largest second moment is taken for a rounding error."""
@@ -57,7 +58,8 @@ def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
     A matrix of zeros is damped as if its mean diagonal were one. ConfigError for a negative share, NumericalError for a
     matrix that is not finite.
     """
-    check_damping(share)
+    if not 0 <= share < math.inf:
+        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
     if not bool(second.isfinite().all()):
         raise NumericalError("second moments of contexts are NaN or infinite; take a wider --dtype")
     second = (second + second.T) / 2

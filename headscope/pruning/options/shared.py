@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -239,18 +238,6 @@ class Refit:
 
 
 NEEDS_TEXT = "measures contexts on text: give --source FILE, and --target for translation"
-
-
-def check_texts(options: Refit, *, has_text: bool) -> None:
-    """ConfigError where the text is missing that a calibration needs."""
-    if not has_text and options.method != "none":
-        raise ConfigError(f"--compensate {options.method} {NEEDS_TEXT}")
-
-
-def check_damping(share: float) -> None:
-    """ConfigError for a damping that is negative or not finite."""
-    if not 0 <= share < math.inf:
-        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
 
 
 def partly(options: Refit, mark: str = "=") -> list[str]:

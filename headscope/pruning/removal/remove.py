@@ -48,7 +48,6 @@ from headscope.pruning.engines.base import (
 )
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
-from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
     Shrunk,
@@ -109,75 +108,30 @@ def removed_copy(
 ) -> Shrunk:
     """A smaller copy in memory of an open checkpoint, as the options say; writes nothing.
 
-    Texts of a refit (`anchor`, `check`) and `scores` of heads that are merged may stand in the place of files.
+    Texts of a refit (`anchor`, `check`) and `scores` of heads that are merged may stand in the place of files. It is
+    refitted on the text, and measured on held-out text, else on what was held out of the text, else on the sample.
+    ConfigError for heads that cannot go and for an export that cannot hold what is left.
     """
-    layout, merge = checkpoint.layout, None
-    heads: Sequence[HeadId] = ()
+    calibration, layout = replace(config.calibration, **(refit_texts or {})), checkpoint.layout
+    merge, heads = None, select_heads(config.heads or config.keep_only or "", layout) if not config.merge_kv else ()
     if config.merge_kv:
-        by = config.merge_by
-        if by is not None:
-            scores = read_scores(by, layout, column=config.column)[1]
+        if config.merge_by is not None:
+            scores = read_scores(config.merge_by, layout, column=config.column)[1]
         merge = Merge(config.merge_kv, scores, measured=config.allocate == "measured")
-    elif config.heads is not None:
-        heads = select_heads(config.heads, layout)
-    else:
-        heads = keeping(layout, select_heads(config.keep_only or "", layout))
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
     if corpus is not None and config.measured and not config.objective:
         warn_without_target(checkpoint, has_target=corpus.has_target)
-    valid, fallback_corpus = None, None
+    valid = None
     if config.valid_text is not None:
         valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
-    if data.sources:  # it reads text
-        both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
-        fallback_corpus = open_corpus(sample("en"), target=sample("de") if both else None).first(config.max_sentences)
-    return remove_heads(
-        checkpoint,
-        heads,
-        merge=merge,
-        export=config.export,
-        pad=config.pad,
-        data=data,
-        corpus=corpus,
-        valid=valid,
-        fallback_corpus=fallback_corpus,
-        calibration=replace(config.calibration, **(refit_texts or {})),
-        metric=config.metric,
-        margin=config.margin,
-        bleu_tokenize=config.bleu_tokenize,
-        progress=progress,
-    )
-
-
-def remove_heads(
-    checkpoint: Checkpoint,
-    heads: Sequence[HeadId],
-    *,
-    merge: Merge | None = None,
-    export: Sequence[str] = (),
-    pad: bool = False,
-    data: InputTexts,
-    corpus: Corpus | None = None,
-    valid: Corpus | None = None,
-    fallback_corpus: Corpus | None = None,
-    calibration: Refit,
-    metric: str = "",
-    margin: str | None = None,
-    bleu_tokenize: str | None = None,
-    progress: Callable[[str], None] = lambda what: None,
-) -> Shrunk:
-    """A smaller copy in memory: without `heads`, or with key/value heads merged; compared with the whole one on `data`.
-
-    It is refitted on `corpus` and measured on `valid`, else on what of `corpus` was held out, else on the last.
-    ConfigError for heads that cannot go and for an export that cannot hold what is left.
-    """
-    chosen = export_for(export, checkpoint, merges=merge is not None and merge.alike, pad=pad)
+    export = export_for(config.export, checkpoint, merges=merge is not None and merge.alike, pad=config.pad)
     text = fitted = calibration_text(calibration, corpus, valid)
     if merge is None:
-        removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
+        heads = heads if config.heads is not None else keeping(layout, heads)
+        removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     else:
-        if not merge.alike and chosen.name == "native":
+        if not merge.alike and export.name == "native":
             raise ConfigError(
                 "--export native: a plain class has one number of key/value heads for all layers; give one "
                 "--merge-kv N without --allocate measured, or --export deci-hf, gguf or self-contained"
@@ -186,19 +140,21 @@ def remove_heads(
             fitted = text or split_text(corpus, valid, sentences=calibration.sentences)
             merge = with_measured_counts(checkpoint, merge, fitted.calibration, objective=calibration.objective)
         removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
-    held_out = (fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))) or fallback_corpus
-    asked = quality_question(checkpoint, held_out, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
+    held_out = fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))
+    if held_out is None and data.sources:  # it reads text
+        both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
+        held_out = open_corpus(sample("en"), target=sample("de") if both else None).first(config.max_sentences)
     bench = None
     if text is not None:
         pooled = checkpoint.with_pooled_groups(removal) if removal.merged else None
-        bench = RefitBench(checkpoint, text, calibration, altered=pooled, add_bias=chosen.adds_bias)
-    return remove_planned(checkpoint, removal, export=chosen, data=data, bench=bench, asked=asked, progress=progress)
+        bench = RefitBench(checkpoint, text, calibration, altered=pooled, add_bias=export.adds_bias)
+    asked = quality_question(checkpoint, held_out, config)
+    return remove_planned(checkpoint, removal, export=export, data=data, bench=bench, asked=asked, progress=progress)
 
 
-def quality_question(
-    checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None, bleu_tokenize: str | None
-) -> Question | str:
+def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> Question | str:
     """What is measured on a text, or in words why nothing is; ConfigError where it was asked for."""
+    metric, margin, bleu_tokenize = config.metric, config.margin, config.bleu_tokenize
     if corpus is None:
         if metric or margin is not None:
             raise ConfigError("--metric and --margin are about text to measure on; give --source, or --valid-source")

@@ -51,12 +51,16 @@ from headscope.pruning.sweep.cells import (
     SCORES,
     UNPRUNED,
     Cell,
+    Labeller,
     cell_path,
     cells_of,
     criterion_of,
+    keep_model,
+    labeller,
+    on_one_device,
+    read_functions,
     write_scores,
 )
-from headscope.pruning.sweep.models import Labeller, keep_model, labeller, on_one_device, read_functions
 from headscope.results.ranking import Ranking
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch

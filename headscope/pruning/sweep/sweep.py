@@ -40,12 +40,14 @@ from headscope.pruning.sweep.cells import (
     UNPRUNED,
     Cell,
     cell_path,
+    check_keeping,
     clear_cells,
+    kept_remarks,
+    on_one_device,
     read_cells,
     write_cell,
 )
 from headscope.pruning.sweep.methods import SweepContext, run_cell
-from headscope.pruning.sweep.models import check_keeping, kept_remarks, on_one_device
 from headscope.pruning.sweep.table import (
     MeasuredCells,
     make_table,
