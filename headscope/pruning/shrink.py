@@ -58,6 +58,7 @@ from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import chosen_engines, pushed, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
+from headscope.pruning.removal.whole_layers import measure_whole_layers
 from headscope.pruning.selection import OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import CELLS, SCORES, SWEEP, UNPRUNED, Cell, Record, read_cells, write_cell
 from headscope.pruning.sweep.cells import RECORD as SWEEP_RECORD
@@ -348,7 +349,12 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
             elsewhere=opened.second,
         )
         step(1)
-    return done
+    with progress("comparing with whole layers", 1) as step:
+        gone = done.before.parameters - sum(weights.numel() for weights in done.checkpoint.model.parameters())
+        calibration = opened.text.calibration
+        layers = measure_whole_layers(checkpoint, calibration, gone, opened.asked, opened.second)
+        step(1)
+    return replace(done, layers=layers)
 
 
 def _check_removal(opened: Opened, smallest: Cell) -> None:

@@ -92,7 +92,20 @@ class Removal(StoredResult):
 
     def answers(self) -> list[Answer]:
         """Is it any good, what does it save, how was it proved; then all that else is in the record."""
-        questions = (verdict, comparison, most_saved, refit, checked, opening, origin, proofs, compared, timed, notes)
+        questions = (
+            verdict,
+            comparison,
+            most_saved,
+            whole_layers,
+            refit,
+            checked,
+            opening,
+            origin,
+            proofs,
+            compared,
+            timed,
+            notes,
+        )
         return [answer for question in questions for answer in question(self)]
 
 
@@ -230,6 +243,22 @@ def most_saved(removal: Removal) -> Iterator[Answer]:
     limit = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
     heads = counted(gone, "head")
     yield Answer("", f"Attention is {share:.3g} % of this model's parameters: {heads} can save at most {limit:.3g} %")
+
+
+def whole_layers(removal: Removal) -> Iterator[Answer]:
+    """What leaving out whole layers of as many parameters would cost instead."""
+    layers, before = removal.record["layers"], removal.record["before"]
+    if not layers:
+        return
+    saved = f"{layers['parameters'] / before['parameters']:.1%} of the parameters".replace("%", " %")
+    if before["cache"]:
+        saved += f", {layers['cache']:.1%} of the cache".replace("%", " %")
+    quality, elsewhere = layers["quality"], layers["elsewhere"]
+    costs = f"{quality['title']} {quality['after']['value']:.4g}"
+    if elsewhere is not None:
+        costs += f", on other text {elsewhere['after']['value']:.4g}"
+    which = f"layer{'s' * (len(layers['layers']) > 1)} {', '.join(layers['layers'])}"
+    yield Answer("Without whole layers instead", f"{which} ({saved}), not refitted: {costs}")
 
 
 def refit(removal: Removal) -> Iterator[Answer]:

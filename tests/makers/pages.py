@@ -174,6 +174,7 @@ def removal_run(path: Path) -> Path:
             },
         },
         "elsewhere": None,
+        "layers": None,
         "compensation": None,
         "engines": [],
         "notes": [],

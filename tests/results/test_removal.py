@@ -26,7 +26,7 @@ def small(verdict: dict[str, Any] | None = None, **more: Any) -> Removal:
     record = {
         **{"removed": ["cross.0.1", "cross.1.0"], "kept": {"cross": {"0": [0], "1": []}}, "merged": {}, "notes": []},
         **{"before": before, "after": before | {"parameters": 900, "attention_heads": 6}, "times": [], "engines": []},
-        **{"quality": quality, "elsewhere": None, "compensation": None, "opens": [], "signature": ""},
+        **{"quality": quality, "elsewhere": None, "layers": None, "compensation": None, "opens": [], "signature": ""},
         "output": {"format": "native", "export": "same", "file": "."},
         "source": {"path": "models/big", "format": "native", "digest": 64 * "0"},
         "verified": {"difference": 1e-7, "tolerance": 1e-5, "reloaded": 0.0, "sentences": 8, "cached": None}
@@ -117,3 +117,11 @@ def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
         return sum(judge(each, margin=margin, largest=-math.inf).verdict == "non-inferior" for each in texts) / 60
 
     assert share(needed) >= 0.65 > share(needed // 2) + 0.05
+
+
+def test_whole_layers_are_told_with_what_they_save() -> None:
+    quality = {"title": "perplexity", "after": {"value": 71.25}}
+    layers = {"layers": ("3", "7"), "parameters": 53, "cache": 0.25, "quality": quality, "elsewhere": quality}
+    before = small().record["before"] | {"cache": 9}
+    said = [answer.sentence for answer in small(layers=layers, before=before).answers() if "layers" in answer.question]
+    assert said[0].startswith("layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: perplexity 71.25")

@@ -21,6 +21,7 @@ from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.verify import Verification
+from headscope.pruning.removal.whole_layers import WholeLayers
 from headscope.results.answer import Answer
 from headscope.results.removal import Removal, merged_text
 from headscope.signature import Signature, counted
@@ -32,8 +33,8 @@ class Shrunk:
     """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
 
     `source` and `before` are of the whole model (the refitted one, where `compensated`), `data` what the two were
-    compared on. `quality` is on held-out text, `elsewhere` on a second one, `unmeasured` why there is none. `alignment`
-    and `rounded` are remarks.
+    compared on. `quality` is on held-out text, `elsewhere` on a second one, `unmeasured` why there is none. `layers` is
+    what whole layers of as many parameters would cost. `alignment` and `rounded` are remarks.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +49,7 @@ class Shrunk:
     quality: QualityChange | None = None
     elsewhere: QualityChange | None = None
     unmeasured: str = ""
+    layers: WholeLayers | None = None
     alignment: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
 
@@ -114,6 +116,7 @@ def shrunk_record(done: Shrunk, config: RemoveConfig | ShrinkConfig) -> dict[str
         "compensation": None if done.compensated is None else done.compensated.record(),
         "quality": None if done.quality is None else done.quality.record(),
         "elsewhere": None if done.elsewhere is None else done.elsewhere.record(),
+        "layers": None if done.layers is None else done.layers.record(),
         "before": asdict(done.before),
         "after": asdict(size(done.checkpoint, done.data.feeds)),
         "signature": str(done.signature),

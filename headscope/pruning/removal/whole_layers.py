@@ -1,0 +1,124 @@
+"""Whole layers in the place of heads: what a model is without those that turn its residual stream least.
+
+The influence of a layer is 1 − E cos(x, y) over tokens, x [d] being what it reads and y [d] what it puts out (Men et
+al. 2024). Layers are passed over only to compare; headscope takes none out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch
+from headscope.evaluation.before_after import QualityChange, Question, quality_change
+from headscope.evaluation.metrics.base import METRICS
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.discovery import eval_mode
+from headscope.model.prefix_cache import LayerIndex, index_layers
+from headscope.pruning.closed_form.damage import MEASURED
+from headscope.pruning.closed_form.moments import text_batches
+
+Layer = tuple[int, int]
+"""The number of a stack (the encoder's before the decoder's), and that of the layer in it."""
+
+
+@dataclass(frozen=True)
+class WholeLayers:
+    """What the model loses without some layers: their names, their parameters, their share of the decoder's cache."""
+
+    layers: tuple[str, ...]
+    parameters: int
+    cache: float
+    quality: QualityChange
+    elsewhere: QualityChange | None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def measure_whole_layers(
+    checkpoint: Checkpoint, corpus: Corpus, parameters: int, asked: Question, elsewhere: Question | None
+) -> WholeLayers | None:
+    """The model without the layers of least influence on a text that have at least so many `parameters` together.
+
+    None where layers cannot be told or passed over, where none of an encoder's or decoder's would be left, and where
+    searches for translations are asked for, which keep states of every layer.
+    """
+    questions = [question for question in (asked, elsewhere) if question is not None]
+    layer_index = index_layers(checkpoint.model)
+    if layer_index is None or any(METRICS.get(question.metric).reads == "translations" for question in questions):
+        return None
+    modules = {rank[:2]: layer for rank, layer in layer_index.layers}
+    influence = layer_influence(checkpoint, corpus.first(MEASURED), layer_index)
+    gone, found = list[Layer](), 0
+    for layer in sorted(influence, key=influence.__getitem__):
+        others = [other for other in modules if other[0] == layer[0] and other not in gone]
+        if found < parameters and len(others) > 1:
+            gone.append(layer)
+            found += sum(weights.numel() for weights in modules[layer].parameters())
+    if not gone or found < parameters:
+        return None
+    cached = {entry.rank[:2] for (site, _), entry in layer_index.of.items() if site is Site.DECODER_SELF}
+    without = checkpoint.with_model(passing_over(checkpoint.model, layer_index, gone))
+    quality, *others = [quality_change(checkpoint, without, question) for question in questions]
+    stacks = ("encoder", "decoder") if len({stack for stack, _ in modules}) > 1 else ("",)
+    names = tuple(f"{stacks[stack]} {row}".strip() for stack, row in sorted(gone))
+    share = len(cached.intersection(gone)) / max(len(cached), 1)
+    return WholeLayers(names, found, share, quality, next(iter(others), None))
+
+
+def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIndex) -> dict[Layer, float]:
+    """1 − E cos of what every layer reads and puts out [b t d], over real tokens; of layers that give states alone."""
+    turned, tokens, batches = defaultdict[Layer, float](float), defaultdict[Layer, float](float), list[Batch]()
+    texts = {entry.rank[:2]: site for (site, _), entry in layer_index.of.items()}
+
+    def compare(layer: Layer, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        before, after = (args or (options.get("hidden_states"),))[0], _states(output)
+        side = batches[-1].sides(texts[layer])[0]
+        if after is None or not isinstance(before, Tensor) or before.shape[:-1] != side.real.shape:
+            return
+        cosine = torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [b t]
+        turned[layer] += float((1 - cosine)[side.real].sum())
+        tokens[layer] += int(side.real.sum())
+
+    with ExitStack() as stack, torch.no_grad(), eval_mode(checkpoint.model):
+        for rank, module in layer_index.layers:
+            if rank[:2] in texts:
+                hook = module.register_forward_hook(partial(compare, rank[:2]), with_kwargs=True)
+                stack.callback(hook.remove)
+        for batch in text_batches(checkpoint, corpus, None):
+            batches.append(batch.to(checkpoint.device))
+            checkpoint.forward(batches[-1])
+    return {layer: turned[layer] / tokens[layer] for layer in tokens}
+
+
+def _states(output: Any) -> Tensor | None:
+    """The states that a layer puts out; None where it puts out more, which layers above may read."""
+    first, *more = output if isinstance(output, tuple) else (output,)
+    return None if not isinstance(first, Tensor) or any(part is not None for part in more) else first
+
+
+def passing_over(model: nn.Module, layer_index: LayerIndex, layers: Collection[Layer]) -> nn.Module:
+    """A copy of a model in which some layers put out the states that they read."""
+    names = {id(module): name for name, module in model.named_modules()}
+    without = copy.deepcopy(model)
+
+    def pass_over(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
+        states = args[0] if args else options["hidden_states"]
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    for rank, module in layer_index.layers:
+        if rank[:2] in layers:
+            without.get_submodule(names[id(module)]).register_forward_hook(pass_over, with_kwargs=True)
+    return without
