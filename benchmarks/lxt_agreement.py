@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import headscope.model.transformers_attention  # noqa: F401  # registers IMPLEMENTATION
-from headscope.model.interface import IMPLEMENTATION
+from headscope.model.attention import IMPLEMENTATION
 from headscope.relevance.backward import Backward, recording
 from headscope.relevance.rulesets import RULE_SETS
 

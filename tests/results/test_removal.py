@@ -124,4 +124,6 @@ def test_whole_layers_are_told_with_what_they_save() -> None:
     layers = {"layers": ("3", "7"), "parameters": 53, "cache": 0.25, "quality": quality, "elsewhere": quality}
     before = small().record["before"] | {"cache": 9}
     said = [answer.sentence for answer in small(layers=layers, before=before).answers() if "layers" in answer.question]
-    assert said[0].startswith("layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: perplexity 71.25")
+    assert said[0].startswith(
+        "layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: perplexity 71.25"
+    )

@@ -63,8 +63,8 @@ def measure_whole_layers(
     influence = layer_influence(checkpoint, corpus.first(MEASURED), layer_index)
     gone, found = list[Layer](), 0
     for layer in sorted(influence, key=influence.__getitem__):
-        others = [other for other in modules if other[0] == layer[0] and other not in gone]
-        if found < parameters and len(others) > 1:
+        left = [other for other in modules if other[0] == layer[0] and other not in gone]
+        if found < parameters and len(left) > 1:
             gone.append(layer)
             found += sum(weights.numel() for weights in modules[layer].parameters())
     if not gone or found < parameters:
