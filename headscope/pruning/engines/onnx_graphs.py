@@ -53,7 +53,12 @@ def exported(
     """Export a module around a model (`module.model`); an onnxruntime session of what was written."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
-        with _quiet(), torch.no_grad(), through_attend(module.model, implementation="eager"), _batched(module.model):
+        with (
+            _quiet(),
+            torch.no_grad(),
+            through_attend(module.model, implementation="eager"),
+            batched_experts(module.model),
+        ):
             torch.onnx.export(
                 module.eval(),
                 examples,
@@ -74,7 +79,7 @@ def exported(
 
 
 @contextmanager
-def _batched(model: Any) -> Iterator[None]:
+def batched_experts(model: Any) -> Iterator[None]:
     """Within the block mixtures multiply all chosen experts at once, the one way of transformers that ONNX can say."""
     if not hasattr(model, "set_experts_implementation"):  # a native one
         yield
