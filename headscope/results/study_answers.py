@@ -157,7 +157,7 @@ def roles(study: Study) -> Iterator[Answer]:
     columns = ("role", "heads", *([f"{damage_words(study)} if all are off"] if together else []), "which")
     rows = []
     for role, names in by_role.items():
-        shown = list_text([study.short_name(name) for name in names], ROOM - 20 * bool(together))
+        shown = list_text([study.short_name(name) for name in names], ROOM - 25 * bool(together))
         rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), shown))
     hidden = len(rows) - MOST_ROLES
     if hidden > 0:

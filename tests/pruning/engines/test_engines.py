@@ -41,12 +41,12 @@ def model(tmp_path: Path) -> Any:
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    unread: Registry[Any] = Registry("export", package=ENGINES.package, group=ENGINES.group)
+    unread: Registry[Any] = Registry(ENGINES.kind, package=ENGINES.package, group=ENGINES.group)
     monkeypatch.setattr(engines, "ENGINES", unread)
     read = {each.name: each for each in declared_engines()}
     assert not unread.registered() and sorted(read) == ENGINES.names()
     for name, engine in ENGINES:
-        assert vars(read[name]) == {attribute: getattr(engine, attribute) for attribute in vars(read[name])}
+        assert read[name] == engines.EngineDeclaration.of(engine if isinstance(engine, type) else type(engine))
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
 
