@@ -12,6 +12,7 @@ from headscope.version import VERSION
 
 if TYPE_CHECKING:
     from headscope import assets as assets
+    from headscope.api.arguments import Texts as Texts
     from headscope.api.commands import analyze as analyze
     from headscope.api.commands import evaluate as evaluate
     from headscope.api.commands import load as load
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from headscope.api.commands import train as train
     from headscope.api.model import Model as Model
     from headscope.api.model import SmallModel as SmallModel
-    from headscope.api.texts import Texts as Texts
     from headscope.config.analyze import AnalyzeConfig as AnalyzeConfig
     from headscope.config.evaluate import EvaluateConfig as EvaluateConfig
     from headscope.errors import HeadscopeError as HeadscopeError
@@ -61,7 +61,7 @@ _HEAVY = {
     "Study": "results.study",
     "Sweep": "results.sweep",
     "Training": "results.training",
-    "Texts": "api.texts",
+    "Texts": "api.arguments",
 }
 __all__ = ["__version__", "assets", *sorted({**_LIGHT, **_CONFIGS, **_HEAVY})]
 

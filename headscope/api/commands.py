@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 from torch import cuda, nn
 from torch.random import fork_rng
 
+from headscope.api.arguments import PathName, Report, TrainingReport, progress_of, public_api
 from headscope.api.model import Model
-from headscope.api.options import PathName, Report, TrainingReport, progress_of, public_api
 from headscope.api.plot import plot as plot
 from headscope.config import CheckpointOptions
 from headscope.config.declarations import imported

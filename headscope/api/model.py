@@ -12,11 +12,20 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ref
 
+from headscope.api.arguments import (
+    Heads,
+    PathName,
+    Report,
+    Text,
+    heads_option,
+    lines_of,
+    progress_of,
+    public_methods,
+    refit_texts,
+    text_options,
+)
 from headscope.api.open_model import OpenModel
-from headscope.api.options import PathName, Report, progress_of, public_methods
 from headscope.api.ranking import rank_open_model
-from headscope.api.selection import Heads, heads_option
-from headscope.api.texts import Text, lines_of, refit_texts, text_options
 from headscope.config import Companions, EvaluateConfig
 from headscope.config.analyze import configured_analysis
 from headscope.config.option import configured

@@ -10,9 +10,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headscope.api.options import progress_of, public_methods
-from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
-from headscope.api.texts import Text, one_text, text_options
+from headscope.api.arguments import (
+    GateValues,
+    Heads,
+    Text,
+    gates_name,
+    gates_of,
+    head_ids_of,
+    one_text,
+    progress_of,
+    public_methods,
+    text_options,
+)
 from headscope.config import Companions
 from headscope.config.option import configured
 from headscope.config.small import TranslateConfig, TranslateOptions, Translation

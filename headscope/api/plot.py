@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from headscope.api.options import PathName, public_api
+from headscope.api.arguments import PathName, public_api
 from headscope.config.declarations import imported
 from headscope.config.option import configured
 from headscope.errors import ConfigError

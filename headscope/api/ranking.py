@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headscope.api.options import public_api
+from headscope.api.arguments import public_api
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint

@@ -154,7 +154,7 @@ class Distillation(PruningLoss):
 
     @property
     def title(self) -> str:
-        return f"damage to the {self.objective.name}"
+        return f"{self.objective.damage_words} to the intact model"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
         with torch.no_grad(), untapped():

@@ -1,0 +1,258 @@
+"""Arguments of the API: texts, heads, gates, reports of progress; and errors in the words of Python."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import wraps
+from inspect import isfunction
+from os import PathLike
+from pathlib import Path
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from headscope.config.option import TextLines, converted, shown
+from headscope.data.lines import Lines
+from headscope.errors import ConfigError, DataError, python_errors, spelled
+from headscope.heads import HeadId, Layout, Site, all_heads, select_heads
+from headscope.model.taps import Gates, closed
+from headscope.progress import Progress, bar, no_progress, reported
+from headscope.pruning.options.shared import Refit, anchor_files
+
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+PathName = str | PathLike[str]
+
+
+def public_api(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose errors name options as Python does, and which has gradients whatever surrounds it."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with python_errors(), torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def public_methods(cls: type[C]) -> type[C]:
+    """The class, whose own methods without an underscore, and its call, are `public_api`."""
+    for name, method in list(vars(cls).items()):
+        if isfunction(method) and (not name.startswith("_") or name == "__call__"):
+            setattr(cls, name, public_api(method))
+    return cls
+
+
+Report: TypeAlias = "bool | Callable[[str, int, int], object]"
+"""True shows a bar; a function is called as `report(what, done, total)`."""
+
+
+def progress_of(report: Report) -> Progress:
+    """The `Progress` for a `progress` argument; ConfigError for another type."""
+    if callable(report):
+        return reported(report)
+    if not isinstance(report, bool):
+        raise ConfigError(f"progress={report!r} is not known; give True, False or a function of (what, done, total)")
+    return bar if report else no_progress
+
+
+class TrainingReport(ExitStack):
+    """A listener of training that reports progress in updates, and remarks as warnings."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress, self._updates = progress, 0
+        self._step: Callable[[int], None] | None = None
+
+    def updated(self, run: Any, sums: Any) -> None:
+        """After every update."""
+        position = run.position
+        self._step = self._step or self.enter_context(self._progress("training", position.planned_length or 0))
+        self._step(position.update - self._updates)
+        self._updates = position.update
+
+    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
+        """After every validation."""
+
+    def remarked(self, text: str) -> None:
+        """A remark of the training."""
+        warnings.warn(spelled(text), stacklevel=2)
+
+
+Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
+"""A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, a pair
+`(source, target)` of two such texts, written as a tuple, or `Texts`, a text with all that belongs to it."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text with all that belongs to it, wherever the API takes a text: files, or lists of sentences.
+
+    source, target, second, labels: see `Model.analyze`; the source may hold the target as pairs do.
+    pairs: every line of the source is a pair of texts with a tab between, instead of `second`.
+    """
+
+    source: Any = None
+    target: Any = None
+    second: Any = None
+    labels: Any = None
+    pairs: bool = False
+
+
+def text_options(text: Text | None, options: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """The options of a command for a text; `target`, `second` and `labels` are taken out of those of a method.
+
+    The names begin with `prefix`, as in `valid_source`.
+    """
+    given = {name: options.pop(name, None) for name in ("target", "second", "labels")}
+    if not isinstance(text, Texts):
+        text = Texts(text, **given)
+    elif any(other is not None for other in given.values()):
+        raise ConfigError("Texts holds all that belongs to a text; leave out target, second and labels")
+    source, target = source_and_target(text.source, text.target)
+    lines = {"source": source, "target": target, "source2": text.second, "labels": text.labels}
+    named = {f"{prefix}{name}": lines_of(value, name) for name, value in lines.items() if value is not None}
+    return {**named, "pairs": text.pairs} if text.pairs else named
+
+
+def source_and_target(text: Any, target: Any) -> tuple[Any, Any]:
+    """Both sides of a text, which a pair of texts, or pairs of sentences, hold together."""
+    pair = isinstance(text, tuple)
+    if pair and len(text) != 2:
+        raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
+    text = text if pair or text is None else lines_of(text, "text")
+    pairs = isinstance(text, list) and text and all(isinstance(entry, tuple) and len(entry) == 2 for entry in text)
+    if not pair and not pairs:
+        return text, target
+    if target is not None:
+        what = "a pair (source, target)" if pair else "a list of pairs (sentence, translation)"
+        raise DataError(f"{what} has its target already; leave out target=")
+    return text if pair else ([source for source, _ in text], [translation for _, translation in text])
+
+
+def lines_of(text: Any, name: str) -> Any:
+    """A path, or a list of lines as a file would have them; ConfigError or DataError where it is neither."""
+    if isinstance(text, str) and not os.path.exists(text):
+        raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
+    lines = converted(name, TextLines, text)
+    if isinstance(lines, Path) or name in ("text", "source", "target"):
+        return lines
+    return ["\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry) for entry in lines]
+
+
+def one_text(text: Text) -> Lines:
+    """A text without translation; ConfigError for pairs."""
+    options = text_options(text, {})
+    if {*options} != {"source"}:
+        raise ConfigError("one text is wanted here, without its translation")
+    return options["source"]  # type: ignore[no-any-return]
+
+
+def refit_texts(options: dict[str, Any], refit: Refit | None) -> dict[str, tuple[Lines, ...]]:
+    """The texts of a refit, which may be in memory; what else it says goes into the options."""
+    if refit is None:
+        return {}
+    if not isinstance(refit, Refit):
+        raise ConfigError(f"refit is of type {type(refit).__name__}; give hs.Refit(method='least-squares')")
+    shared = ("damping", "sequential", "feed_forward", "objective", "strength")
+    options |= {"compensate": refit.method, "calibration_sentences": refit.sentences}
+    options |= {name: getattr(refit, name) for name in shared}
+    texts = {"anchor": refit.anchor if anchor_files(refit.anchor) else (), "check": refit.check}
+    if isinstance(refit.anchor, str) and not texts["anchor"]:
+        options["anchor"] = refit.anchor or ()
+    pairs = {name: text[0] if isinstance(text, tuple) and len(text) == 1 else text for name, text in texts.items()}
+    return {name: tuple(text_options(pair, {}).values()) for name, pair in pairs.items() if pair != ()}
+
+
+Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
+"""`"encoder-self.2.5"`, with `*` for every layer or head and commas between names, a file with a name a line, a
+`HeadId`, or several of these."""
+GateValues: TypeAlias = "Mapping[str | HeadId, float | Tensor] | Mapping[tuple[Site | str, int], Tensor]"
+"""A number for each head, by its name, or gates [h] or [b h] for each (site, layer)."""
+
+LISTED = 8  # heads that a signature lists by name
+
+
+def head_ids_of(heads: Heads, layout: Layout, *, name: str = "heads") -> list[HeadId]:
+    """The selected heads of a model, without duplicates; ConfigError for a name that selects none.
+
+    `name` is the argument's, for messages.
+    """
+    example = next(iter(all_heads(layout))).name({site for site, _ in layout})
+    entries = [heads] if isinstance(heads, (str, HeadId)) else heads
+    if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
+        is_ranking = hasattr(heads, "lowest")
+        instead = "its heads, ranking.lowest(12)" if is_ranking else f"names such as {example!r}, or a list"
+        raise ConfigError(f"{name}: a {type(heads).__name__} names no heads; give {instead}")
+    head_ids: dict[HeadId, None] = {}
+    for entry in entries:
+        if not isinstance(entry, (str, HeadId)):
+            raise ConfigError(f"{name}: {shown(entry)} is no head; write it as {example!r}")
+        head_ids.update(dict.fromkeys(select_heads(str(entry), layout)))
+    return list(head_ids)
+
+
+def heads_option(heads: Heads | None, layout: Layout, *, name: str) -> str | None:
+    """The selected heads as a comma-separated option; None for no heads."""
+    head_ids = [] if heads is None else head_ids_of(heads, layout, name=name)
+    return ",".join(map(str, head_ids)) or None
+
+
+def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
+    """Gates [h] or [b h] by (site, layer): heads in a list are closed, heads in a mapping get its number.
+
+    ConfigError for heads and layers that the model does not have, and for gates that are no numbers.
+    """
+    if not isinstance(gates, Mapping):
+        return closed(head_ids_of(gates, layout, name="gates"), layout)
+    by_layer: dict[tuple[Site, int], Tensor] = {}
+    for key, value in gates.items():
+        if isinstance(key, tuple):
+            names = {(site.value, layer): (site, layer) for site, layer in layout}
+            name = (getattr(key[0], "value", key[0]), *key[1:])
+            if name not in names:
+                layers = ", ".join(f"({site!r}, {layer})" for site, layer in names)
+                raise ConfigError(f"this model has no layer {name!r}; it has {layers}")
+            by_layer[names[name]] = _numbers(key, value)
+            continue
+        number = _numbers(key, value, single=True)
+        for head in head_ids_of(key, layout, name="gates"):
+            site_layer = (head.site, head.layer)
+            row = by_layer.setdefault(site_layer, torch.ones(layout[site_layer]))
+            by_layer[site_layer] = torch.where(torch.arange(len(row)) == head.head, number.to(row), row)
+    return by_layer
+
+
+def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
+    """Gates as a tensor, `single` of one number; ConfigError where they are none."""
+    try:
+        numbers = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = torch.empty(0)
+    if not numbers.numel() or (single and (numbers.numel() > 1 or numbers.is_complex())):
+        wanted = "a number" if single else "a number for each head, a tensor [h] or [b h]"
+        raise ConfigError(f"the gate of {key!r} is {shown(value)}; give {wanted}")
+    return numbers.reshape(()) if single else numbers
+
+
+def gates_name(gates: Gates) -> str:
+    """Gates in a signature: the heads whose gates are not one, or a digest of many gates."""
+    rows = {site_layer: gate.detach().cpu() for site_layer, gate in gates.items()}
+    single = {site_layer: gate for site_layer, gate in rows.items() if gate.ndim == 1}
+    listed = [
+        f"{HeadId(*site_layer, head)}={value:g}"
+        for site_layer, gate in single.items()
+        for head, value in enumerate(gate.tolist())
+        if value != 1
+    ]
+    if len(single) == len(rows) and len(listed) <= LISTED:
+        return ",".join(listed)
+    entries = sorted(f"{site}.{layer} {gate.double().tolist()}" for (site, layer), gate in rows.items())
+    return f"sha1={hashlib.sha1(''.join(entries).encode()).hexdigest()[:8]}"
