@@ -116,8 +116,8 @@ def find_figure(name: str) -> PlotFigure:
     return figures[name]
 
 
-def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
-    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder, replacing older ones."""
+def draw_standard(run_dir: Path | str, *, dpi: int | None = None, only: Sequence[str] = ()) -> list[Path]:
+    """Draw the figures of a run whose tables it has (those of names in `only`), as PNG in its `figures` folder."""
     from headscope.report.styles import write_figure
     from headscope.results.study import Study
     from headscope.results.study_tables import MissingTable
@@ -126,7 +126,7 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
     written = []
     for figure in plot_figures().values():
         try:
-            if figure.is_of(run):
+            if figure.is_of(run) and (not only or figure.name in only):
                 target = Path(run_dir) / "figures" / f"{figure.stem}.png"
                 written.append(write_figure(figure.drawn([run]), target, dpi=dpi, force=True))
         except MissingTable:
