@@ -143,6 +143,7 @@ class Made(Alignment):
         return super().observe(looking(heads, at))
 
 
+@pytest.mark.slow
 def test_heads_are_named_by_what_they_follow_when_order_is_gone(tmp_path: Path) -> None:
     checkpoint = tiny.checkpoint("mistral", 7)
     corpus = with_template(parallel(), TEMPLATE, examples=0)
@@ -158,6 +159,7 @@ def test_heads_are_named_by_what_they_follow_when_order_is_gone(tmp_path: Path) 
     assert together.loc["diagonal", "aer"] == 0 and together.loc["named aligned:fed", "texts"] == 41
 
 
+@pytest.mark.slow
 def test_random_models_have_no_such_head(tmp_path: Path) -> None:
     for seed in range(10):
         checkpoint = tiny.checkpoint("mistral", seed)

@@ -200,6 +200,7 @@ def test_figures_are_images_of_well_formed_svg() -> None:
     assert "a < b \ufffd 0.123456" in texts and not re.search(r' d="[^"]*\d\.\d{3}', svg)
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_first_and_head_by_head(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
