@@ -59,6 +59,12 @@ def interval_text(low: Any, high: Any, digits: int = 3) -> str:
     return " to ".join(number_text(end, digits) for end in ends) if known else ""
 
 
+def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:
+    """A table without the columns that are empty in every row."""
+    places = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    return AnswerTable(tuple(columns[n] for n in places), tuple(tuple(row[n] for n in places) for row in rows))
+
+
 def list_text(names: Sequence[str], room: int = 100) -> str:
     """As many of the first names as so many letters hold, and how many more there are."""
     for shown in range(len(names), 0, -1):

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headscope.heads import HeadId
-from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, list_text, number_text, remark_answers
+from headscope.results.answer import (
+    MOST_ROWS,
+    Answer,
+    AnswerTable,
+    filled_table,
+    list_text,
+    number_text,
+    remark_answers,
+)
 from headscope.signature import counted
 
 QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
@@ -72,13 +80,8 @@ def run_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
     text = f"{name}: {len(rows)} runs chose heads, {min(kept):,} to {max(kept):,} stay"
     columns = [column for column in rows[0] if column not in ("cell", "control")]
     cells = [tuple(_cell(row[column]) for column in columns) for row in rows[:MOST_ROWS]]
-    return [Answer("", text), Answer("Each run", "", _filled([column.replace("_", " ") for column in columns], cells))]
-
-
-def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:
-    """A table without the columns that are empty in every row."""
-    places = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    return AnswerTable(tuple(columns[n] for n in places), tuple(tuple(row[n] for n in places) for row in rows))
+    titles = [column.replace("_", " ") for column in columns]
+    return [Answer("", text), Answer("Each run", "", filled_table(titles, cells))]
 
 
 def _cell(value: Any) -> str:
@@ -94,7 +97,7 @@ def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     priced = any(row["size"].startswith("lambda") for row in rows)
     columns = ("", *(["λ"] if priced else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
     shown = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MOST_ROWS]
-    table = _filled(columns, [_sweep_row(row, priced=priced) for row in shown])
+    table = filled_table(columns, [_sweep_row(row, priced=priced) for row in shown])
     hidden = len(rows) - len(shown)
     answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
     answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]

@@ -13,7 +13,7 @@ import numpy as np
 
 from headscope.config.declarations import Measure, imported, measure_of
 from headscope.heads import HeadId
-from headscope.results.answer import Answer, AnswerTable, interval_text, list_text, number_text
+from headscope.results.answer import Answer, AnswerTable, filled_table, interval_text, list_text, number_text
 from headscope.results.roles import NONE, SINK, role_of, roles_of
 from headscope.signature import counted
 
@@ -144,7 +144,7 @@ def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[
         )
         for name, row in zip(names, first, strict=True)
     )
-    return Answer(question, sentence, AnswerTable(columns, cells), tuple(names))
+    return Answer(question, sentence, filled_table(columns, cells), tuple(names))
 
 
 def roles(study: Study) -> Iterator[Answer]:

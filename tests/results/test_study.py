@@ -65,6 +65,17 @@ def test_answers_fit_a_screen(study: Study) -> None:
     assert len([line.plain for line in answer_lines(study.answers(), verbose=True, width=100)]) > len(lines)
 
 
+@pytest.mark.slow
+def test_of_one_sentence_no_column_is_empty() -> None:
+    """Which has no intervals."""
+    one = hs.load(hs.assets.trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="confidence,ablation")
+    tables = [answer.table for answer in one.answers() if answer.table is not None]
+    assert tables and all(
+        any(row[place] for row in table.rows) for table in tables for place in range(len(table.columns))
+    )
+    assert tables[0].columns[1:] == ("loss rises by (nats) if off", "what it does")
+
+
 def test_tables_that_are_missing_say_what_measures_them(study: Study, tmp_path: Path) -> None:
     with pytest.raises(MissingTable, match=r"no syntactic\.csv.*needs"):
         study.table("syntactic")
