@@ -54,9 +54,9 @@ class TransformerCheckpoint(Checkpoint):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        for name, stack in (("source", self.model.config.encoder), ("target", self.model.config.decoder)):
-            vocabulary: Vocabulary | None = getattr(self, name)
-            if vocabulary is not None and stack is not None and len(vocabulary) != stack.vocabulary:
+        for side, stack in self.model.config.sides.items():
+            name, vocabulary = ("source", self.source) if side == "encoder" else ("target", self.target)
+            if vocabulary is not None and len(vocabulary) != stack.vocabulary:
                 raise CheckpointError(
                     f"{self.path}: the {name} vocabulary has {len(vocabulary)} subwords, the {name} embeddings "
                     f"{stack.vocabulary}; this vocabulary belongs to another checkpoint"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast, get_type_hints
 import torch
 
 from headscope.config import plain_options
-from headscope.config.option import TextLines, checked_value
+from headscope.config.option import checked_value
 from headscope.errors import CheckpointError, ConfigError, restated
 from headscope.files.reading import read_record
 from headscope.files.toml import read_toml
@@ -101,17 +101,8 @@ def config_without(model: Transformer, removed: Sequence[HeadId]) -> Transformer
     return shrink_transformer(model, plan_removal(model.declared_attention(), removed)).config
 
 
-def read_recipe(
-    recipe: Path | None,
-    *,
-    checkpoint: str,
-    two_sided: bool,
-    source: TextLines | None,
-    target: TextLines | None,
-    max_sentences: int | None,
-    device: str,
-) -> TrainConfig:
-    """Options of the training run: those of the recipe (None: the run that `checkpoint` lies in), on these texts.
+def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **others: Any) -> TrainConfig:
+    """Options of the training run: those of the recipe (None: the run that `checkpoint` lies in), and `others`: texts.
 
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
@@ -122,8 +113,7 @@ def read_recipe(
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):
         values = {name: value for name, value in values.items() if name not in OF_VALIDATION}
-    values |= {"source": source, "target": target, "max_sentences": max_sentences}
-    return TrainConfig(**values, kind="translation" if two_sided else "lm", init=FRESH, device=device)
+    return TrainConfig(**values | others, kind="translation" if two_sided else "lm", init=FRESH)
 
 
 def recipe_digest(options: TrainConfig) -> str:

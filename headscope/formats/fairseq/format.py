@@ -44,7 +44,7 @@ from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weigh
 from headscope.formats.native import native_state, opened_dtype
 from headscope.formats.pickles import begins_with_name, is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.nonfinite import refuse_damaged_file
 
 START, PAD, END, UNKNOWN = range(4)
@@ -311,7 +311,7 @@ def _write_file(path: Path, options: Mapping[str, Any], weights: Mapping[str, Te
 
 def _pruned(checkpoint: FairseqCheckpoint) -> bool:
     config = checkpoint.model.config
-    full = {stack.d_model // stack.d_head for stack in (config.encoder, config.decoder) if stack is not None}
+    full = {stack.d_model // stack.d_head for stack in config.stacks}
     return bool(set(checkpoint.layout.values()) - full)
 
 
@@ -342,8 +342,9 @@ def _content(path: Path) -> Mapping[str, Any]:
 
 
 def _completed(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        for site, mixing, heads in _sites(stack):
+    for side, stack in config.sides.items():
+        sites = ("self_attention", stack.self_mixing, stack.self_heads)
+        for site, mixing, heads in (sites, ("cross_attention", stack.cross_mixing, stack.cross_heads)):
             for layer in range(len(heads) if mixing else 0):
                 key = f"{side}.layers.{layer}.{site}"
                 like = state.get(f"{key}.output.weight", torch.empty(0))
@@ -353,23 +354,10 @@ def _completed(path: str, config: TransformerConfig, state: dict[str, Tensor]) -
     return state
 
 
-def _sites(stack: StackConfig | None) -> list[tuple[str, str | None, tuple[int, ...]]]:
-    if stack is None:
-        return []
-    return [
-        ("self_attention", stack.self_mixing, stack.self_heads),
-        ("cross_attention", stack.cross_mixing, stack.cross_heads),
-    ]
-
-
 def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
     """Options that can be written again: numbers, texts, flags and lists of them, and how many heads fill a layer."""
     simple = (str, int, float, type(None))
-    heads = {
-        f"{side}_attention_heads": stack.d_model // stack.d_head
-        for side, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-        if stack is not None
-    }
+    heads = {f"{side}_attention_heads": stack.d_model // stack.d_head for side, stack in config.sides.items()}
     options = {
         name: value
         for name, value in settings.values.items()

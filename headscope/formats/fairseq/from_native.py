@@ -64,12 +64,10 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
     """The file that fairseq opens; CheckpointError with all reasons where it can express no such model."""
     mixings = {module.mixing for *_, module in checkpoint.model.attention_modules() if module.mixing is not None}
     config = checkpoint.model.config
-    mixed = {
-        stack_mixing for stack in _sides(config).values() for stack_mixing in (stack.self_mixing, stack.cross_mixing)
-    }
+    mixed = {stack_mixing for stack in config.stacks for stack_mixing in (stack.self_mixing, stack.cross_mixing)}
     of_fork = "alpha.v1" in mixed and mixed <= {"alpha.v1", None}
     reasons = _reasons(config, foldable=all(mixing.foldable for mixing in mixings))
-    vocabularies = {side: _vocabulary(checkpoint, side) for side in _sides(config)}
+    vocabularies = {side: _vocabulary(checkpoint, side) for side in config.sides}
     reasons += [reason for side, own in vocabularies.items() for reason in _lacking(own, side)]
     if reasons:
         raise CheckpointError(f"fairseq has no such model: {'; '.join(dict.fromkeys(reasons))}")
@@ -82,7 +80,7 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
         order, own = orders["decoder"], vocabularies["decoder"]
         table = weights["decoder.embeddings.tokens.weight"] = weights["decoder.embeddings.tokens.weight"].clone()
         table[order.index(own.end)] = table[order.index(own.start)]
-    for side, stack in _sides(config).items():
+    for side, stack in config.sides.items():
         _fill(weights, side, stack, alphas=of_fork)
     one_table = not restarted and orders.get("encoder", orders["decoder"]) == orders["decoder"]
     options = _options(config, vocabularies["decoder"], tied=not restarted, one_table=one_table)
@@ -100,7 +98,7 @@ def fairseq_order(vocabulary: Vocabulary) -> list[int]:
 def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
     """Dictionaries (`subword count` a line; counts are not known, so 1), and the codes that split text."""
     files = {}
-    for side in _sides(checkpoint.model.config):
+    for side in checkpoint.model.config.sides:
         own, language = _vocabulary(checkpoint, side), LANGUAGES[side]
         lines = "".join(f"{own.subwords[number]} 1\n" for number in fairseq_order(own)[len(SPECIAL) :])
         name = "dict.txt" if checkpoint.model.config.encoder is None else f"dict.{language}.txt"
@@ -129,14 +127,6 @@ def end_difference(checkpoint: TransformerCheckpoint, written: FairseqModel, aga
     found = again.model(source, torch.tensor([[again.target.start]]))
     found = found[..., written.renumbered(torch.arange(found.shape[-1]), "decoder")]
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
-
-
-def _sides(config: TransformerConfig) -> dict[str, StackConfig]:
-    return (
-        {"decoder": config.decoder}
-        if config.encoder is None
-        else {"encoder": config.encoder, "decoder": config.decoder}
-    )
 
 
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
@@ -185,8 +175,7 @@ def unusual_parts(config: TransformerConfig) -> dict[str, bool]:
 
 
 def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
-    sides = _sides(config)
-    stacks = list(sides.values())
+    stacks = config.stacks
     reasons = unusual_parts(config) | {
         "heads were removed from some of its layers, and fairseq has one number of heads in all "
         "(`headscope prune remove --export masked` leaves zeros in their place)": any(
@@ -213,7 +202,7 @@ def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
 
 
 def _renumber(weights: dict[str, Tensor], config: TransformerConfig, orders: Mapping[str, Sequence[int]]) -> None:
-    for side in _sides(config):
+    for side in config.sides:
         key = f"{side}.embeddings.tokens.weight"
         weights[key] = weights[key][list(orders[side])]
     weights["output.weight"] = weights["output.weight"][list(orders["decoder"])]
@@ -250,7 +239,7 @@ def _tabled(stack: StackConfig) -> bool:
 def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
     """Tensors that only fairseq's files hold, and the keys of the fork's matrices, also where these do nothing."""
     dropped = dict[str, Tensor]()
-    for side, stack in _sides(config).items():
+    for side, stack in config.sides.items():
         dropped[f"{side}.version"] = torch.tensor([VERSION])
         if stack.positions == "sinusoidal" and not _tabled(stack):
             dropped[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
@@ -262,7 +251,7 @@ def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
 
 def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_table: bool) -> dict[str, Any]:
     decoder, options = config.decoder, dict[str, Any](DEFAULTS)
-    for side, stack in _sides(config).items():
+    for side, stack in config.sides.items():
         options |= {
             f"{side}_layers": stack.layers,
             f"{side}_embed_dim": stack.d_model,
@@ -305,7 +294,7 @@ def _notes(config: TransformerConfig, *, restarted: bool, of_fork: bool, folded:
         notes.append(
             "fairseq starts translations with </s>, so the decoder reads a table of its own: the file is larger"
         )
-    if any(stack.positions == "sinusoidal" and _tabled(stack) for stack in _sides(config).values()):
+    if any(stack.positions == "sinusoidal" and _tabled(stack) for stack in config.stacks):
         notes.append(
             f"positions begin elsewhere than fairseq's, so they are a table of at least {DEFAULT_LENGTH:,} rows"
         )

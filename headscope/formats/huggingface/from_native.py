@@ -230,7 +230,7 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
         }
     else:
         values |= {"d_model": decoder.d_model, "decoder_start_token_id": ids.start, "forced_eos_token_id": None}
-        for side, stack in (("encoder", encoder), ("decoder", decoder)):
+        for side, stack in config.sides.items():
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
             values[f"{side}_attention_heads"] = stack.most_heads
             values[f"{side}_layerdrop"] = 0.0
@@ -270,9 +270,7 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
 def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
     """What the class has and the model has not: biases of zero, unused rows, tables of positions."""
     like = weights[target.output]
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack is None:
-            continue
+    for side, stack in config.sides.items():
         prefix = target.prefix[side]
         for key in [
             key for key in weights if key.startswith(prefix) and key.endswith("_proj.weight") and "attn" in key

@@ -174,7 +174,12 @@ class TransformerConfig:
     @property
     def stacks(self) -> list[StackConfig]:
         """The decoder, after the encoder where there is one."""
-        return [self.decoder] if self.encoder is None else [self.encoder, self.decoder]
+        return [*self.sides.values()]
+
+    @property
+    def sides(self) -> dict[str, StackConfig]:
+        """The stacks by name: `encoder` where there is one, `decoder`."""
+        return {"decoder": self.decoder} if self.encoder is None else {"encoder": self.encoder, "decoder": self.decoder}
 
     def with_stacks(self, change: Callable[[StackConfig], StackConfig]) -> TransformerConfig:
         """The same with every stack changed."""

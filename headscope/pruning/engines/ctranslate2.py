@@ -134,7 +134,7 @@ def misfits(config: TransformerConfig) -> list[str]:
     """What of a model CTranslate2 cannot say."""
     assert config.encoder is not None
     reasons = []
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in config.sides.items():
         counts = (*stack.self_heads, *stack.cross_heads)
         facts = {
             f"layers of its {side} have {', '.join(map(str, counts))} heads, and a stack has one number of them "

@@ -234,10 +234,7 @@ class SweepContext:
             config.recipe,
             checkpoint=config.checkpoint,
             two_sided=self.checkpoint.two_sided,
-            source=config.source,
-            target=config.target,
-            max_sentences=config.max_sentences,
-            device=config.device,
+            **{name: getattr(config, name) for name in ("source", "target", "max_sentences", "device")},
         )
 
 
