@@ -323,10 +323,8 @@ def export_seq2seq(
     with torch.no_grad():
         states = EncoderGraph(model)(torch.ones_like(mask), mask)
     pasts = [tuple(shape.past(2, length).values()) for shape, length in ((target, PAST), (source, SOURCE))]
-    ids_axes, mask_axes = (
-        {0: "batch_size", 1: "decoder_sequence_length"},
-        {0: "batch_size", 1: "encoder_sequence_length"},
-    )
+    ids_axes = {0: "batch_size", 1: "decoder_sequence_length"}
+    mask_axes = {0: "batch_size", 1: "encoder_sequence_length"}
     past_axes = [{0: "batch_size", 2: f"{name}_sequence_length"} for name in ("past_decoder", "encoder")]
     names = [*target.names, *source.names]
     presents = [f"present.{name}" for name in names]
@@ -396,7 +394,5 @@ def _with_greedy(
         wanted = model(**read, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
     same = int((wanted.argmax(-1) == ids[:, start.shape[1] :]).sum())
     difference = max(difference, max_abs_difference(torch.stack(rows, dim=1), wanted))
-    return (
-        difference,
-        f"greedy tokens through the cache: {same} of {wanted[..., 0].numel()} are the same in onnxruntime",
-    )
+    steps = wanted[..., 0].numel()
+    return difference, f"greedy tokens through the cache: {same} of {steps} are the same in onnxruntime"
