@@ -33,8 +33,8 @@ def main() -> None:
         recordings, references = (files[of].read_text().splitlines() for of in ("source", "target"))
         theirs, loss = of_transformers(folder, recordings, references)
         model = hs.load(folder, src_lang="en", task="transcribe")
-        ours = model.translate(recordings, beam=1)
         scores = model.evaluate(recordings, target=references, metrics=("bleu", "perplexity"), beam=1)
+    ours = scores.sentences["hypothesis"]
     same = sum(mine.strip() == text.strip() for mine, text in zip(ours, theirs, strict=True))
     bleu = sacrebleu.corpus_bleu([text.strip() for text in theirs], [references]).score
     print(f"{same} of {len(theirs)} transcripts are the same")

@@ -48,14 +48,14 @@ SAID = 20  # lines with links that show from where words are counted
 
 @dataclass
 class SentenceLinks:
-    """The links of a corpus: of a file, as `filed` (pairs [n 2], which are sure [n], ends of lines), or by `aligner`.
+    """The links of a corpus: `filed` are those of a file, line by line; else they are made by `aligner`.
 
     With `positions`, how many the recording of each line has, these are its source words.
     """
 
     corpus: Corpus
     name: str = "none"
-    filed: tuple[Ints, Ints, Ints] | None = None
+    filed: Sequence[Links] | None = None
     aligner: Aligner | None = None
     positions: Sequence[int] | None = None
     remarks: list[str] = field(default_factory=list)
@@ -82,9 +82,7 @@ class SentenceLinks:
     def of(self, sentences: Sequence[Sentence]) -> list[Links]:
         """The links of sentences."""
         if self.filed is not None:
-            pairs, sure, ends = self.filed
-            spans = [slice(int(ends[s.number]), int(ends[s.number + 1])) for s in sentences]
-            return [Links(pairs[span], sure[span].astype(bool)) for span in spans]
+            return [self.filed[sentence.number] for sentence in sentences]
         assert self.aligner is not None
         return self.aligner.align([sentence.lines for sentence in sentences])
 
@@ -150,23 +148,19 @@ def _sizes(sentence: Sentence) -> tuple[int, int]:
 
 
 def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
-    pairs, sure, ends = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=bool)], [0]
-    lines, digest = read_links(path, first=first), hashlib.sha1()
+    filed, lines, digest = list[Links](), read_links(path, first=first), hashlib.sha1()
     for sentence in corpus:
         links = next(lines, None)
         if links is None:
-            raise DataError(f"{path} has {len(ends) - 1:,} lines, the text {corpus.count:,}; line i must be of line i")
+            raise DataError(f"{path} has {len(filed):,} lines, the text {corpus.count:,}; line i must be of line i")
         check_links(links, _sizes(sentence), where=f"{path}:{sentence.number + 1}", first=first)
         digest.update(links.pairs.tobytes() + links.sure.tobytes() + b"|")
-        pairs.append(links.pairs)
-        sure.append(links.sure)
-        ends.append(ends[-1] + len(links.pairs))
-    linked = sum(len(part) > 0 for part in pairs)
-    if first == 0 and linked >= SAID and min(part.min() for part in pairs if len(part)) > 0:
+        filed.append(links)
+    least = [links.pairs.min() for links in filed if len(links.pairs)]
+    if first == 0 and len(least) >= SAID and min(least) > 0:
         raise DataError(f"{path}: no link is of word 0; are words counted from 1 (--alignments-first 1)?")
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
-    filed = (np.concatenate(pairs), np.concatenate(sure).astype(np.int64), np.array(ends))
     return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", filed=filed, remarks=remarks)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.word_alignment import Floats, Ints, words_of
+from headscope.data.word_alignment import Floats, Ints, Links, words_of
 from headscope.engine.heads.linked_words import SentenceLinks
 from headscope.errors import DataError
 from headscope.files.reading import file_digest
@@ -25,14 +25,12 @@ def links_of_recordings(corpus: Corpus, checkpoint: Checkpoint, path: Path | Non
     if path is None:
         remark = "alignment: without --set alignment.word-times=FILE.csv only alignment_score is measured"
         return SentenceLinks(corpus, remarks=[remark])
-    pairs, counts, ends = [np.empty((0, 2), dtype=np.int64)], list[int](), [0]
+    filed, counts = list[Links](), list[int]()
     for sentence, times in zip(corpus, _word_times(corpus, path), strict=True):
         (recording,) = checkpoint.encode([sentence.source], side="source", limit=DEFAULT_LIMIT)
         counts.append(recording.special.count(False))
-        pairs.append(_said_at(times, counts[-1]))
-        ends.append(ends[-1] + len(pairs[-1]))
-    joined = np.concatenate(pairs)
-    filed = (joined, np.zeros(len(joined), dtype=np.int64), np.array(ends))
+        pairs = _said_at(times, counts[-1])
+        filed.append(Links(pairs, np.zeros(len(pairs), dtype=bool)))
     return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", filed=filed, positions=counts)
 
 
