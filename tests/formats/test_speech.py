@@ -156,6 +156,8 @@ def test_cross_heads_look_at_when_words_are_said(made: SpeechCheckpoint, folder:
                         hits.setdefault(("aligned_lag", layer, head), []).append(0.02 * (argmax - 2 * word))
     cross = study.heads[study.heads["site"] == "cross"].set_index(["layer", "head"])
     assert len(hits) == 4 * 6 and "aer_predicted" not in cross
+    named = study.write_alignment(folder, force=True)
+    assert f"largest aligned_predicted is {cross['aligned_predicted'].max():.2f}" in named
     for (column, layer, head), values in hits.items():
         assert cross.loc[(layer, head), column] == pytest.approx(np.mean(values), abs=1e-6), (column, layer, head)
 

@@ -208,7 +208,9 @@ def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool)
     """
     speech = not is_ctranslate2(folder)  # transformers has alignment heads of Whisper
     heads, by = aligning_heads(table, most, speech=speech)
-    why = f"best by {by}" if by else f"all of the upper half: no head is labelled {LABEL}, which takes {TIMES}"
+    best = table[SHARE].max() if SHARE in table else float("nan")
+    lacks = f"which takes {TIMES}" if best != best else f"the largest {SHARE} is {best:.2f}"
+    why = f"best by {by}" if by else f"all of the upper half: no head is labelled {LABEL}, {lacks}"
     if speech and not by and not force and _settings(folder).get("alignment_heads"):
         return f"{folder / SETTINGS} keeps its alignment_heads; --force names {why}"
     return f"{write_alignment(folder, heads)} ({why})"
