@@ -77,10 +77,14 @@ def plot(
 
 
 def _show_in_notebook() -> None:
-    """Let IPython draw figures as PNG, where pyplot, which tells it to, is not imported."""
+    """Let IPython draw figures as PNG, where it does not know how to yet."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None and "matplotlib.pyplot" not in sys.modules:
-        from IPython.core.pylabtools import select_figure_formats
+    if shell is None:
+        return
+    from IPython.core.pylabtools import select_figure_formats
+    from matplotlib.figure import Figure
 
+    formatters = shell.display_formatter.formatters.values()
+    if not any(Figure in formatter.type_printers for formatter in formatters if formatter.format_type != "text/plain"):
         select_figure_formats(shell, {"png"})  # type: ignore[no-untyped-call]
