@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 FLAT = 1e-3  # a span below this share of the values is rounding, not a change
 STEPS = (1, 2, 4, 5, 10, 20, 50, 100)
-MISSING = "////"
-"""Hatch of places where a layer has no such head."""
-CELL = (4.0, 3.0)
-"""Ems of a head."""
+MISSING = "////"  # hatch of places where a layer has no such head
+CELL = (4.0, 3.0)  # ems of a head
 LEADING = 1.25
 SHARES = Normalize(0, 1)
 

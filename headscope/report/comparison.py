@@ -21,8 +21,7 @@ from headscope.results.study_tables import HEAD_COLUMNS
 from headscope.signature import counted
 
 HEAD = list(HEAD_COLUMNS)
-SHOWN = 5
-"""Rows of an answer; all are details."""
+SHOWN = 5  # rows of an answer; all are details
 FEWEST = 4  # heads that the interval of a correlation needs
 QUANTILE = float(norm.ppf(0.975))
 

@@ -31,16 +31,13 @@ from headscope.errors import ConfigError
 from headscope.report.styles import FigureStyle
 
 INK, GREY, PALE, RULE = "#222222", "#777777", "#eaeaea", "#bbbbbb"
-LINE = 150.0
-"""Ems of a line of panels, where no width is asked for."""
+LINE = 150.0  # ems of a line of panels, where no width is asked for
 NARROWEST = 48.0
 BESIDE, ABOVE, EDGE = 4.5, 5.0, 1.5
 """Ems that labels take beside a panel, those that they take above and below it, and those around everything."""
 GAP = 0.6  # ems below a text
-BAR = 8.0
-"""Ems that a scale of colours takes."""
-TALLEST = 200.0
-"""Inches of a page of PDF."""
+BAR = 8.0  # ems that a scale of colours takes
+TALLEST = 200.0  # inches of a page of PDF
 
 
 class Sheet(Figure):
@@ -85,7 +82,13 @@ class Sheet(Figure):
         the right. Labels and ticks of the axes in `share` stand at outer panels alone. Panels of a `group` follow each
         other in one line.
         """
-        columns = self._columns(titles, sizes, group, beside, BAR * bar)
+        room = (self.style.width / em() if self.style.width else LINE) - BAR * bar - EDGE
+        needed = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
+        if self.style.width:  # somewhat narrower ones, too
+            size = float(rcParams["axes.titlesize"])
+            title = max(text_width(title, size, weight="bold") for title in titles) / em()
+            needed = max(0.75 * needed, min(title - beside, 20.0))
+        columns = max(1, int(room // (needed + group * beside)))
         ends = [*sorted({*starts} - {0}), len(titles)]
         longest = int(max(np.diff([0, *ends]))) // group
         columns = group * -(-longest // -(-longest // columns))  # lines of a like length
@@ -106,17 +109,6 @@ class Sheet(Figure):
             self.name_panel(axes, title)
         self._panels, self._share = dict(zip(places, found, strict=True)), share
         return found
-
-    def _columns(
-        self, titles: Sequence[str], sizes: Sequence[tuple[float, float]], group: int, beside: float, bar: float
-    ) -> int:
-        """How many groups of panels fit beside each other; where a width is asked for, also somewhat narrower ones."""
-        room = (self.style.width / em() if self.style.width else LINE) - bar - EDGE
-        widest = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
-        size = float(rcParams["axes.titlesize"])
-        title = max(text_width(title, size, weight="bold") for title in titles) / em()
-        needed = max(0.75 * widest, min(title - beside, 20.0)) if self.style.width else widest
-        return max(1, int(room // (needed + group * beside)))
 
     def name_panel(self, axes: Axes, title: str) -> None:
         """The title of a panel, cut where it does not fit above it."""

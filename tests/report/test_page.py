@@ -119,11 +119,13 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     measures = {measure["name"]: measure for measure in data["measures"]}
     assert measures["ablation"]["texts"] == [number_text(value) for value in table["ablation"]]
     places = table["ablation"].rank(ascending=False).astype(int)
-    assert measures["ablation"]["places"] == list(places) and measures["ablation"]["among"] == "of 9"
+    assert measures["ablation"]["places"] == list(places)
+    assert measures["ablation"]["ranks"] == [f"{place} of 9" for place in places]
     head = data["heads"][0]
     ends = " to ".join(number_text(table[f"ablation_{end}"][0]) for end in ("low", "high"))
-    assert head["need"][0] == ["ablation", number_text(table["ablation"][0]), ends, f"{places[0]} of 9"]
-    assert [row[0] for row in head["need"]] == ["ablation", "Taylor importance"]
+    assert measures["ablation"]["ends"][0] == ends
+    needs = sorted((entry["importance"], name) for name, entry in measures.items() if entry["importance"] is not None)
+    assert [name for _, name in needs] == ["ablation", "taylor"]
     tables = {title: [dict(zip(columns, row, strict=True)) for row in rows] for title, columns, rows in head["tables"]}
     best = pd.read_csv(run / "positional.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
     shares = best["share"].nlargest(8)
@@ -149,7 +151,8 @@ def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None
     report = gather([run])
     (data,) = report.runs
     assert data["heads"][0]["joint"] == ["damage if all heads of “previous token” are off: 0.11 (random 0 to 0.03)"]
-    assert ["not told from zero" in head["need"][0][3] for head in data["heads"]] == [True, False, True, *[False] * 6]
+    ranks = next(measure["ranks"] for measure in data["measures"] if measure["name"] == "ablation")
+    assert ["not told from zero" in rank for rank in ranks] == [True, False, True, *[False] * 6]
     assert data["start"] == int(table["ablation"].to_numpy().argmax())
     name = data["heads"][data["start"]]["name"]
     findings = report.sections["Findings"][0].answers

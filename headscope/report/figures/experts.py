@@ -23,8 +23,7 @@ from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from headscope.results.training import SHARES, Training
 
-BARS, TOKENS, ROW = 10.0, 24.0, 1.6
-"""Ems of bars, of the tokens beside them, and of an expert."""
+BARS, TOKENS, ROW = 10.0, 24.0, 1.6  # ems of bars, of the tokens beside them, and of an expert
 EVEN = "all experts alike"
 COLUMN = re.compile(rf"{SHARES}\.({'|'.join(SITE_COLORS)})\.(\d+)\.(\d+)", re.ASCII)
 Module = tuple[str, int]

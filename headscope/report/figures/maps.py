@@ -196,7 +196,12 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
     """Site by site: run A, run B, B − A where the layouts agree, and a scatter."""
     first, second = runs
     column = first.require(second.require(options.measure or compared_measure(first, second) or "confidence"))
-    measure, pairs = measure_of(column), _pairs(first, second, column)
+    measure = measure_of(column)
+    one, other = ({grid.site: grid for grid in grids_of(run, column) if grid.values.size} for run in runs)
+    whole = [(one[site], other[site]) for site in one if site in other]
+    if not whole:
+        raise ConfigError(f"runs {first.name} and {second.name} share no site: {', '.join(one)} and {', '.join(other)}")
+    pairs = [pair for pair in whole if any(np.isfinite(grid.values).any() for grid in pair)] or whole
     grids = [grid for pair in pairs for grid in pair]
     norm = charts.measure_limits(measure, [grid.values for grid in grids], options.range)
     differences = {
@@ -226,14 +231,6 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
     sheet.key(*grid_entries(grids))
     names = (f"{side} {run.name}: {run.model} · {run.data}" for side, run in zip("AB", runs, strict=True))
     sheet.headline(f"Two runs: {measure.words} per head", "\n".join(names))
-
-
-def _pairs(first: Study, second: Study, measure: str) -> list[tuple[Grid, Grid]]:
-    one, other = ({grid.site: grid for grid in grids_of(run, measure) if grid.values.size} for run in (first, second))
-    pairs = [(one[site], other[site]) for site in one if site in other]
-    if not pairs:
-        raise ConfigError(f"runs {first.name} and {second.name} share no site: {', '.join(one)} and {', '.join(other)}")
-    return [pair for pair in pairs if any(np.isfinite(grid.values).any() for grid in pair)] or pairs
 
 
 def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize, *, paired: bool) -> str:

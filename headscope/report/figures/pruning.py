@@ -128,7 +128,14 @@ def _plot_quality(
             axes.axhspan(row["low"], row["high"], color=SAND, linewidth=0, zorder=0, label=interval)
     pruned = run.cells[run.cells["method"] != UNPRUNED]
     for (method, control), cells in pruned.groupby(["method", "control"], sort=False):
-        _draw_method(axes, cells, unpruned, column, str(method), control=bool(control))
+        look = method_style(str(method))
+        looks = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"} if control else {"marker": look.mark}
+        label = "the same heads per layer, trained from scratch" if control else str(method)
+        whole = control or (cells["kept"] >= cells["of"]).any()  # else it begins at the unpruned model
+        course = cells if whole else pd.concat([cells, unpruned])
+        draw_sizes(axes, course, "kept", column, look.color, label=label, zorder=4, **looks)
+        if cells.duplicated("size").any():
+            axes.scatter(cells["kept"], cells[column], s=3, color=look.color, alpha=0.6, linewidth=0, zorder=3)
     if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
@@ -143,20 +150,6 @@ def _plot_quality(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.yaxis.set_major_formatter(FuncFormatter(short_number))
         axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _draw_method(
-    axes: Axes, cells: pd.DataFrame, unpruned: pd.DataFrame, column: str, method: str, *, control: bool
-) -> None:
-    """A method from the unpruned model on; a control, or a method that was tried with all heads too, from there."""
-    look = method_style(method)
-    whole = control or (cells["kept"] >= cells["of"]).any()
-    looks = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"} if control else {"marker": look.mark}
-    label = "the same heads per layer, trained from scratch" if control else method
-    course = cells if whole else pd.concat([cells, unpruned])
-    draw_sizes(axes, course, "kept", column, look.color, label=label, zorder=4, **looks)
-    if cells.duplicated("size").any():
-        axes.scatter(cells["kept"], cells[column], s=3, color=look.color, alpha=0.6, linewidth=0, zorder=3)
 
 
 def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str, **look: Any) -> None:

@@ -9,7 +9,6 @@ import base64
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -30,19 +29,15 @@ from headscope.results.study_tables import HEAD_COLUMNS
 PLACE = list(HEAD_COLUMNS)
 MOST_ROWS, FEW_ROWS, ALIKE = 8, 2, 4
 """Rows of a table of a card, those that are shown as columns, and most similar heads."""
-SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}
-"""Tables that a card tells in other words."""
+SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}  # tables that a card tells in other words
 LEADING = ("margin", "share", "score", "weight", "value")
 """Columns by the first of which rows of a table are the leading ones."""
 DISTANCES = {"l2", "js"}
-NEAR = 3
-"""Words that an example shows on either side of the query and of the key."""
+NEAR = 3  # words that an example shows on either side of the query and of the key
 VISIBLE = 0.005  # shares below are not named
 KINDS = {"lexical": "the word types scored highest", "surprising": "looked at far more than position expects"}
-LEVELS = 63
-"""Steps from 0 to 1: weights are (step / levels)², so that small ones are told apart."""
-ROOM = 6_000_000
-"""Letters of the page that all weights may take."""
+LEVELS = 63  # steps from 0 to 1: weights are (step / levels)², so that small ones are told apart
+ROOM = 6_000_000  # letters of the page that all weights may take
 FAINT = 0.01  # weights below are 0
 SHARES = np.arange(256) / 255
 STEPS = np.where(SHARES < FAINT, 0, np.maximum(np.round(LEVELS * np.sqrt(SHARES)), 1)).astype(np.uint8)
@@ -55,7 +50,7 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
     found = measures(study)
     counts: dict[str, int] = {}
     heads = []
-    importance, tables, similarity = need_rows(study, found), detail_tables(study), similar(study)
+    tables, similarity = detail_tables(study), similar(study)
     examples, pairs = cells_by_head(study, "examples", _example), cells_by_head(study, "token_pairs", _pair)
     joint, damage = joint_effects(study), damage_words(study)
     for row, own in enumerate(study.heads.to_dict("records")):
@@ -71,7 +66,6 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
                 "at": counts.setdefault(site, 0),
                 "labels": labels,
                 "weak": labels_of(own, "functions_unsupported"),
-                "need": importance[row],
                 "joint": [f"{damage} if all heads of “{role}” are off: {joint[role]}" for role in roles],
                 "tables": [*tables.get(row, []), *similarity.get(row, [])],
                 "sentence": cell_text(own.get("description")),
@@ -81,13 +75,13 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
             }
         )
         counts[site] += 1
-    leading = min((measure for measure in found if measure["lead"] is not None), key=itemgetter("lead"), default=None)
+    named = [head for answer in study.answers() for head in answer.heads]
     return {
         "name": name,
         "model": study.model,
         "sites": list(counts),
         "heads": heads,
-        "start": leading["places"].index(1) if leading and 1 in leading["places"] else 0,
+        "start": next((row for row, head in enumerate(heads) if head["name"] in named[:1]), 0),
         "measures": found,
         "examples": examples_data(study.examples),
     }
@@ -111,12 +105,19 @@ def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, 
 
 
 def measures(study: Study) -> list[dict[str, Any]]:
-    """Every column of numbers as texts with intervals; `places` count from the head that ranks first, `among` whom.
+    """Every column of numbers as texts with intervals; `places` count from the head that ranks first, as do `ranks`.
 
-    Shares within a layer have places within it. `lead` orders those that are shown first; these have shades on the map.
+    Shares within a layer have places within it. `lead` orders those that are shown first, which have shades on the map,
+    `importance` those that say which heads matter.
     """
-    declared, first, found = measured_columns(), main_importance(study), []
+    declared, first = measured_columns(), main_importance(study)
+    order, found = list(dict.fromkeys([*([first.name] if first else []), *MEASURED])), []
     layers = [study.heads[name] for name in ("site", "layer")]
+    tests: dict[Any, float] = {}
+    if study.has_table("importance"):
+        table = study.table("importance")
+        keys = table[["measure", *PLACE]].itertuples(index=False, name=None)
+        tests = dict(zip(keys, table["p_adjusted"], strict=True))
     for column in study.measures:
         analysis = declared[column][0] if column in declared else Declaration("")
         measure, values = measure_of(column), study.heads[column].astype(float)
@@ -124,18 +125,25 @@ def measures(study: Study) -> list[dict[str, Any]]:
         places = groups.rank(method="min", ascending=measure.keep == "lowest")
         ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
         known = np.isfinite(values)
+        among = "in its layer" if measure.within_layer else f"of {known.sum()}"
+        heads = study.heads[PLACE].itertuples(index=False, name=None)
+        unclear = ["; not told from zero" * (tests.get((column, *head), 0) > LEVEL) for head in heads]
         lead = 0 if first and column == first.name else measure.overview or None
+        ranked = analysis.group == "importance" and measure.orders
         found.append(
             {
                 "name": column,
                 "title": measure.label,
-                "importance": analysis.group == "importance" and measure.orders,
+                "importance": order.index(column) if ranked and column in order else len(order) if ranked else None,
                 "lead": lead,
                 "shades": shades(values) if lead is not None else None,
                 "texts": [number_text(value) if own else "" for value, own in zip(values, known, strict=True)],
                 "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
                 "places": [int(place) if own else None for place, own in zip(places, known, strict=True)],
-                "among": "in its layer" if measure.within_layer else f"of {known.sum()}",
+                "ranks": [
+                    f"{place:.0f} {among}{zero}" if own else ""
+                    for place, zero, own in zip(places, unclear, known, strict=True)
+                ],
             }
         )
     return found
@@ -146,27 +154,6 @@ def shades(values: pd.Series) -> str:
     low, high = values.min(), values.max()
     steps = 8.999 * (values - low) / (high - low) if high > low else values * 0
     return "".join(str(int(step)) if np.isfinite(step) else "-" for step in steps)
-
-
-def need_rows(study: Study, found: list[dict[str, Any]]) -> list[Rows]:
-    """Of every head its importances, the one that answers which heads matter first: title, value, interval, place."""
-    first = main_importance(study)
-    order = [*([first.name] if first else []), *MEASURED]
-    importances = [measure for measure in found if measure["importance"]]
-    importances.sort(key=lambda measure: order.index(measure["name"]) if measure["name"] in order else len(order))
-    tests: dict[Any, float] = {}
-    if study.has_table("importance"):
-        table = study.table("importance")
-        keys = table[["measure", *PLACE]].itertuples(index=False, name=None)
-        tests = dict(zip(keys, table["p_adjusted"], strict=True))
-    rows: list[Rows] = []
-    for row, place in enumerate(study.heads[PLACE].itertuples(index=False, name=None)):
-        rows.append([])
-        for measure in (measure for measure in importances if measure["texts"][row]):
-            zero = "; not told from zero" if tests.get((measure["name"], *place), 0) > LEVEL else ""
-            rank = f"{measure['places'][row]} {measure['among']}{zero}"
-            rows[-1].append([measure["title"], measure["texts"][row], measure["ends"][row], rank])
-    return rows
 
 
 def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:

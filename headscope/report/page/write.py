@@ -40,8 +40,7 @@ from headscope.results.sweep import Sweep, open_pruned
 from headscope.results.training import Training, training_answers
 from headscope.version import VERSION
 
-LIVE = "functions"
-"""The figure that the page has as a map to choose heads from."""
+LIVE = "functions"  # the figure that the page has as a map to choose heads from
 LONG = re.compile(r"(\d\.\d\d)\d+")
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
 NAMING, FIRST_NAMES = ("head", "which"), ("the clearest",)

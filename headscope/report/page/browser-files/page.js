@@ -107,8 +107,9 @@ function cellStep(all, place, key) {
   return all.indexOf(target);
 }
 
-/** The measures that are shown first, in their order. */
-const leads = (run) => run.measures.filter((measure) => measure.lead !== null).sort((a, b) => a.lead - b.lead);
+/** The measures that have a number by which they stand in order, such as `lead`, of those that are shown first. */
+const inOrder = (measures, key) => measures.filter((measure) => measure[key] !== null).sort((a, b) => a[key] - b[key]);
+const leads = (run) => inOrder(run.measures, 'lead');
 
 /** Colour the map by functions, or by the measure that is chosen. */
 function shade() {
@@ -164,9 +165,11 @@ function showCard() {
     },
   }, words);
   const known = run.measures.filter((measure) => measure.texts[state.head]);
+  const rows = (measures) => measures.map(({ title, texts, ends, ranks }) => [title, ...[texts, ends, ranks].map((own) => own[state.head])]);
+  const needs = inOrder(known, 'importance');
   put(find('card'), make('h3', {}, head.short), make('p', {}, chips(head)),
     head.sentence ? make('p', { class: 'sentence', dir: 'auto' }, head.sentence) : null, bar(head),
-    head.need.length ? table('Importance', ['importance', 'value', '95 %', 'place'], head.need) : null,
+    needs.length ? table('Importance', ['importance', 'value', '95 %', 'place'], rows(needs)) : null,
     head.joint.map((line) => make('p', {}, line)),
     head.examples?.length ? part('Sharpest queries, underlined, and their keys', head.examples.map(example)) : null,
     make('p', { class: 'controls' }, step(-1, 'Previous head'), step(1, 'Next head')),
@@ -174,8 +177,7 @@ function showCard() {
     run.examples ? part('Attention on example sentences', attention(run, head)) : null,
     head.pairs?.length ? part('Pairs of words', head.pairs.map(([kind, words, numbers]) => make('span', { class: 'chip', title: `${kind}: ${numbers}` }, words)), false) : null,
     head.tables.map(([title, columns, rows]) => part(title, table(title, columns, rows), false)),
-    part('All measures', table('Measures of the head', ['measure', 'value', '95 %', 'place'],
-      known.map((measure) => [measure.title, measure.texts[state.head], measure.ends[state.head], `${measure.places[state.head]} ${measure.among}`])), false));
+    part('All measures', table('Measures of the head', ['measure', 'value', '95 %', 'place'], rows(known)), false));
 }
 
 /** What explains the weights: parts of a bar and their names. */
