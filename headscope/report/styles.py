@@ -75,11 +75,7 @@ def check_page(out: Path, *, force: bool = False) -> None:
 
 
 def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: bool = False) -> Path:
-    """Write the figure in the format of the path's extension; never leaves half a file.
-
-    The signature of the numbers is in the file's metadata, which have no date: the same run gives the same bytes. `dpi`
-    is of PNG; None: that of the figure's style.
-    """
+    """Write the figure in the format of the path's extension, with its signature and no date in the metadata."""
     from matplotlib import rcParams
 
     check_path(path, force=force)

@@ -134,8 +134,6 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
     clearest = relations.iloc[int(relations["margin"].to_numpy().argmax())]
     ends = " to ".join(number_text(clearest[f"accuracy_{end}"]) for end in ("low", "high"))
     assert tables["Syntactic"][0]["accuracy 95 %"] == ends
-    similar = [row["heads"] for row in tables["Most similar heads of the layer"]]
-    assert "encoder-self.0.0" not in str(similar) and "encoder-self.0." in similar[0]
 
 
 @pytest.mark.slow

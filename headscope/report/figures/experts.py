@@ -45,7 +45,12 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
         gate: Any = gates.loc[module]
         entropy = f"entropy {gate['entropy']:.2f} of {gate['even']:.2f} nats"
         sheet.name_panel(axes, f"{module[0]} · layer {module[1]} · {entropy}")
-        _draw_use(axes, rows)
+        value, numbers = rows["responsibility"], range(len(rows))
+        axes.barh(numbers, value, height=0.68, color=SITE_COLORS[module[0]])
+        charts.draw_intervals(axes, value, numbers, rows["responsibility_low"], rows["responsibility_high"])
+        axes.vlines(1 / len(rows), -0.5, len(rows) - 0.5, color=GREY, linestyle=":")
+        axes.set_yticks(numbers, [_lacks(lacks) for lacks in rows["lacks"]])
+        axes.xaxis.set_major_formatter(charts.short_number)
         axes.set(
             xlim=(0, largest * (1 + words / BARS)), ylim=(most - 0.5, -0.5), xlabel="responsibility", ylabel="expert"
         )
@@ -58,15 +63,6 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
         "bar: mean responsibility; whisker: 95 % interval; beside it: its tokens by mutual information",
     )
     sheet.headline("What experts are used for", f"{run.model} · {run.data}")
-
-
-def _draw_use(axes: Axes, rows: pd.DataFrame) -> None:
-    value, places = rows["responsibility"], range(len(rows))
-    axes.barh(places, value, height=0.68, color=SITE_COLORS[str(rows["site"][0])])
-    charts.draw_intervals(axes, value, places, rows["responsibility_low"], rows["responsibility_high"])
-    axes.vlines(1 / len(rows), -0.5, len(rows) - 0.5, color=GREY, linestyle=":")
-    axes.set_yticks(places, [_lacks(lacks) for lacks in rows["lacks"]])
-    axes.xaxis.set_major_formatter(charts.short_number)
 
 
 def _write_tokens(axes: Axes, rows: pd.DataFrame, tokens: pd.DataFrame, start: float) -> None:

@@ -301,10 +301,7 @@ def _rates(table: pd.DataFrame, labels: list[str], heads: int, column: str) -> A
 
 
 def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
-    """A bar for every head and one for the mean of its layer; the line at the end of a bar is the 95 % interval.
-
-    What is above a bar only the sentence says. Parts that a group takes away (the held-out share fell) are not drawn.
-    """
+    """A bar for every head and one for the mean of its layer; the line at the end of a bar is the 95 % interval."""
     if "explained" not in run.heads:
         raise MissingTable(f"run {run.name} has no explained shares; run `headscope analyze … --also explained` first")
     known = run.heads.dropna(subset=["explained"])

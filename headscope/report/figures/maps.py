@@ -32,7 +32,6 @@ LINES, BANDS = 3, 4  # functions of one head that are written out at most, as te
 COUNTS, SCATTER = 14.0, 20.0  # ems of the bars beside a map, and of a side of a scatter
 SHADE = 0.38  # of the colour of what explains a head without a function
 SEVERAL, SEVERAL_COLOR = "several functions", "#555555"
-QUANTILES = 101
 Grounds = Mapping[tuple[int, int], tuple[str, str]]
 """By layer and head what explains most of a head, in words, and its shade."""
 
@@ -213,9 +212,11 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
     titles, sizes, starts = list[str](), list[tuple[float, float]](), set[int]()
     for a, b in pairs:
         starts.add(len(titles))
-        maps = [("A", a), ("B", b), *([("B − A", differences[a.site])] if a.site in differences else [])]
-        titles += [*(f"{name} · {grid.site}" for name, grid in maps), ""]
-        sizes += [*(grid.size() for _, grid in maps), (SCATTER, max(a.size()[1], 15.0))]
+        titles += [f"A · {a.site}", f"B · {b.site}"]
+        sizes += [a.size(), b.size()]
+        if a.site in differences:
+            titles += [f"B − A · {a.site}", ""]
+            sizes += [b.size(), (SCATTER, max(a.size()[1], 15.0))]
     panels = iter(sheet.panels(titles, sizes, starts=starts, beside=BESIDE + BAR, share=""))
     for a, b in pairs:
         for grid in (a, b):
@@ -226,25 +227,20 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
             axes = next(panels)
             shades = draw_grid(sheet, axes, differences[a.site], cmap="RdBu_r", norm=around, marks=False)
             sheet.scale(shades, [axes], f"difference in {measure.label}")
-        axes = next(panels)
-        sheet.name_panel(axes, _draw_scatter(axes, a, b, norm, paired=a.site in differences))
+            axes = next(panels)
+            sheet.name_panel(axes, _draw_scatter(axes, a, b, norm))
     sheet.key(*grid_entries(grids))
     names = (f"{side} {run.name}: {run.model} · {run.data}" for side, run in zip("AB", runs, strict=True))
     sheet.headline(f"Two runs: {measure.words} per head", "\n".join(names))
 
 
-def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize, *, paired: bool) -> str:
-    """Head against head where the layouts agree, else percentile against percentile; which of them, as a title."""
-    x, y = a.values.ravel(), b.values.ravel()
-    title = "head against head" if paired else "percentiles (layouts differ)"
-    if paired:
-        known = np.isfinite(x) & np.isfinite(y)
-        x, y = x[known], y[known]
-        if len(x) >= 3 and np.ptp(x) and np.ptp(y):
-            title += f", r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")
-    else:
-        steps = np.linspace(0, 1, QUANTILES)
-        x, y = (np.nanquantile(side, steps) if np.isfinite(side).any() else steps * np.nan for side in (x, y))
+def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize) -> str:
+    """Head against head; the title, with their correlation."""
+    known = np.isfinite(a.values) & np.isfinite(b.values)
+    x, y = a.values[known], b.values[known]
+    title = "head against head"
+    if len(x) >= 3 and np.ptp(x) and np.ptp(y):
+        title += f", r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")
     low, high = float(limits.vmin or 0), float(limits.vmax or 0)
     ends = low - (high - low) * 0.05, high + (high - low) * 0.05
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.6, zorder=1)

@@ -197,11 +197,7 @@ def chart_sites(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
 
 
 def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
-    """Heads that stay in the layers of each site, against all that are pruned there (Voita et al. 2019, figure 10).
-
-    A panel a method and site. Layers are in three groups at most, as many layers each as can be, from the lowest up;
-    the paper's are pairs of six layers.
-    """
+    """Heads that stay in thirds of the layers of each site, against all pruned there (Voita et al. 2019, figure 10)."""
     found, groups = [], by_method(runs)
     for run, title, cells in groups:
         if run.unpruned.empty:
@@ -232,10 +228,7 @@ def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, a
 
 
 def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
-    """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8).
-
-    A panel a method; where a sweep looked at the functions anew (`--relabel`), a second one of those.
-    """
+    """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
     labelled = [run for run in runs if "functions" in run.survivors]
     if not labelled:
         raise RunError("functions of these heads are not known; give --functions RUN, a run of `headscope analyze`")

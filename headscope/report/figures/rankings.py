@@ -162,7 +162,17 @@ def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
     size = (20.0, len(functions) * ROW)
     panels = sheet.panels([measure_of(name).words for name in measures], [size] * len(measures))
     for axes, measure in zip(panels, measures, strict=True):
-        _draw_needed(axes, table[table["measure"] == measure].set_index("name").reindex(functions))
+        axes.axvline(0.5, color=GREY, linewidth=0.6)
+        for row in table[table["measure"] == measure].to_dict("records"):
+            line = functions.index(row["name"])
+            for number, value in enumerate(row["each"]):
+                axes.plot([value], [line], "o", color=color_of(number), alpha=0.55)
+            if row["models"] > 1:
+                axes.plot([row["needed_low"], row["needed_high"]], [line] * 2, color="black")
+                axes.plot([row["needed"]], [line], "D", color="black", markersize=2.8)
+        axes.set(xlim=(-0.03, 1.03), ylim=(len(functions) - 0.5, -0.5), xlabel="needed more than others")
+        axes.set_yticks(range(len(functions)), functions)
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     dots = [stroke(color_of(n), f"{run.name} · {run.model}", "none", marker="o") for n, run in enumerate(runs)]
     mean = stroke("black", "mean over models, 95 % interval", marker="D")
     sheet.key(*dots, *([mean] if len(runs) > 1 else []))
@@ -175,21 +185,6 @@ def importances(run: Study) -> list[Measure]:
     declared = measured_columns()
     known = [declared[name] for name in run.measures if name in declared]
     return [measure for analysis, measure in known if analysis.group == "importance" and measure.orders]
-
-
-def _draw_needed(axes: Axes, rows: pd.DataFrame) -> None:
-    axes.axvline(0.5, color=GREY, linewidth=0.6)
-    for line, row in enumerate(rows.to_dict("records")):
-        if not isinstance(row["each"], np.ndarray):
-            continue
-        for number, value in enumerate(row["each"]):
-            axes.plot([value], [line], "o", color=color_of(number), alpha=0.55)
-        if row["models"] > 1:
-            axes.plot([row["needed_low"], row["needed_high"]], [line] * 2, color="black")
-            axes.plot([row["needed"]], [line], "D", color="black", markersize=2.8)
-    axes.set(xlim=(-0.03, 1.03), ylim=(len(rows) - 0.5, -0.5), xlabel="needed more than others")
-    axes.set_yticks(range(len(rows)), list(rows.index))
-    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
 
 
 NEEDS = PlotFigure(

@@ -66,11 +66,7 @@ class TrainingOptions:
 
 
 def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptions) -> None:
-    """A panel for every quantity and site that a run has: a colour for each run, the same limits for all sites.
-
-    Runs that differ in nothing but their seed have one colour. Beside the validation loss its difference to the first
-    run's, which shows what lies on top of each other.
-    """
+    """A panel for every quantity and site that a run has; runs that differ in their seed alone have one colour."""
     if options.axis not in AXES:
         raise ConfigError(f"--axis {options.axis!r} is not known; choose from {', '.join(AXES)}")
     names, groups = number_same([run.name for run in runs]), _groups(runs)

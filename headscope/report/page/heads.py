@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
+from headscope.config.declarations import Declaration, measure_of, measured_columns
 from headscope.data.token_text import Marks, shown
 from headscope.description.examples import WINDOW
 from headscope.files.tables import Example
@@ -27,12 +27,10 @@ from headscope.results.study_answers import LEVEL, MEASURED, damage_words, joint
 from headscope.results.study_tables import HEAD_COLUMNS
 
 PLACE = list(HEAD_COLUMNS)
-MOST_ROWS, FEW_ROWS, ALIKE = 8, 2, 4
-"""Rows of a table of a card, those that are shown as columns, and most similar heads."""
+MOST_ROWS, FEW_ROWS = 8, 2  # rows of a table of a card, and those that are shown as columns
 SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}  # tables that a card tells in other words
 LEADING = ("margin", "share", "score", "weight", "value")
 """Columns by the first of which rows of a table are the leading ones."""
-DISTANCES = {"l2", "js"}
 NEAR = 3  # words that an example shows on either side of the query and of the key
 VISIBLE = 0.005  # shares below are not named
 KINDS = {"lexical": "the word types scored highest", "surprising": "looked at far more than position expects"}
@@ -42,7 +40,6 @@ FAINT = 0.01  # weights below are 0
 SHARES = np.arange(256) / 255
 STEPS = np.where(SHARES < FAINT, 0, np.maximum(np.round(LEVELS * np.sqrt(SHARES)), 1)).astype(np.uint8)
 """The step of every byte."""
-Rows = list[list[str]]
 
 
 def run_data(study: Study, name: str) -> dict[str, Any]:
@@ -50,7 +47,7 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
     found = measures(study)
     counts: dict[str, int] = {}
     heads = []
-    tables, similarity = detail_tables(study), similar(study)
+    tables = detail_tables(study)
     examples, pairs = cells_by_head(study, "examples", _example), cells_by_head(study, "token_pairs", _pair)
     joint, damage = joint_effects(study), damage_words(study)
     for row, own in enumerate(study.heads.to_dict("records")):
@@ -67,7 +64,7 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
                 "labels": labels,
                 "weak": labels_of(own, "functions_unsupported"),
                 "joint": [f"{damage} if all heads of “{role}” are off: {joint[role]}" for role in roles],
-                "tables": [*tables.get(row, []), *similarity.get(row, [])],
+                "tables": tables.get(row, []),
                 "sentence": cell_text(own.get("description")),
                 "bar": explained_parts(own),
                 "examples": examples.get(row, []),
@@ -195,26 +192,6 @@ def _columns(table: pd.DataFrame) -> dict[str, list[str]]:
         elif end != "high" or not whole:
             columns[str(column)] = list(map(cell_text, table[column]))
     return {column.replace("_", " "): cells for column, cells in columns.items() if any(cells)}
-
-
-def similar(study: Study) -> dict[int, list[Any]]:
-    """A table of the most similar heads of the layer of every head, by every kind of similarity."""
-    places = {key: row for row, key in enumerate(study.heads[PLACE].itertuples(index=False, name=None))}
-    titles, lines = pair_measures(), dict[int, Rows]()
-    for key, matrix in study.arrays.items():
-        site, layer, kind = key.split("/")
-        if kind.endswith(("_low", "_high")) or kind in DISTANCES:
-            continue
-        for head, values in enumerate(np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)):
-            names = [
-                f"{study.short_name(f'{site}.{layer}.{other}')} ({number_text(values[other])})"
-                for other in np.argsort(-values, kind="stable")[:ALIKE]
-                if np.isfinite(values[other])
-            ]
-            if names and (site, int(layer), head) in places:
-                title = titles[kind].words if kind in titles else kind
-                lines.setdefault(places[site, int(layer), head], []).append([title, "  ".join(names)])
-    return {row: [("Most similar heads of the layer", ["by", "heads"], own)] for row, own in lines.items()}
 
 
 def cell_text(value: Any) -> str:
