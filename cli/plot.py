@@ -111,9 +111,9 @@ def _figures(
 
 
 def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile) -> Written:
-    from headscope.report.styles import check_page
+    from headscope.report.styles import check_path
 
-    check_page(file.out, force=file.force)
+    check_path(file.out, page=True, force=file.force)
     from headscope.report.page.write import save_page  # with torch, which takes seconds
 
     page = save_page(figure.drawn(figure.read(paths), options), file.out)

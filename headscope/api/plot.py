@@ -49,7 +49,7 @@ def plot(
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
     from headscope.report.registry import find_figure
-    from headscope.report.styles import FigureStyle, check_page, check_path, write_figure
+    from headscope.report.styles import FigureStyle, check_path, write_figure
 
     figure = find_figure(name)
     look = {entry.name: options.pop(entry.name) for entry in fields(FigureStyle) if entry.name in options}
@@ -62,7 +62,7 @@ def plot(
         )
     path = None if out is None else Path(out)
     if path is not None:
-        (check_page if figure.page else check_path)(path, force=force)
+        check_path(path, page=figure.page, force=force)
     elif figure.page:
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
     shown = [run if isinstance(run, Study) else Path(run) for run in shown]

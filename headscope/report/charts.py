@@ -186,11 +186,7 @@ def value_limits(arrays: Sequence[Array], *, centred: bool = False) -> Normalize
 
 
 def measure_limits(measure: Measure, arrays: Sequence[Array], ends: Sequence[float] = ()) -> Normalize:
-    """`ends` where they are given (`--range LOW,HIGH`), else the range that a measure declares.
-
-    Open ends of that are the smallest and the largest of all values, of a signed measure as far below zero as above.
-    Where all values lie beyond the end that it declares, their own range. ConfigError for ends that are none.
-    """
+    """`ends` where they are given (`--range LOW,HIGH`), else the range that a measure declares."""
     if len(ends):
         return parse_range(ends)
     low, high = measure.range

@@ -7,7 +7,7 @@ are, `headscope.config.declarations`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -47,14 +47,14 @@ class PlotFigure(AnalysisFigure):
 
     It is drawn of `each` run alone, of any number `together`, or of exactly so many: `draw(run, sheet, options)` gets
     the run, or the list of them, a `headscope.report.sheet.Sheet` to draw into, which is a matplotlib Figure, and an
-    instance of `Options`. With `every_run` it is among the figures that `headscope analyze` draws, where a function of
-    the run says so, or always. `order` is its place in lists. A `page` is HTML: `draw(runs)` makes the report that
-    `headscope.report.page.write` writes. `answers`, "module:function", makes of runs and options what the command says.
+    instance of `Options`. With `every_run` it is among the figures that `headscope analyze` draws. `order` is its place
+    in lists. A `page` is HTML: `draw(runs)` makes the report that `headscope.report.page.write` writes. `answers`,
+    "module:function", makes of runs and options what the command says.
     """
 
     source: Source = RUNS
     runs: Literal["each", "together"] | int = "each"
-    every_run: Callable[[Any], bool] | str | bool = False
+    every_run: bool = False
     order: int = 900
     page: bool = False
     answers: str = ""
@@ -95,7 +95,7 @@ class PlotFigure(AnalysisFigure):
         """Whether it is among the figures of a run that was analysed."""
         if self.analysis:
             return run.analyses is None or self.analysis in {name.partition(".")[0] for name in run.analyses}
-        return self.every_run if isinstance(self.every_run, bool) else bool(imported(self.every_run)(run))
+        return self.every_run
 
 
 def plot_figures() -> dict[str, PlotFigure]:

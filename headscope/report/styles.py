@@ -56,22 +56,14 @@ class FigureStyle:
             yield
 
 
-def check_path(path: Path, *, force: bool = False) -> Path:
+def check_path(path: Path, *, page: bool = False, force: bool = False) -> Path:
     """ConfigError for an extension that is no format, OutputError for a file that must not be replaced."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(
-            f"--out {path}: cannot write {path.suffix or 'a file without extension'}; "
-            f"end the name with one of {', '.join(FORMATS)}"
-        )
+    formats = (".html", ".htm") if page else FORMATS
+    if path.suffix.lower() not in formats:
+        kind = path.suffix or "a file without extension"
+        raise ConfigError(f"--out {path}: cannot write {kind}; end the name with one of {', '.join(formats)}")
     check_file(path, force=force)
     return path
-
-
-def check_page(out: Path, *, force: bool = False) -> None:
-    """As `check_path`, for a page."""
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {out}: the report is one HTML page; end the name with .html")
-    check_file(out, force=force)
 
 
 def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: bool = False) -> Path:

@@ -89,11 +89,7 @@ def layer_matrices(run: Study, measure: str) -> dict[tuple[str, int], Array]:
 
 
 def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
-    """By measure and site [run layer]: per cent that the heads of a layer are further apart than in the first run.
-
-    The sum is over all pairs of heads. The published figures are of this sum and do not say which text and which
-    statistics they are of. ConfigError for one run only, and for runs of other layers.
-    """
+    """By measure and site [run layer]: per cent that the heads of a layer are further apart than in the first run."""
     base, *others = runs
     if not others or any(run.layout != base.layout for run in others):
         raise ConfigError("the figure needs a baseline and other runs of models with the same layers and heads")
@@ -215,10 +211,7 @@ def draw_offsets(run: Study, sheet: Sheet, _: object) -> None:
 
 
 def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
-    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail.
-
-    Tails are shares of all queries, the others of those that have a key there.
-    """
+    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail."""
     table = run.table("positional", "offset", "count", "share")
     of_all = table["count"] / table.groupby(["site", "layer", "head"])["count"].transform("sum")
     seen = table["offset"][of_all >= SEEN].abs()

@@ -98,11 +98,7 @@ HEADS = PlotFigure(
 
 
 def draw_functions(run: Study, sheet: Sheet, _: object) -> None:
-    """A cell per head, a coloured band per function; beside it the heads per layer by function, each counted once.
-
-    Of a run with `explained` heads without a function have the shade of what explains most of them. Sites without heads
-    are left out.
-    """
+    """A cell per head, a coloured band per function; beside it the heads per layer by function, each counted once."""
     whole = grids_of(run)
     grids = [grid for grid in whole if grid.heads.size] or whole
     lines = min(max(grid.busiest for grid in grids), BANDS)

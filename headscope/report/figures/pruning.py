@@ -37,7 +37,8 @@ SEVERAL, NONE = "several functions", "no function found"
 COLORS = {SEVERAL: "#555555", NONE: "#d9d9d9"}
 KINDS = {"functions": "before", RELABELLED: "after"}
 """Columns of the survivors with functions: those that heads had, and those that they have."""
-SEEDS = "mean over seeds; band: lowest to highest"
+SEEDS = dict.fromkeys(("sites", "layers"), "mean over seeds; band: lowest to highest")
+SEEDS["quality"] = "line: mean over seeds; small dots: seeds; band: lowest to highest"
 Methods = list[tuple[Sweep, str, pd.DataFrame]]
 
 
@@ -66,6 +67,8 @@ def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOpti
     shown = chart(runs, sheet)
     if not shown:
         raise RunError("there is no pruned model in these runs yet")
+    if kind in SEEDS and any(run.cells.duplicated(KEY).any() for run in runs):  # a size was tried more than once
+        sheet.key(SEEDS[kind])
     draw_charts(sheet, shown, (26.0, 17.5))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     counts = dict.fromkeys(f"{run.cells['of'].iloc[0]:.0f} heads ({' + '.join(run.sites)})" for run in runs)
@@ -82,17 +85,16 @@ def by_method(runs: Sequence[Sweep]) -> Methods:
     return groups
 
 
-def has_seeds(runs: Sequence[Sweep]) -> bool:
-    """Whether some size was tried more than once."""
-    return any(run.cells.duplicated(KEY).any() for run in runs)
-
-
 def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots."""
     measured = [run for run in runs if run.measured]
     if not measured:
         raise RunError("these runs have no numbers of quality; --figure quality is for `headscope prune sweep`")
     sizes = sorted({round(count) for run in measured for name in ("kept", "of") for count in run.cells[name]})
+    own = [run for run in measured if (run.cells["metric"] == "perplexity").all()]
+    drawn = [part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])]
+    span = (float(np.nanmin(np.concatenate(drawn))), float(np.nanmax(np.concatenate(drawn)))) if own else (0.0, 0.0)
+    logarithmic = 0 < span[0] < span[1] / LOG_QUALITY_FROM and math.isfinite(span[1])  # a linear axis hides some
     found = []
     for run in measured:
         metric, prefix = str(run.cells["metric"].iloc[0]), f"{run.name}: " * (len(measured) > 1)
@@ -100,21 +102,11 @@ def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
         if metric != "perplexity":
             columns["loss"] = "loss (nats per token)"
         for column, label in columns.items():
-            perplexities = _span(measured) if metric == "perplexity" and column == "value" else None
+            perplexities = span if logarithmic and metric == "perplexity" and column == "value" else None
             draw = partial(_plot_quality, run, column, sizes, perplexities)
             found.append(Chart(prefix + label, draw, "heads kept", label))
         sheet.key(*(prefix + line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]))
-    if has_seeds(measured):
-        sheet.key("line: mean over seeds; small dots: seeds; band: lowest to highest")
     return found
-
-
-def _span(runs: Sequence[Sweep]) -> tuple[float, float] | None:
-    """Lowest and highest perplexity of all runs, and of the unpruned model's interval, if a linear axis hides some."""
-    own = [run for run in runs if (run.cells["metric"] == "perplexity").all()]
-    drawn = pd.concat([part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])])
-    low, high = float(drawn.min()), float(drawn.max())
-    return (low, high) if 0 < low < high / LOG_QUALITY_FROM and math.isfinite(high) else None
 
 
 def _plot_quality(
@@ -192,7 +184,6 @@ def chart_sites(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
         table = table.assign(pruned=table["of"] - table["kept"]).rename(columns=lambda name: name.removeprefix("kept_"))
         draw = partial(_plot_courses, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
         found.append(Chart(title, draw, "heads pruned in all", "heads kept", (True, True)))
-    sheet.key(*([SEEDS] if has_seeds(runs) else []))
     return found
 
 
@@ -215,7 +206,6 @@ def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
             own = f"{title}, {site}" if len(groups) > 1 else site
             draw = partial(_plot_courses, table, colors, limit)
             found.append(Chart(own, draw, "heads of the site pruned", "heads kept", (True, True)))
-    sheet.key(*([SEEDS] if has_seeds(runs) else []))
     return found
 
 

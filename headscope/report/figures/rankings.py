@@ -29,7 +29,6 @@ from headscope.results.study_tables import MissingTable
 
 CELL = 7.0  # ems of a pair of rankings
 DRAWS, SEED = 1000, 1
-FEW = 3  # fewer are compared when that is asked for
 LONGEST = 20.0  # ems of a ranking's title
 CLEAR = 200  # heads whose points do not run into each other; of more they are smaller and paler
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
@@ -136,17 +135,12 @@ def _write_correlations(axes: Axes, ranks: pd.DataFrame, shades: ScalarMappable)
         axes.text(*place, text.replace("-", "−"), size=size, color=contrast(color), ha="center", va="center")
 
 
-def are_many(run: Study) -> bool:
-    """Whether there is much to compare."""
-    return len(ranks_of(run).columns) >= FEW
-
-
 RANKINGS = PlotFigure(
     "rankings",
     "Rankings of heads against each other: how much they agree, with intervals, and the ranks of all heads.",
     draw_rankings,
     Options=RankingsOptions,
-    every_run=are_many,
+    every_run=True,
     order=200,
 )
 

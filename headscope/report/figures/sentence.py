@@ -18,7 +18,7 @@ from headscope.config import option
 from headscope.data.token_text import visible
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.heads import SITES, refuse_absent, select_heads
-from headscope.report.charts import SHARES, Array, hide_frame, number_cells
+from headscope.report.charts import SHARES, hide_frame, number_cells
 from headscope.report.registry import RUN, PlotFigure
 from headscope.report.sheet import RULE, Sheet, em, shorten, text_width
 from headscope.results.study import Study
@@ -83,8 +83,6 @@ def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sen
     from headscope.formats.base import open_checkpoint
 
     settings, measured = run.record.get("options", {}), run.record.get("checkpoint", {})
-    if not measured.get("path"):
-        raise RunError(f"run {run.name}: run.json does not say which checkpoint it measured; analyse again")
     if measured["path"].endswith(" in memory") and not Path(measured["path"]).exists():
         raise RunError(
             f"run {run.name} measured {measured['path']}, which has no files to open again; save the model with its "
@@ -171,30 +169,20 @@ def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
     sheet.headline("Every head on one sentence", " → ".join(filter(None, (line.source, line.target))))
 
 
-def mosaic(layers: Matrices) -> Array:
-    """Matrices [h t s] of layers as one, a gap of NaN after each: [layers · (t + gap) slots · (s + gap)]."""
-    _, t, s = layers[0].shape
+def _draw_site(axes: Axes, layers: Matrices) -> AxesImage:
+    """All matrices [h t s] of layers as one image, a gap after each."""
+    slots, (_, t, s) = max(map(len, layers)), layers[0].shape
     down, across = t + max(1, t // BETWEEN), s + max(1, s // BETWEEN)
-    whole = np.full((len(layers) * down, max(map(len, layers)) * across), np.nan)
+    whole = np.full((len(layers) * down, slots * across), np.nan)
     for layer, heads in enumerate(layers):
         for head, weights in enumerate(heads):
             whole[layer * down : layer * down + t, head * across : head * across + s] = weights
-    return whole
-
-
-def _draw_site(axes: Axes, layers: Matrices) -> AxesImage:
-    whole, slots = mosaic(layers), max(map(len, layers))
-    looks: dict[str, Any] = {"cmap": "Blues", "norm": SHARES, "aspect": "auto", "interpolation": "nearest"}
-    shades = axes.imshow(whole, extent=(0, slots, len(layers), 0), **looks)
-    _, t, s = layers[0].shape
-    tall, wide = t * len(layers) / len(whole), s * slots / whole.shape[1]
-    for layer, heads in enumerate(layers):
-        for head in range(len(heads)):
-            axes.add_patch(Rectangle((head, layer), wide, tall, fill=False, edgecolor=RULE, linewidth=0.4))
+            axes.add_patch(Rectangle((head, layer), s / across, t / down, fill=False, edgecolor=RULE, linewidth=0.4))
     hide_frame(axes)
     number_cells(axes, x=slots, y=len(layers))
+    looks: dict[str, Any] = {"cmap": "Blues", "norm": SHARES, "aspect": "auto", "interpolation": "nearest"}
     axes.set(xlabel="head", ylabel="layer")
-    return shades
+    return axes.imshow(whole, extent=(0, slots, len(layers), 0), **looks)
 
 
 GLANCE = PlotFigure(

@@ -217,16 +217,6 @@ class ConfidenceHistory(Study):
     pickled: Sequence[Path] = ()
     """The file of every epoch."""
 
-    def batches(self) -> tuple[Array, Mapping[tuple[str, int], Array]]:
-        """Where every batch stands, in epochs [n], and its scores by site and layer [n h].
-
-        The last batch of epoch 2 stands at 2. RunError for files of means alone.
-        """
-        rows = [confidence_rows(file) for file in self.pickled]
-        counts = [len(next(iter(its.values()))) for its in rows]
-        at = [epoch - 1 + np.arange(1, count + 1) / count for epoch, count in zip(self.epochs, counts, strict=True)]
-        return np.concatenate(at), {key: np.concatenate([its[key] for its in rows]) for key in self.scores}
-
 
 def load_confidence(path: Path) -> ConfidenceHistory:
     """Read epoch-N.pkl of a training run's `confs`, or of the directory itself; RunError where there are none."""
@@ -262,7 +252,13 @@ def load_confidence(path: Path) -> ConfidenceHistory:
 def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOptions) -> None:
     """A panel for every layer of every site, a line for every head, one scale for all."""
     limits = charts.parse_range(options.range) if options.range else None
-    points, scores = (np.array(run.epochs, float), run.scores) if options.by == "epoch" else run.batches()
+    points, scores = np.array(run.epochs, float), run.scores
+    if options.by == "batch":  # the last one of epoch 2 stands at 2; RunError for files of means alone
+        rows = [confidence_rows(file) for file in run.pickled]
+        counts = [len(next(iter(its.values()))) for its in rows]
+        ends = zip(run.epochs, counts, strict=True)
+        points = np.concatenate([epoch - 1 + np.arange(1, count + 1) / count for epoch, count in ends])
+        scores = {key: np.concatenate([its[key] for its in rows]) for key in run.scores}
     panels = charts.layer_panels(sheet, run, (20.0, 12.0), run.scores)
     few = len(points) <= MANY
     looks: dict[str, Any] = {"marker": "o" if few else "", "markersize": 2, "linewidth": 0.9 if few else 0.5}

@@ -30,7 +30,7 @@ from headscope.report.fork import read_run
 from headscope.report.marks import contrast
 from headscope.report.page.heads import marks, run_data
 from headscope.report.registry import find_figure, plot_figures
-from headscope.report.styles import FigureStyle, check_page, number_same
+from headscope.report.styles import FigureStyle, check_path, number_same
 from headscope.results.answer import Answer
 from headscope.results.removal import KINDS, RECORD, Removal
 from headscope.results.result import CONTROL
@@ -80,11 +80,7 @@ class Report:
 
 
 def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
-    """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
-
-    Studies in memory may be among the runs of `analyze`. `names` replace those of the directories, where all are
-    analysis runs. RunError for a directory that is no run.
-    """
+    """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named."""
     by_kind: dict[str, list[Any]] = {"analysis": [], "pruning": [], "removal": [], "training": []}
     for run in runs:
         by_kind["analysis" if isinstance(run, Study) else kind_of(run)].append(run)
@@ -183,7 +179,7 @@ def image_html(figure: Any, title: str) -> Markup:
 
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:
     """Read runs and write the page about them; `names` replace those of analysis runs' directories."""
-    check_page(out, force=force)
+    check_path(out, page=True, force=force)
     return save_page(gather(paths, names=names), out)
 
 
@@ -196,7 +192,7 @@ def write_removal_page(folder: Path, name: str) -> Path:
 
 
 def save_page(report: Report, out: Path) -> Path:
-    """Write the page about a report that was gathered, where `check_page` lets it be."""
+    """Write the page about a report that was gathered, where `check_path` lets it be."""
     # half a pair of surrogates, which tokenizers may give, stays what JSON writes for it
     content = page_html(report).encode("utf-8", errors="backslashreplace")
     return write_atomically(out, lambda temporary: temporary.write_bytes(content))
