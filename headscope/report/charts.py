@@ -104,8 +104,7 @@ class Chart:
     draw: Callable[[Axes], None]
     xlabel: str
     ylabel: str
-    whole: tuple[bool, bool] = (True, False)
-    """Whether the axes count something."""
+    whole: tuple[bool, bool] = (True, False)  # whether the axes count something
     group: str = ""
 
 
@@ -261,10 +260,9 @@ def draw_grid(
     marks: bool = True,
     ranks: bool = False,
 ) -> ScalarMappable:
-    """The grid in a panel; cells have one size in all panels of a sheet that have as many `lines` of marks.
+    """The grid in a panel: slots without a head hatched, heads without a value grey, functions as `marks`.
 
-    Slots without a head are hatched, heads without a value grey. Functions stand in their cells (`marks`), with the
-    numbers of heads where these are sorted (`ranks`).
+    Cells have one size in all panels of a sheet that have as many `lines` of marks.
     """
     shades = draw_cells(axes, grid.values, cmap=cmap, norm=norm)
     for layer, slot in zip(*np.nonzero(np.isnan(grid.values)), strict=True):

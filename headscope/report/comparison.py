@@ -27,7 +27,7 @@ QUANTILE = float(norm.ppf(0.975))
 
 
 class StudyComparison(Result):
-    """What differs between two studies, head by head at sites with the same layout, else by means over heads.
+    """What differs between two studies, head by head at sites with the same layout.
 
     `tables` has "heads", a row a head with the columns of both studies (`…:A`, `…:B`) and, of `measure`, the
     difference B − A with p and its adjusted value, and "measures", a row a measure with its rank correlation.
@@ -77,9 +77,11 @@ class StudyComparison(Result):
         one, named = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
         runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in named)
         answers = [Answer("", f"{self.first.model}: " * one + " against ".join(runs))]
-        parts = (self._differences, self._changed_roles, self._orders) if self.sites else ()
-        found = [answer for part in (*parts, self._other_layouts) for answer in part()]
-        return sorted([*answers, *found], key=lambda answer: answer.detail)
+        if others := [site for site in self.first.layout if site not in self.sites]:
+            answers.append(Answer("Not compared", f"heads of {', '.join(others)}: the layouts differ", caution=True))
+        if self.sites:
+            answers += [*self._differences(), *self._changed_roles(), *self._orders()]
+        return sorted(answers, key=lambda answer: answer.detail)
 
     def _differences(self) -> Iterator[Answer]:
         if not self.measure:
@@ -126,26 +128,8 @@ class StudyComparison(Result):
             text = f"the least alike of {len(rows)} measures" if len(rows) > SHOWN else ""
             yield from self._shown("Do they order the heads alike", text, columns, rows)
 
-    def _other_layouts(self) -> Iterator[Answer]:
-        """Means over the heads of sites whose layouts differ."""
-        others = [site for site in self.first.layout if site not in self.sites]
-        rows = []
-        for site in (site for site in others if site in self.second.layout):
-            heads = [study.heads.loc[study.heads["site"] == site, self.shared] for study in (self.first, self.second)]
-            for name, means in pd.concat([table.mean() for table in heads], axis=1).dropna().iterrows():
-                rows.append((site, measure_of(str(name)).label, *map(number_text, means)))
-        if others:
-            text = f"the layouts of {', '.join(others)} differ: no head there is compared"
-            yield from self._shown("Means over heads", text, ("site", "measure", *self.names), rows, caution=True)
-
     def _shown(
-        self,
-        question: str,
-        text: str,
-        columns: tuple[str, ...],
-        rows: Sequence[tuple[Any, ...]],
-        *,
-        caution: bool = False,
+        self, question: str, text: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
     ) -> Iterator[Answer]:
         """The first rows, and where there are more all of them as a detail; heads in rows by their short names."""
         heads = tuple(str(row[0]) for row in rows if isinstance(row[0], HeadId))
@@ -153,7 +137,7 @@ class StudyComparison(Result):
             tuple(cell.name(self.first.layout) if isinstance(cell, HeadId) else cell for cell in row) for row in rows
         ]
         table = AnswerTable(columns, tuple(texts[:SHOWN])) if rows else None
-        yield Answer(question, text, table, heads[:SHOWN], caution)
+        yield Answer(question, text, table, heads[:SHOWN])
         if len(rows) > SHOWN:
             yield Answer(f"{question}: all", "", AnswerTable(columns, tuple(texts)), heads, detail=True)
 

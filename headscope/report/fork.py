@@ -48,12 +48,9 @@ def confidence_run(path: Path) -> Study:
 
 def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
     """The scores of every batch [n h] by module, of a file that has some."""
-
-    def scores_of(value: object) -> tuple[Array, int] | None:
-        table = _rows(value)
-        return None if table is None else (table[:, :-1], len(table))
-
-    return {at: rows for at, (rows, _) in _modules(path, "rows of confidence scores", scores_of).items()}
+    kind = "rows of confidence scores"
+    modules = _modules(path, kind, lambda value: None if (rows := _rows(value)) is None else (rows, 0))
+    return {at: rows[:, :-1] for at, (rows, _) in modules.items()}
 
 
 def similarity_run(path: Path) -> Study:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 
 declarations.LIGHT.add(__name__)
+_files = partial(Registry[Any], "figure", package="headscope.report.figures", group="headscope.figures")
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,3 @@ def declared_figures() -> tuple[PlotFigure, ...]:
                 values = vars(importlib.import_module(module))
             found += [value for value in values.values() if isinstance(value, PlotFigure)]
     return tuple(found)
-
-
-def _files() -> Registry[Any]:
-    """The modules that declare figures, in the folder and by entry points."""
-    return Registry("figure", package="headscope.report.figures", group="headscope.figures")

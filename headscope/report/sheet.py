@@ -47,10 +47,8 @@ class Sheet(Figure):
         super().__init__(layout="constrained")
         FigureCanvasAgg(self)
         self.style, self.signature = style, signature
-        self.later: list[Callable[[], None]] = []
-        """What is done when panels have their places."""
-        self.sizes: dict[Axes, tuple[float, float]] = {}
-        """Ems that the place of each panel has, which are those of the largest in its line and column."""
+        self.later: list[Callable[[], None]] = []  # what is done when panels have their places
+        self.sizes: dict[Axes, tuple[float, float]] = {}  # ems of places: the largest in their line and column
         self.title = self.subtitle = ""
         self._entries: list[Artist] = []
         self._notes: list[str] = []
@@ -86,8 +84,8 @@ class Sheet(Figure):
         needed = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
         if self.style.width:  # somewhat narrower ones, too
             size = float(rcParams["axes.titlesize"])
-            title = max(text_width(title, size, weight="bold") for title in titles) / em()
-            needed = max(0.75 * needed, min(title - beside, 20.0))
+            widest = max(text_width(title, size, weight="bold") for title in titles) / em()
+            needed = max(0.75 * needed, min(widest - beside, 20.0))
         columns = max(1, int(room // (needed + group * beside)))
         ends = [*sorted({*starts} - {0}), len(titles)]
         longest = int(max(np.diff([0, *ends]))) // group

@@ -1,7 +1,5 @@
 """The page of any runs: what `headscope.report.page` gathers and writes."""
 
-from __future__ import annotations
-
 from headscope.report.registry import PlotFigure, Source
 
 REPORT = PlotFigure(

@@ -214,8 +214,7 @@ class ConfidenceHistory(Study):
 
     epochs: tuple[int, ...]
     scores: Mapping[tuple[str, int], Array]
-    pickled: Sequence[Path] = ()
-    """The file of every epoch."""
+    pickled: Sequence[Path] = ()  # the file of every epoch
 
 
 def load_confidence(path: Path) -> ConfidenceHistory:

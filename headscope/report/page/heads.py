@@ -126,6 +126,8 @@ def measures(study: Study) -> list[dict[str, Any]]:
         heads = study.heads[PLACE].itertuples(index=False, name=None)
         unclear = ["; not told from zero" * (tests.get((column, *head), 0) > LEVEL) for head in heads]
         lead = 0 if first and column == first.name else measure.overview or None
+        steps = (values - values.min()) / (np.ptp(values[known]) or 1) if known.any() else values
+        shades = "".join("-" if step != step else str(int(8.999 * step)) for step in steps)  # 0 at the smallest, to 8
         ranked = analysis.group == "importance" and measure.orders
         found.append(
             {
@@ -133,7 +135,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
                 "title": measure.label,
                 "importance": order.index(column) if ranked and column in order else len(order) if ranked else None,
                 "lead": lead,
-                "shades": shades(values) if lead is not None else None,
+                "shades": shades if lead is not None else None,
                 "texts": [number_text(value) if own else "" for value, own in zip(values, known, strict=True)],
                 "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
                 "places": [int(place) if own else None for place, own in zip(places, known, strict=True)],
@@ -144,13 +146,6 @@ def measures(study: Study) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def shades(values: pd.Series) -> str:
-    """A digit for every head, from 0 at the smallest value to 8 at the largest; a hyphen where there is no number."""
-    low, high = values.min(), values.max()
-    steps = 8.999 * (values - low) / (high - low) if high > low else values * 0
-    return "".join(str(int(step)) if np.isfinite(step) else "-" for step in steps)
 
 
 def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:

@@ -55,8 +55,7 @@ class PageBlock:
     title: str = ""
     answers: Sequence[Answer] = ()
     figures: Sequence[Markup] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Full names of heads by the names that the answers give them."""
+    names: Mapping[str, str] = field(default_factory=dict)  # full names of heads by those in the answers
     run: int = 0
 
 
@@ -66,8 +65,7 @@ class Report:
 
     title: str
     studies: Sequence[Study] = ()
-    runs: Sequence[dict[str, Any]] = ()
-    """What the script shows of each study."""
+    runs: Sequence[dict[str, Any]] = ()  # what the script shows of each study
     blocks: Sequence[PageBlock] = ()
 
     @property
