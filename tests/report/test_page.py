@@ -106,7 +106,7 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
     assert not re.search(
         "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.inside["script"]
     )
-    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<img src") == 2
+    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<img src") == 3
     ids = [attributes["id"] for _, attributes in elements.found if attributes.get("id")]
     assert len(ids) == len(set(ids))
 

@@ -41,11 +41,6 @@ function headLink(name, words = name) {
   return make('button', { type: 'button', class: 'link', click: () => select(state.run, numberOf(current(), name), true) }, words);
 }
 
-/** Text in which names of heads of the run lead to their cards. */
-function linked(text) {
-  return text.split(' ').flatMap((word, place) => [place ? ' ' : '', numberOf(current(), word) >= 0 ? headLink(word) : word]);
-}
-
 /** Show a head's card; with `reveal` bring it into view and put the focus there. */
 function select(run, head, reveal = false) {
   const changed = run !== state.run;
@@ -144,7 +139,7 @@ function table(title, columns, rows) {
   const kind = (place) => (right[place] ? 'number' : null);
   return make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': title }, make('table', {},
     make('thead', {}, make('tr', {}, columns.map((column, place) => (column ? make('th', { scope: 'col', class: kind(place) }, column) : make('td'))))),
-    make('tbody', {}, rows.map((row) => make('tr', {}, row.map((cell, place) => make('td', { class: kind(place) }, columns[place].startsWith('head') ? linked(cell) : cell)))))));
+    make('tbody', {}, rows.map((row) => make('tr', {}, row.map((cell, place) => make('td', { class: kind(place) }, cell)))))));
 }
 
 function chips(head) {
