@@ -240,7 +240,7 @@ def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
     assert set(function_need_table(heads, [measure, taylor])["measure"]) == {"taylor"}
     run: Any = SimpleNamespace(heads=heads, measures=[name, "taylor"], has_table=lambda _: False)
     shown = measures_of_page(run)
-    assert [one["name"] for one in shown if one["importance"]] == ["taylor"]
+    assert [one["name"] for one in shown if one["importance"] is not None] == ["taylor"]
     assert shown[0]["title"].endswith(", within its layer") and shown[0]["places"] == [2, 1, 3, 3, 1, 2]
     both, alone = need, need[need["measure"] == name]
     study, bare = (SimpleNamespace(tables={"importance": part}, has_table=lambda _: True) for part in (both, alone))
