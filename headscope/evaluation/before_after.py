@@ -154,14 +154,8 @@ def question(
 def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> QualityChange:
     """Measure both models; KeyboardInterrupt where that is interrupted. Of encoders one pass hides 15 % of a text."""
     metric, corpus = METRICS.get(task.metric), task.corpus
-    limits = [sentence_limit(checkpoint) for checkpoint in (before, after)]
-    reading = LikelihoodOptions(default_positions(before), min(limits), "truncate", "random", SEED)
-    numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
-    text, remarks = RAW, list[str]()
-    if metric.reads == "translations":
-        text, remarks = text_mode(before, "raw", task.bleu_tokenize)
-        remarks += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
-    data = ValidationText(numbered, reading, TranslateOptions(), text, intact=before)
+    data, remarks = _validation_text(before, after, task)
+    text, limit = data.text, data.reading.limit
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
     first, second = (score.sums for score in scores)
@@ -172,7 +166,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
         worse = losses_left_out(metric, second, first)
         margin, most = task.margin.of(baseline), metric.most_lost(baseline)
         verdict = judge(worse, margin=margin, largest=metric.largest_loss(first), most=most)
-    unread = None if before.reads_sound else count_unknown(before, numbered, limit=min(limits), sentences=corpus.count)
+    unread = None if before.reads_sound else count_unknown(before, data.corpus, limit=limit, sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (score.loss.sum(axis=0) for score in scores))
     return QualityChange(
         metric=metric.name,
@@ -188,6 +182,26 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
         unread=(*remarks, *([] if unread is None else unread.warnings(before))),
         signature=metric.signature(text),
     )
+
+
+def value_after(before: Checkpoint, after: Checkpoint, task: Question) -> float:
+    """The metric of an altered model alone, read as `quality_change` reads the text."""
+    metric = METRICS.get(task.metric)
+    sums = metric.score(after, _validation_text(before, after, task)[0]).sums
+    return float(metric.of(sums.sum(axis=0)[None])[0])
+
+
+def _validation_text(before: Checkpoint, after: Checkpoint, task: Question) -> tuple[ValidationText, list[str]]:
+    """The text as both models can read it, its lines numbered from 0, and remarks on how translations are compared."""
+    metric, corpus = METRICS.get(task.metric), task.corpus
+    limit = min(sentence_limit(checkpoint) for checkpoint in (before, after))
+    reading = LikelihoodOptions(default_positions(before), limit, "truncate", "random", SEED)
+    numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
+    text, remarks = RAW, list[str]()
+    if metric.reads == "translations":
+        text, remarks = text_mode(before, "raw", task.bleu_tokenize)
+        remarks += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
+    return ValidationText(numbered, reading, TranslateOptions(), text, intact=before), remarks
 
 
 def no_baseline(

@@ -253,10 +253,9 @@ def whole_layers(removal: Removal) -> Iterator[Answer]:
     saved = f"{layers['parameters'] / before['parameters']:.1%} of the parameters".replace("%", " %")
     if before["cache"]:
         saved += f", {layers['cache']:.1%} of the cache".replace("%", " %")
-    quality, elsewhere = layers["quality"], layers["elsewhere"]
-    costs = f"{quality['title']} {quality['after']['value']:.4g}"
-    if elsewhere is not None:
-        costs += f", on other text {elsewhere['after']['value']:.4g}"
+    costs = f"{removal.record['quality']['title']} {layers['quality']:.4g}"
+    if layers["elsewhere"] is not None:
+        costs += f", on other text {layers['elsewhere']:.4g}"
     which = f"layer{'s' * (len(layers['layers']) > 1)} {', '.join(layers['layers'])}"
     yield Answer("Without whole layers instead", f"{which} ({saved}), not refitted: {costs}")
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.evaluation.before_after import question
-from headscope.evaluation.metrics.base import METRICS
+from headscope.evaluation.before_after import quality_change, question
 from headscope.model.prefix_cache import index_layers
 from headscope.pruning.removal.whole_layers import layer_influence, measure_whole_layers, passing_over
 from tests.oracles import speakers
@@ -52,7 +51,8 @@ def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     del layers[row]
     with torch.no_grad():
         assert torch.equal(shorter(ids, use_cache=False)[0], passed(ids, use_cache=False)[0])
-    assert METRICS.get(asked.metric).name == found.quality.metric
+    without = quality_change(checkpoint, checkpoint.with_model(passed), asked)
+    assert found.quality == without.after.value != without.before.value
 
 
 def test_what_cannot_be_compared_is_not() -> None:

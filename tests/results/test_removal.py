@@ -120,10 +120,13 @@ def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
 
 
 def test_whole_layers_are_told_with_what_they_save() -> None:
-    quality = {"title": "perplexity", "after": {"value": 71.25}}
-    layers = {"layers": ("3", "7"), "parameters": 53, "cache": 0.25, "quality": quality, "elsewhere": quality}
+    layers = {"layers": ("3", "7"), "parameters": 53, "cache": 0.25, "quality": 71.25, "elsewhere": 49.5}
     before = small().record["before"] | {"cache": 9}
-    said = [answer.sentence for answer in small(layers=layers, before=before).answers() if "layers" in answer.question]
+    said = [
+        answer.sentence
+        for answer in small({"verdict": "worse"}, layers=layers, before=before).answers()
+        if "layers" in answer.question
+    ]
     assert said[0].startswith(
-        "layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: perplexity 71.25"
+        "layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: accuracy 71.25"
     )

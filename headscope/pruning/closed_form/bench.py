@@ -25,8 +25,8 @@ from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moment
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, OtherText, Refit, anchor_name
 
-HALF = 0.5
-"""The strength that `auto` tries too: on text of another kind the whole way may be too far."""
+STRENGTHS = (1.0, 0.5, 0.25)
+"""How far `auto` goes to a refit: on text of another kind the whole way may be too far."""
 CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 SEARCHED, FEWEST_SEARCHED = 500, 8
@@ -227,7 +227,7 @@ class RefitBench:
         anchors: list[OtherText] = ["none"]
         if anchor_name(self.search_anchor):
             anchors.append(self.search_anchor)
-        strengths = (1.0, HALF) if requested.strength == 1 else (requested.strength,)
+        strengths = STRENGTHS if requested.strength == 1 else (requested.strength,)
         return [
             *([Refit(method="mean", add_bias=self.add_bias)] if biased else []),
             *(replace(refit, anchor=anchor, strength=strength) for anchor in anchors for strength in strengths),

@@ -99,7 +99,7 @@ class RemoveConfig(SmallerModelOptions):
     )
     strength: float = compensation_option(
         1.0,
-        "How far a projection goes to its refit: 0.5 is half the way from what it was; auto tries that too.",
+        "How far a projection goes to its refit: 0.5 is half the way from what it was; auto tries that and 0.25.",
         above=0,
         maximum=1,
         flagless=True,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.evaluation.before_after import QualityChange, Question, quality_change
+from headscope.evaluation.before_after import Question, value_after
 from headscope.evaluation.metrics.base import METRICS
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -34,13 +34,13 @@ Layer = tuple[int, int]
 
 @dataclass(frozen=True)
 class WholeLayers:
-    """What the model loses without some layers: their names, their parameters, their share of the decoder's cache."""
+    """The metric on both texts without some layers: their names, parameters, and share of the decoder's cache."""
 
     layers: tuple[str, ...]
     parameters: int
     cache: float
-    quality: QualityChange
-    elsewhere: QualityChange | None
+    quality: float
+    elsewhere: float | None
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -71,7 +71,7 @@ def measure_whole_layers(
         return None
     cached = {entry.rank[:2] for (site, _), entry in layer_index.of.items() if site is Site.DECODER_SELF}
     without = checkpoint.with_model(passing_over(checkpoint.model, layer_index, gone))
-    quality, *others = [quality_change(checkpoint, without, question) for question in questions]
+    quality, *others = [value_after(checkpoint, without, question) for question in questions]
     stacks = ("encoder", "decoder") if len({stack for stack, _ in modules}) > 1 else ("",)
     names = tuple(f"{stacks[stack]} {row}".strip() for stack, row in sorted(gone))
     share = len(cached.intersection(gone)) / max(len(cached), 1)
