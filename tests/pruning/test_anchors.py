@@ -138,8 +138,10 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     assert [each.name for each in tried if each.method != "mean"] == [
         "least-squares",
         "least-squares-strength=0.5",
+        "least-squares-strength=0.25",
         "least-squares-mixed",
         "least-squares-mixed-strength=0.5",
+        "least-squares-mixed-strength=0.25",
     ]
     for options in tried:
         moments = mixed_moments(checkpoint, parts.calibration, options.anchor)

@@ -184,9 +184,9 @@ class Refit:
     (random subwords, and the words of the calibration text in random order), "none", or a text of your own.
     `strength` is how far projections go to their refit: 0.5 is half the way from what they were. `add_bias`, which is
     set by what is written: a projection without a bias gets one; else its refit is linear.
-    "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; the whole way, half of it and a
-    quarter) on held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second
-    text (default: text of many kinds that ships, random subwords where the language is not known).
+    "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; the whole way, half of it and
+    a quarter) on held-out text and on a second text, and takes what harms least on the worse of the two. `check` is
+    that second text (default: text of many kinds that ships, random subwords where the language is not known).
     Texts are a file's path, a list of sentences, a pair (source, target) of these, or `hs.Texts`.
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
