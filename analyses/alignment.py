@@ -18,7 +18,7 @@ from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
-from headscope.data.template import unscrambled
+from headscope.data.template import unscramble
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.aligned_heads import template_report
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
@@ -206,7 +206,7 @@ class Alignment(Analysis):
     def _spans(self, heads: HeadBatch) -> list[SourceSpan]:
         assert self.links is not None
         sentences, side = heads.batch.sentences, heads.batch.on_host.source
-        links = self.links.of([unscrambled(sentence) for sentence in sentences])
+        links = self.links.of([unscramble(sentence) for sentence in sentences])
         return spans_of(sentences, side, self.checkpoint, links, heads.context.device)
 
     def _plan(self, heads: HeadBatch) -> LinkedWords:

@@ -76,9 +76,11 @@ class Alphas(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         self.alphas = alphas_of(checkpoint)
-        others = {place: 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1) for place, alpha in self.alphas.items()}
+        off_diagonal = {
+            place: 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1) for place, alpha in self.alphas.items()
+        }
         self.exact["alpha_own"] = {place: Estimate.exact(alpha.diagonal()) for place, alpha in self.alphas.items()}
-        self.exact["alpha_others"] = {place: Estimate.exact(share) for place, share in others.items()}
+        self.exact["alpha_others"] = {place: Estimate.exact(share) for place, share in off_diagonal.items()}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

@@ -158,8 +158,10 @@ class Copying(Analysis):
         stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
         self.spectra = {place: ov_spectra(stream.factors(place), product) for place in stream.site_layers}
-        self.exact["copying"] = {place: Estimate.exact(each.score) for place, each in self.spectra.items()}
-        self.exact["copying_chance"] = {place: Estimate.exact(each.chance) for place, each in self.spectra.items()}
+        self.exact["copying"] = {place: Estimate.exact(spectrum.score) for place, spectrum in self.spectra.items()}
+        self.exact["copying_chance"] = {
+            place: Estimate.exact(spectrum.chance) for place, spectrum in self.spectra.items()
+        }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = super().report(aggregates), LabelTests(min_instances=0)
@@ -169,7 +171,7 @@ class Copying(Analysis):
             about: dict[str, Any] = {"threshold": THRESHOLD, "counts": None, "baseline": chance, "rate": rate}
             tests.add(site_layer, "copying", "copying", score, ndtr(-score.value / chance), **about)
         tests.conclude(report)
-        report.tables["copying"] = head_table({place: each.columns for place, each in self.spectra.items()})
+        report.tables["copying"] = head_table({place: spectrum.columns for place, spectrum in self.spectra.items()})
         return report
 
 

@@ -106,16 +106,16 @@ class DirectLogit(Analysis):
         values = torch.einsum("bhtk,bhtk->bh", heads.context, per_head)
         return {"direct_logit": Ratio(values, has_label.sum(dim=-1, keepdim=True))}
 
-    def _towards(self, labels: Tensor, counted: Tensor, dtype: torch.dtype) -> Tensor:
+    def _towards(self, labels: Tensor, is_prediction: Tensor, dtype: torch.dtype) -> Tensor:
         """What a written vector is worth at every position [b t d], once per batch; zero where nothing is predicted."""
         if self.directions is None or self.directions[0] is not labels:
             assert self.readout is not None
             d = self.readout.weight.shape[1]
             directions = torch.zeros(*labels.shape, d, dtype=dtype, device=labels.device)
             if self.last is None:
-                x = y = directions[counted]
+                x = y = directions[is_prediction]
             else:
-                x, y = (states[counted].to(dtype) for states in self.last)
-            directions[counted] = self.readout.direction(labels[counted], x, y)
+                x, y = (states[is_prediction].to(dtype) for states in self.last)
+            directions[is_prediction] = self.readout.direction(labels[is_prediction], x, y)
             self.directions = (labels, directions)
         return self.directions[1]

@@ -77,7 +77,7 @@ class Distinctness(Analysis):
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in factors_by_letter and second in factors_by_letter:
                     rank = effective_rank(
-                        *(_repeated(factors_by_letter[one].triangle, heads) for one in (first, second))
+                        *(_repeat_for_heads(factors_by_letter[one].triangle, heads) for one in (first, second))
                     )
                     columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
@@ -97,10 +97,10 @@ def units(slices: Slices) -> Tensor:
 
 def of_heads(pairs: Tensor, heads: int) -> Tensor:
     """What pairs of units [u u …] have for the pairs of so many query heads [h h …]: those of a group are one unit."""
-    return _repeated(_repeated(pairs, heads).transpose(0, 1), heads).transpose(0, 1)
+    return _repeat_for_heads(_repeat_for_heads(pairs, heads).transpose(0, 1), heads).transpose(0, 1)
 
 
-def _repeated(of_units: Tensor, heads: int) -> Tensor:
+def _repeat_for_heads(of_units: Tensor, heads: int) -> Tensor:
     """What units have [u …] for so many heads [h …]."""
     return of_units.repeat_interleave(heads // len(of_units), dim=0)
 

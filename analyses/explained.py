@@ -260,29 +260,29 @@ class ExplainedShares(Analysis):
         }
 
 
-def _split(laid: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:
-    ends = np.cumsum([count for _, count in laid.layers]).tolist()
-    return [((site, layer), slice(end - count, end)) for (layer, count), end in zip(laid.layers, ends, strict=True)]
+def _split(stack: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:
+    ends = np.cumsum([count for _, count in stack.layers]).tolist()
+    return [((site, layer), slice(end - count, end)) for (layer, count), end in zip(stack.layers, ends, strict=True)]
 
 
 def _estimates(
-    laid: Laid, found: Explained, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
+    stack: Laid, shares: Explained, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
 ) -> dict[str, dict[tuple[Site, int], Estimate]]:
     """Shares of every group, and of all of them, at each layer; with `beyond_sinks` how much weight they are about."""
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
-    before = torch.zeros_like(found.room)
+    before = torch.zeros_like(shares.room)
     parts = {}
-    for group, gained_sum in found.gained.items():
+    for group, gained_sum in shares.gained.items():
         parts[f"explained_{group}"] = gained_sum - before
         before = gained_sum
     parts["explained"] = before
-    ratios = {name: (gained, found.room) for name, gained in parts.items()} | {"explained_unmet": found.unmet}
+    ratios = {name: (gain, shares.room) for name, gain in parts.items()} | {"explained_unmet": shares.unmet}
     if beyond_sinks:
-        ratios["beyond_sinks"] = laid.counted
+        ratios["beyond_sinks"] = stack.counted
     for name, (total, room) in ratios.items():
-        for place, heads in _split(laid, site):
+        for place, heads in _split(stack, site):
             sums = GroupSums()
-            sums.add(found.sentences, Ratio(total[:, heads], room[:, heads]))
+            sums.add(shares.sentences, Ratio(total[:, heads], room[:, heads]))
             share = bootstrap.ratio(sums)
             ends = (np.clip(end, 0, 1) for end in (share.value, share.low, share.high))  # worse than even explains none
             estimates.setdefault(name, {})[place] = Estimate(*ends)
@@ -292,7 +292,7 @@ def _estimates(
 def add_tests(
     tests: LabelTests,
     sums: Masses,
-    laid: Laid,
+    stack: Laid,
     sentences: Tensor,
     bootstrap: Bootstrap,
     site: Site,
@@ -307,7 +307,7 @@ def add_tests(
     labels = np.array([f"looks:{function.name}" for function in sums.functions], dtype=object)
     names = ("mass", "hard_mass", "hard_position", "even", "hard_even", "count", "hard_count")
     parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
-    for place, heads in _split(laid, site):
+    for place, heads in _split(stack, site):
         mass, hard, position, even, hard_even, count, hard_count = (part[:, heads].double() for part in parts)
         group_sums = GroupSums()
         group_sums.add(sentences, Ratio(mass, count))

@@ -138,12 +138,14 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
 
 
 def _source(
-    modules: list[nn.Module], passed: dict[nn.Module, tuple[Tensor, Tensor]], context: Tensor
+    modules: list[nn.Module], projections: dict[nn.Module, tuple[Tensor, Tensor]], context: Tensor
 ) -> GateSource | None:
     """The projection among an attention's modules whose σ makes of the context [1 h t k] what another one reads."""
     _, h, t, k = context.shape
-    read = [inputs for module, (inputs, _) in passed.items() if module in modules and inputs.numel() == context.numel()]
-    for module, (_, output) in passed.items():
+    read = [
+        inputs for module, (inputs, _) in projections.items() if module in modules and inputs.numel() == context.numel()
+    ]
+    for module, (_, output) in projections.items():
         layout = {h * k: "channels", h: "heads", 2 * h * k: "beside"}.get(output.shape[-1])
         if module in modules and layout is not None and output.numel() == t * output.shape[-1]:
             source = GateSource(module, h, layout)

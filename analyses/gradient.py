@@ -78,7 +78,7 @@ class Gradient(Analysis):
         table: dict[tuple[Site, int], dict[str, object]] = {}
         for site_layer in aggregates.site_layers("gradient"):
             scaled_gradients[site_layer] = aggregates.bootstrap.function(
-                normalised, aggregates.group_sums("gradient", site_layer)
+                normalize_rows, aggregates.group_sums("gradient", site_layer)
             )
             plain[site_layer] = raw = aggregates.ratio("gradient", *site_layer)
             signed_mean = aggregates.ratio("gradient_signed", *site_layer)
@@ -111,7 +111,7 @@ def gate_gradients(heads: HeadBatch, granularity: Granularity) -> tuple[Tensor, 
     return gates.sum(dim=0, keepdim=True), counts.sum(dim=0, keepdim=True), True
 
 
-def normalised(total: Tensor, count: Tensor) -> Tensor:
+def normalize_rows(total: Tensor, count: Tensor) -> Tensor:
     """Means [r h] over the l2 norm of their layer; 0 where the whole layer is 0."""
     means = total / count
     length: Tensor = means.norm(dim=-1, keepdim=True)

@@ -100,7 +100,7 @@ class Lrp(Analysis):
                     self._keep(batch, (site, layer), relevance_shares, explanation.counts)
                 measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)
                 columns = [_weighted(relevance_shares, explanation.counts)]
-                columns += [_summed(values, explanation.counts) for values in measures]
+                columns += [_sum_counts(values, explanation.counts) for values in measures]
                 totals, counts = zip(*columns, strict=True)
                 ratios[name, site, layer] = Ratio(torch.stack(totals, dim=-1), torch.stack(counts, dim=-1))
         return ratios
@@ -122,11 +122,11 @@ class Lrp(Analysis):
             explanations |= explain_backward(checkpoint, batch, rule_sets, target=self.target, steps=steps)
         return {name: explanations[name] for name in self.names}
 
-    def _keep(self, batch: Batch, site_layer: tuple[Site, int], normalized: Tensor, counts: Tensor) -> None:
+    def _keep(self, batch: Batch, site_layer: tuple[Site, int], relevance: Tensor, counts: Tensor) -> None:
         """Keep the relevance [p h] of every sentence, of the positions that are explained, from all [p b h]."""
         site, layer = site_layer
         for row, number in enumerate(batch.indices.tolist()):
-            sentence_relevance = normalized[counts[:, row] > 0, row]
+            sentence_relevance = relevance[counts[:, row] > 0, row]
             self.relevance.setdefault((number, site), {})[layer] = sentence_relevance.float().cpu()
 
     def state(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
@@ -146,7 +146,9 @@ class Lrp(Analysis):
         return AnalysisReport(
             columns=[Column("lrp", first)],
             tables={"lrp": _table(estimates)} | self._agreement(estimates),
-            detail={"lrp": {f"{number}/{site}": _stacked(layers) for (number, site), layers in self.relevance.items()}},
+            detail={
+                "lrp": {f"{number}/{site}": _stack_layers(layers) for (number, site), layers in self.relevance.items()}
+            },
         )
 
     def _agreement(self, estimates: Mapping[tuple[str, Site, int], Estimate]) -> dict[str, pd.DataFrame]:
@@ -165,13 +167,13 @@ class Lrp(Analysis):
         return {"rules": "+".join(self.names), "explains": self.quantity, "steps": steps}
 
 
-def _weighted(normalized: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _weighted(relevance: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_p normalised relevance [p b h] times the number of predictions it is for, and the sum of these, [b h] each."""
-    weights = counts.to(normalized.dtype)[..., None] * normalized.isfinite()  # [p b h]
-    return (normalized.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0)
+    weights = counts.to(relevance.dtype)[..., None] * relevance.isfinite()  # [p b h]
+    return (relevance.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0)
 
 
-def _summed(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_counts(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_p values [p b h] and the number of predictions, [b h] each; zeros where there are no values."""
     heads = counts.sum(dim=0)[:, None]
     if values is None:
@@ -195,7 +197,7 @@ def _table(estimates: Mapping[tuple[str, Site, int], Estimate]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _stacked(layers: Mapping[int, Tensor]) -> Array:
+def _stack_layers(layers: Mapping[int, Tensor]) -> Array:
     """Relevance [p h] of every layer as [p layer h]; layers with fewer heads are filled with NaN."""
     positions, heads = (max(sizes) for sizes in zip(*(relevance.shape for relevance in layers.values()), strict=True))
     by_layer: Array = np.full((positions, max(layers) + 1, heads), np.nan)

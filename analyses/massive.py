@@ -114,11 +114,11 @@ class Massive(Analysis):
         weights, seeings, visibles = [], [], []
         for block in heads.in_blocks():
 
-            def others(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
+            def weight_elsewhere(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
                 different: Tensor = massive[:, None, keys] & (positions[keys] != positions[queries, None])
                 return different
 
-            weight, seeing = block.weight_on_pairs(None, others, every_key=True)
+            weight, seeing = block.weight_on_pairs(None, weight_elsewhere, every_key=True)
             weights.append(weight)
             seeings.append(seeing)
             visibles.append(block.visible_on(columns))

@@ -66,8 +66,8 @@ class _OfPrompts(Analysis):
         for number, *row in zip(batch.indices.tolist(), *(column.tolist() for column in values), strict=True):
             self.prompts[number] = _row(checkpoint, number, *row)
         return {
-            (names[patched], site, layer): Ratio(values, torch.ones(len(values), 1))
-            for patched, effects in result.effects.items()
+            (names[patch], site, layer): Ratio(values, torch.ones(len(values), 1))
+            for patch, effects in result.effects.items()
             for (site, layer), values in effects.items()
         }
 

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Estimate, Ratio, interval, joined
+from headscope.bootstrap import Estimate, Ratio, concatenate_estimates, interval
 from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.distributed import upload
@@ -114,7 +114,7 @@ class Positional(Analysis):
                 tables.append(_table((site, layer), first, total[0], count[0, 0], shares))
                 modes.append((modal[0], offsets, of_modal))
             cells, of_offset, of_share = zip(*modes, strict=True)
-            offset[site, layer], share[site, layer] = joined(of_offset), joined(of_share)
+            offset[site, layer], share[site, layer] = concatenate_estimates(of_offset), concatenate_estimates(of_share)
             modal = torch.cat(cells)  # [h]
             by_sentence, able = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 o]
             hits = by_sentence.gather(-1, modal[None, :, None].expand(len(able), -1, 1))[..., 0]
@@ -143,18 +143,18 @@ def _able(heads: HeadBatch, reach: int) -> Tensor:
     return queries_by_offset(is_query, visible, heads.first_query, reach)
 
 
-def queries_by_offset(counted: Tensor, seen: Tensor, first: int, reach: int) -> Tensor:
-    """How many of the `counted` queries [b q], from position `first` on, see a key at each offset [b 1 2·reach+1].
+def queries_by_offset(is_query: Tensor, visible: Tensor, first: int, reach: int) -> Tensor:
+    """How many of the `is_query` queries [b q], from position `first` on, see a key at each offset [b 1 2·reach+1].
 
-    `seen` [b q s] is one where a query sees a key, else zero. At the ends: at any offset from there on.
+    `visible` [b q s] is one where a query sees a key, else zero. At the ends: at any offset from there on.
     """
-    offsets = torch.arange(seen.shape[2]) - torch.arange(first, first + seen.shape[1])[:, None]  # [q s]
-    cells = upload(offsets.clamp(-reach, reach) + reach, seen.device)
-    having = torch.zeros(*seen.shape[:2], 2 * reach + 1, device=seen.device)
-    having.scatter_add_(2, cells.expand_as(seen), seen)
+    offsets = torch.arange(visible.shape[2]) - torch.arange(first, first + visible.shape[1])[:, None]  # [q s]
+    cells = upload(offsets.clamp(-reach, reach) + reach, visible.device)
+    having = torch.zeros(*visible.shape[:2], 2 * reach + 1, device=visible.device)
+    having.scatter_add_(2, cells.expand_as(visible), visible)
     if bool(((offsets < -reach) | (offsets > reach)).any()):
         having.clamp_(max=1)
-    return counted[:, None] @ having
+    return is_query[:, None] @ having
 
 
 def _modal(total: Tensor, able: Tensor) -> Tensor:

@@ -67,11 +67,15 @@ def continue_greedily(
         advance = _advancing(checkpoint, ids)
         token = ids[:, -1]
         for number in range(steps):
-            seen: dict[tuple[Site, int], Tensor] = {}
-            with _kept_weights(checkpoint, seen):
+            weights_by_place: dict[tuple[Site, int], Tensor] = {}
+            with _kept_weights(checkpoint, weights_by_place):
                 token = advance(token).argmax(dim=-1)  # [1]
             total = len(prompt) + number
-            yield WrittenToken(int(token), seen, {place: total - weights.shape[-1] for place, weights in seen.items()})
+            yield WrittenToken(
+                int(token),
+                weights_by_place,
+                {place: total - weights.shape[-1] for place, weights in weights_by_place.items()},
+            )
             if int(token) in stop:
                 return
 
@@ -82,11 +86,11 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
     if isinstance(model, Transformer):
         state = model.begin(ids)
         return lambda token: model.step(token, state)
-    held = with_cache(base_of(model), input_ids=ids[:, :-1])[1] if ids.shape[1] > 1 else None
+    cache = with_cache(base_of(model), input_ids=ids[:, :-1])[1] if ids.shape[1] > 1 else None
 
     def advance(token: Tensor) -> Tensor:
-        nonlocal held
-        output, held = with_cache(model, held, input_ids=token[:, None])
+        nonlocal cache
+        output, cache = with_cache(model, cache, input_ids=token[:, None])
         logits: Tensor = output.logits[:, -1]
         return logits
 
@@ -94,13 +98,13 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
 
 
 @contextmanager
-def _kept_weights(checkpoint: Checkpoint, seen: dict[tuple[Site, int], Tensor]) -> Iterator[None]:
+def _kept_weights(checkpoint: Checkpoint, weights_by_place: dict[tuple[Site, int], Tensor]) -> Iterator[None]:
     """Within the block the weights of the last query [h s] of every decoder self attention are kept."""
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         if attention_site.site is Site.DECODER_SELF:
             weights = call.weights[0, :, -1].detach()
-            seen[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
+            weights_by_place[attention_site.place] = weights if weights.element_size() > 2 else weights.float()
 
     with observing(checkpoint.model, see):
         yield
@@ -220,8 +224,8 @@ class Retrieval(Analysis):
                 scores = torch.stack([trial.program_score(site_layer) for trial in answered_trials])
                 statistics[("retrieval_program", *site_layer)] = Ratio(scores, torch.ones(len(scores), 1))
         report = super().report(aggregates.over_units(statistics))
-        measured = {column.name for column in report.columns}
-        report.columns += [Column(measure.name, {}) for measure in self.measures if measure.name not in measured]
+        column_names = {column.name for column in report.columns}
+        report.columns += [Column(measure.name, {}) for measure in self.measures if measure.name not in column_names]
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and self.trials:
             report.tables["retrieval_capacity"] = _capacities(report.columns[0].estimates, self.options.kv_budget)

@@ -102,7 +102,7 @@ class Similarity(Analysis):
             samples = {
                 "cosine": cosine,
                 "l2": l2,
-                "cka": recentred(
+                "cka": recentre(
                     cka_samples(aggregates, site_layer, heads), folds=aggregates.group_sums("moments", site_layer).used
                 ),
             }
@@ -225,7 +225,7 @@ def cka(moments: Tensor, sums: Tensor, tokens: Tensor, draws: Tensor, *, heads: 
     return squared_norms / (norms[:, first] * norms[:, second]).sqrt()
 
 
-def recentred(samples: Tensor, *, folds: int) -> Tensor:
+def recentre(samples: Tensor, *, folds: int) -> Tensor:
     """Replicates [1+r p] moved so that their mean is the value, the first row, and widened by √(f/(f−1)).
 
     CKA grows when the sample shrinks, and a resample holds fewer different sentences than the corpus:

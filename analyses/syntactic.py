@@ -137,7 +137,7 @@ class Syntactic(Analysis):
             least = self.options.min_instances if self.options.relations == "all" else 1
             tables = [margins.table(p, least=least) for margins, p in zip(all_margins, adjusted_p, strict=True)]
             if self.options.relations != "all":
-                report.remarks = _not_found(self.names, tables, unaligned=self.unaligned)
+                report.remarks = _not_found(self.names, tables, has_unaligned=self.unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             best = {margins.site_layer: margins.best(self.options.min_instances) for margins in all_margins}
             report.columns = [Column("syntactic_margin", {place: margin[0] for place, margin in best.items()})]
@@ -227,7 +227,7 @@ class _Margins:
         heads = head_ids(self.site_layer, len(cell)) if enough.any() else []
         return best, {head: self.labels[number] for head, number in zip(heads, cell[:, 0], strict=False)}
 
-    def table(self, adjusted: Array, *, least: int) -> pd.DataFrame:
+    def table(self, p_adjusted: Array, *, least: int) -> pd.DataFrame:
         """One row per relation, direction and head, of those that have instances enough."""
         counts = self.instances.sum(dim=(0, 1)).numpy()  # [c]
         cells = np.flatnonzero(counts >= least)
@@ -246,16 +246,16 @@ class _Margins:
         }
         for name, estimate in (("accuracy", self.accuracy), ("baseline", self.baseline), ("margin", self.margin)):
             columns |= {column: values[head, cell] for column, values in estimate.columns(name).items()}
-        return pd.DataFrame(columns | {"threshold": MARGIN, "p_adjusted": adjusted[head, cell]})
+        return pd.DataFrame(columns | {"threshold": MARGIN, "p_adjusted": p_adjusted[head, cell]})
 
 
-def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, unaligned: bool) -> list[str]:
-    """A remark on relations of which there is no instance; `unaligned`: there were sentences that are not counted."""
+def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, has_unaligned: bool) -> list[str]:
+    """A remark on relations of which there is no instance; `has_unaligned`: some sentences are not counted."""
     present = {name for table in tables for name in table.relation}
     missing = [name for name in dict.fromkeys(names) if name not in present]
     if not missing:
         return []
-    where = "sentences that are not cut and align with their parses" if unaligned else "parses"
+    where = "sentences that are not cut and align with their parses" if has_unaligned else "parses"
     return [f"syntactic: the {where} have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
 
 
@@ -315,10 +315,10 @@ class _Plan:
         self.member = upload(member.to(dtype), device)  # [b w s]
         self.no_word = upload(~is_word, device)[:, None, None]  # [b 1 1 w]
 
-    def _count(self, numbers: Tensor, each: int) -> Tensor:
+    def _count(self, numbers: Tensor, per_cell: int) -> Tensor:
         """How many instances have each number: [b cells each]."""
         b = len(self.mean)
-        return torch.bincount(numbers, minlength=b * self.cells * each).view(b, self.cells, each).float()
+        return torch.bincount(numbers, minlength=b * self.cells * per_cell).view(b, self.cells, per_cell).float()
 
     def block(self, heads: HeadBatch) -> _Block:
         """What the queries of these heads are of: the same for all layers."""

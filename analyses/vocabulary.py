@@ -140,7 +140,7 @@ class Decomposed:
             start = end
 
 
-def decomposed(first: Tensor, second: Tensor) -> Decomposed:
+def decompose(first: Tensor, second: Tensor) -> Decomposed:
     """The singular directions of first [d k] · second [d k]ᵀ, from k × k matrices; those of rounding have size 0."""
     (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
     u, sizes, v = torch.linalg.svd(r1 @ r2.T)
@@ -150,9 +150,9 @@ def decomposed(first: Tensor, second: Tensor) -> Decomposed:
 
 def circuits(heads: HeadFactors, head: int) -> dict[str, Decomposed]:
     """The OV and the QK circuit of a head of a layer; OV alone where its rows of queries or keys cannot be told."""
-    decompositions = {"ov": decomposed(heads.value[head], heads.output[head].T)}
+    decompositions = {"ov": decompose(heads.value[head], heads.output[head].T)}
     if heads.query is not None and heads.key is not None:
-        decompositions["qk"] = decomposed(heads.query[head], heads.key[head])
+        decompositions["qk"] = decompose(heads.query[head], heads.key[head])
     return decompositions
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from headscope.cli.options import set_values
-from headscope.config.option import configured, declared_options
+from headscope.config.option import declared_options, make_config
 from headscope.training.checkpoints import FILE as STATE
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
@@ -104,7 +104,7 @@ def work(asked: argparse.Namespace, out: Path, **more: Any) -> None:
     """Train, or go on."""
     kind = VARIANTS.get(asked.variant)
     options = set_values(asked.option, list(declared_options(kind.Options)), {})
-    train(settings(out, **more), kind(configured(kind.Options, options)), resume=True)
+    train(settings(out, **more), kind(make_config(kind.Options, options)), resume=True)
 
 
 def settings(out: Path, **more: Any) -> TrainConfig:

@@ -26,7 +26,7 @@ import transformers
 from torch.utils.data import SequentialSampler
 
 from headscope.cli.options import set_values
-from headscope.config.option import configured, declared_options
+from headscope.config.option import declared_options, make_config
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.prepare import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
@@ -86,7 +86,7 @@ def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
     """The run of `--variant`."""
     kind = VARIANTS.get(asked.variant)
     options = set_values(asked.option, list(declared_options(kind.Options)), {})
-    return make_run(settings(asked, out), kind(configured(kind.Options, options)))
+    return make_run(settings(asked, out), kind(make_config(kind.Options, options)))
 
 
 def update_all(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:

@@ -35,7 +35,7 @@ from scipy.special import stdtrit
 from headscope.bootstrap import LEVEL, Array
 from headscope.evaluation.before_after import losses_left_out
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, established, judge
+from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, judge, take_established
 
 Draw = Callable[[np.random.Generator, int], Array]
 
@@ -139,7 +139,9 @@ def accuracy_verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]
     metric = METRICS.get("accuracy")
     first, second = (np.stack([right, np.ones_like(right)], axis=1).astype(float) for right in (before, after))
     worse = losses_left_out(metric, second, first)
-    return judge(worse, margin=margin, largest=metric.largest_loss(first), most=metric.most_lost(before.mean())).verdict
+    return judge(
+        worse, margin=margin, largest=metric.largest_loss(first), max_loss=metric.most_lost(before.mean())
+    ).verdict
 
 
 def of_seeds(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -184,7 +186,7 @@ def of_sizes(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[d
 def _any_established(sequence: list[Array], methods: int) -> bool:
     level = 1 - (1 - LEVEL) / methods
     judged = (judge(left_out(losses), margin=1.0, largest=1.0, level=level) for losses in sequence)
-    return any(True for _ in established(judged))
+    return any(True for _ in take_established(judged))
 
 
 PARTS = {"accuracy": of_accuracy, "sentences": of_sentences, "seeds": of_seeds, "sizes": of_sizes}

@@ -36,13 +36,13 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ConfigError("--source - is read by one process; under torchrun give a file")
     names = [name for name in ("source", "target") if values.get(name) == STDIN]
-    lines = list(_prompted(names) if sys.stdin.isatty() else _piped(names))
+    lines = list(_ask_sentences(names) if sys.stdin.isatty() else _read_stdin(names))
     if not lines:
         raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
     return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
 
 
-def _prompted(names: list[str]) -> Iterator[tuple[str, ...]]:
+def _ask_sentences(names: list[str]) -> Iterator[tuple[str, ...]]:
     """Sentences that are typed at a terminal, until an empty line or the end."""
     console.say("one sentence a line; an empty line ends")
     while source := _answer("sentence: "):
@@ -55,13 +55,13 @@ def _prompted(names: list[str]) -> Iterator[tuple[str, ...]]:
 def _answer(question: str) -> str:
     sys.stderr.write(question)
     sys.stderr.flush()
-    return next(_decoded([sys.stdin.buffer.readline()]), "").strip()
+    return next(_decode_lines([sys.stdin.buffer.readline()]), "").strip()
 
 
-def _piped(names: list[str]) -> Iterator[tuple[str, ...]]:
+def _read_stdin(names: list[str]) -> Iterator[tuple[str, ...]]:
     from headscope.data.lines import is_empty, lines_of
 
-    for number, line in enumerate(_decoded(lines_of(sys.stdin.buffer, name="stdin")), start=1):
+    for number, line in enumerate(_decode_lines(lines_of(sys.stdin.buffer, name="stdin")), start=1):
         parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
         if len(parts) != len(names):
             raise DataError(f"stdin:{number}: {HOW}")
@@ -70,7 +70,7 @@ def _piped(names: list[str]) -> Iterator[tuple[str, ...]]:
         yield parts
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
     from headscope.evaluation.translation import decoded_lines
 
     return decoded_lines(lines)
@@ -79,7 +79,7 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
 @options_from(
     AnalyzeConfig,
     verbose=True,
-    typed=("source", "target"),
+    stdin_texts=("source", "target"),
     owners=lambda: {analysis.name: analysis.Options for analysis in declarations()},
 )
 def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
@@ -92,9 +92,9 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     from headscope.cli.next_commands import after_analysis
     from headscope.engine.study import run_analysis
 
-    typed = typed_text(values)
-    config = configured_analysis({**values, **typed, **({"report": True} if typed else {})})
-    study = run_analysis(config, about={"typed": typed} if typed else {}, progress=console.progress)
+    typed_values = typed_text(values)
+    config = configured_analysis({**values, **typed_values, **({"report": True} if typed_values else {})})
+    study = run_analysis(config, about={"typed": typed_values} if typed_values else {}, progress=console.progress)
     if study.folder is None:  # another process of torchrun writes
         return
     if json:
@@ -103,8 +103,8 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         show_result(study, verbose=verbose, files=study_files(study), commands=after_analysis(study))
     if not study.complete:
         lacking = [omission.analysis for omission in study.left_out if omission.interrupted]
-        without = f", without {', '.join(lacking)}" if lacking else ""
-        what = f"what {study.sentences} sentences gave{without}"
+        unused_names = f", without {', '.join(lacking)}" if lacking else ""
+        what = f"what {study.sentences} sentences gave{unused_names}"
         console.say(f"interrupted: {study.folder} holds {what}; run.json says complete: false")
         raise typer.Exit(130)
 

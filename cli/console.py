@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headscope.errors import spelled
+from headscope.errors import spell_options
 from headscope.progress import console_for_text
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ WIDTH = 100
 def out() -> Console:
     """The console for results: as wide as the terminal or COLUMNS says, and `WIDTH` where there is neither."""
     console = console_for_text()
-    known = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
-    return console if known else console_for_text(width=WIDTH)
+    is_wide = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return console if is_wide else console_for_text(width=WIDTH)
 
 
 def show(lines: Iterable[str | Text]) -> None:
@@ -37,7 +37,7 @@ def show(lines: Iterable[str | Text]) -> None:
         screen.print(line, soft_wrap=True)
 
 
-def pushed(address: str) -> dict[str, str]:
+def push_record(address: str) -> dict[str, str]:
     """What --json says of the hub: nothing where nothing was pushed."""
     return {"pushed": address} if address else {}
 
@@ -49,7 +49,7 @@ def err() -> Console:
 
 def say(message: str) -> None:
     """A remark on stderr."""
-    err().print(spelled(message), soft_wrap=True)
+    err().print(spell_options(message), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

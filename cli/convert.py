@@ -44,13 +44,13 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
                 "architecture": result.architecture,
                 "logit_difference": result.difference,
                 "notes": list(result.notes),
-                **console.pushed(result.pushed),
+                **console.push_record(result.pushed),
             }
         )
         return
-    measured = config.to not in ENGINES.names()
-    difference = f"; largest difference of logits {result.difference:.1e}" if measured else ""
+    has_difference = config.to not in ENGINES.names()
+    difference = f"; largest difference of logits {result.difference:.1e}" if has_difference else ""
     lines = [*(f"note: {note}" for note in result.notes), *([f"Pushed to {result.pushed}"] if result.pushed else [])]
     lines += [f"{result.folder}: {result.architecture}{difference}"]
-    lines += [f"What it is:  {command_line('show', result.path)}"] if measured and result.opened else []
+    lines += [f"What it is:  {command_line('show', result.path)}"] if has_difference and result.opened else []
     console.show(lines)

@@ -36,9 +36,9 @@ def demo(values: Mapping[str, Any]) -> None:
         parts += [("What the heads of a pretrained BERT do, on parsed sentences", result.bert.analysis)]
         parts += [("Half of its heads go without training, the others are refitted", result.bert.removal)]
     parts += [("Which heads of a translation model its translations rest on", result.translation.analysis)]
-    for number, (title, shown) in enumerate(parts, start=4 - len(parts)):
+    for number, (title, output) in enumerate(parts, start=4 - len(parts)):
         console.show(["", f"── {number}  {title} ".ljust(WIDTH, "─")])
-        show_result(shown)
+        show_result(output)
     sizes = [result.translation.removal.record[when]["attention_heads"] for when in ("before", "after")]
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     rows = []
@@ -49,5 +49,5 @@ def demo(values: Mapping[str, Any]) -> None:
     console.show(["", *answer_lines([Answer(title, "", table)], verbose=True, width=WIDTH)])
     figures = [f"{part.analysis.folder}/figures/heads.png" for part in result.parts]
     smaller = [f"smaller checkpoint: {part.removal.path}" for part in result.parts]
-    drawn = [f"figure: {figure}" for figure in figures]
-    console.show(["", *smaller, *drawn, f"everything in one page, for a browser: {result.page}"])
+    figure_lines = [f"figure: {figure}" for figure in figures]
+    console.show(["", *smaller, *figure_lines, f"everything in one page, for a browser: {result.page}"])

@@ -43,11 +43,11 @@ def short(text: str) -> str:
 def row_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
     """Names and what is said of them, in two columns; names of options are not broken at their hyphens."""
     column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
-    wrapped = textwrap.TextWrapper(width - column, break_on_hyphens=False, break_long_words=False)
+    wrapper = textwrap.TextWrapper(width - column, break_on_hyphens=False, break_long_words=False)
     for name, explanation in rows:
-        lines = wrapped.wrap(explanation)
-        beside = lines.pop(0) if lines and len(name) <= column - 4 else ""
-        yield f"  {name:{column - 2}}{beside}".rstrip()
+        lines = wrapper.wrap(explanation)
+        first_line = lines.pop(0) if lines and len(name) <= column - 4 else ""
+        yield f"  {name:{column - 2}}{first_line}".rstrip()
         yield from (f"{'':{column}}{line}" for line in lines)
 
 
@@ -80,8 +80,8 @@ def write_options(command: Any, context: Any, formatter: Any) -> None:
 def rare_options(command: Any, context: Any) -> set[str]:
     """Names of the parameters that this help leaves out: those of many that are not `common`, and --help."""
     rare: set[str] = getattr(command.callback, "rare", set())
-    chosen = rare and len(command.get_params(context)) > FEW and not context.meta.get(ALL)
-    return {*rare, "help"} if chosen else set()
+    shortens = rare and len(command.get_params(context)) > FEW and not context.meta.get(ALL)
+    return {*rare, "help"} if shortens else set()
 
 
 class PlainGroup(TyperGroup):
@@ -183,8 +183,8 @@ class PlainCommand(TyperCommand):
 def _counts_whole(option: Any) -> bool:
     """Whether an option's value is a list with commas, as its help writes it, or a file of options."""
     metavar = option.metavar or ""
-    listed = metavar in ("LIST", "NAMES") or "," in metavar
-    return option.param_type_name == "option" and (listed or option.name == "config")
+    is_list = metavar in ("LIST", "NAMES") or "," in metavar
+    return option.param_type_name == "option" and (is_list or option.name == "config")
 
 
 class Application(typer.Typer):
@@ -253,7 +253,7 @@ def unknown_command(kind: str, name: str, available: Sequence[str], context: Any
 HELP = ("--help", "-h", ALL)
 
 
-def built(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
+def build_command(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
     """The command of a function that `options_from` made."""
     group = Application(add_completion=False)
     group.command(name=name, help=help)(function)
@@ -284,7 +284,9 @@ class LazyGroup(PlainGroup):
     def target(self, name: str) -> Any:
         """The command of a name that is there."""
         module = import_module(f"headscope.cli.{name}")
-        return typer.main.get_command(module.app) if hasattr(module, "app") else built(getattr(module, name), name)
+        return (
+            typer.main.get_command(module.app) if hasattr(module, "app") else build_command(getattr(module, name), name)
+        )
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help text, for which no command is imported."""

@@ -52,8 +52,8 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         for item in fitting
     ]
     console.show(row_lines(rows, console.out().width))
-    if others := [(item["name"], item["refusal"]) for item in items if item["refusal"]]:
-        console.show(["", "Do not fit this checkpoint:", *row_lines(others, console.out().width)])
+    if misfits := [(item["name"], item["refusal"]) for item in items if item["refusal"]]:
+        console.show(["", "Do not fit this checkpoint:", *row_lines(misfits, console.out().width)])
 
 
 def show_options(kind: Kind, name: str, *, json: bool) -> None:

@@ -20,7 +20,7 @@ from headscope.cli.failures import (
     user_message,
 )
 from headscope.cli.usage_errors import usage_errors
-from headscope.errors import HeadscopeWarning, one_line, option_spelling, spelled
+from headscope.errors import HeadscopeWarning, one_line, option_spelling, spell_options
 from headscope.files.writing import exit_status, listening, received
 
 COMMANDS = {
@@ -52,13 +52,13 @@ class Commands(LazyGroup):
 
     summaries = COMMANDS
 
-    def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *extra_args: Any, **options: Any) -> Any:
         """The context of the whole command line, as typer makes it; a help text is printed here."""
         with usage_errors():
             if context := help_context(self, info_name or "headscope", args):
                 typer.echo(context.get_help(), color=context.color)
                 raise typer.Exit
-            return super().make_context(info_name, args, *others, **options)
+            return super().make_context(info_name, args, *extra_args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the rest of the command line and run the command."""
@@ -74,8 +74,8 @@ app = Application(
 )
 
 
-def _version(requested: bool) -> None:
-    if requested:
+def _version(wants_version: bool) -> None:
+    if wants_version:
         from headscope.version import VERSION
 
         print(f"headscope {VERSION}")
@@ -134,7 +134,7 @@ def _run() -> None:
         if isinstance(error, SystemExit) and error.code == 130 and not _by_typer(error):
             _flush()
             sys.exit(exit_status())
-        if _interrupted(error) or (received() and not isinstance(error, SystemExit)):
+        if _is_interrupt(error) or (received() and not isinstance(error, SystemExit)):
             _end_interrupted()
         if line := user_message(error):
             if reports_error(error):
@@ -145,15 +145,15 @@ def _run() -> None:
 
 
 def _show_warning(
-    otherwise: Callable[..., Any], shown: set[str], message: Warning | str, category: type[Warning], *others: Any
+    fallback: Callable[..., Any], shown_lines: set[str], message: Warning | str, category: type[Warning], *extra: Any
 ) -> None:
     """Show headscope's own warnings in one line, each once."""
     if issubclass(category, HeadscopeWarning):
-        if (line := one_line(spelled(str(message)))) not in shown:
-            shown.add(line)
+        if (line := one_line(spell_options(str(message)))) not in shown_lines:
+            shown_lines.add(line)
             print(line, file=sys.stderr, flush=True)
     else:
-        otherwise(message, category, *others)
+        fallback(message, category, *extra)
 
 
 def _end_interrupted() -> NoReturn:
@@ -172,7 +172,7 @@ def _by_typer(error: SystemExit) -> bool:
     return error.__context__ is not None and isinstance(error.__context__.__cause__, KeyboardInterrupt)
 
 
-def _interrupted(error: BaseException | None) -> bool:
+def _is_interrupt(error: BaseException | None) -> bool:
     """Whether Ctrl-C is behind an error: typer makes a status of it, lazy imports a missing module."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__

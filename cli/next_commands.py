@@ -38,16 +38,16 @@ FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, 
 
 def command_line(*words: object, options: Mapping[str, Any] | None = None, names: tuple[str, ...] = ()) -> str:
     """`headscope` with words and those of some options that were given, as a shell takes them."""
-    typed = ["headscope", *map(str, words)]
+    words_of_line = ["headscope", *map(str, words)]
     for name in names:
         value = (options or {}).get(name)
         if value not in (None, False, "", DEFAULTS.get(name)):
             word, text = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else str(value)
             if name in FLAGLESS or "." in name:
-                typed += ["--set", f"{word}={'true' if value is True else text}"]
+                words_of_line += ["--set", f"{word}={'true' if value is True else text}"]
             else:
-                typed += [f"--{word}", *([] if value is True else [text])]
-    return shlex.join(typed)
+                words_of_line += [f"--{word}", *([] if value is True else [text])]
+    return shlex.join(words_of_line)
 
 
 def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
@@ -66,11 +66,11 @@ def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
             small = ("prune", "shrink", checkpoint, "--keep-fraction", HALF, "--out", f"{folder}-small")
             yield "Smaller model", command_line(*small, options=options, names=(*TEXT, *COMPANIONS))
     elif not study.has_table("patching"):
-        again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
-        unused = () if options.get("parse") == "stanza" else STANZA
+        rerun = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
+        unused_names = () if options.get("parse") == "stanza" else STANZA
         own = _of_analyses(options)
-        names = tuple(name for name in (*ANALYSED, *COMPANIONS, *own) if name not in unused)
-        yield "Which heads matter", command_line(*again, options={**options, **own}, names=names)
+        names = tuple(name for name in (*ANALYSED, *COMPANIONS, *own) if name not in unused_names)
+        yield "Which heads matter", command_line(*rerun, options={**options, **own}, names=names)
 
 
 def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,12 +99,20 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str]
     if not choice.removed:
         return None
     ranking = record.get("ranking", {})
-    trained = choice.folder / "model" if record["model"] else record["source"]["path"]
-    words = ["prune", "remove", trained, "--heads", choice.folder / "removed.txt", "--out", f"{choice.folder}-pruned"]
+    source_folder = choice.folder / "model" if record["model"] else record["source"]["path"]
+    words = [
+        "prune",
+        "remove",
+        source_folder,
+        "--heads",
+        choice.folder / "removed.txt",
+        "--out",
+        f"{choice.folder}-pruned",
+    ]
     read = int((re.findall(r"\|data:[^|]*n=(\d+)", choice.signature) or ["0"])[0])
     refit: tuple[str, ...] = ()
-    reached = options.get("target") or not {head.site for head in choice.removed} >= {Site.CROSS}
-    if ranking and not record["model"] and options.get("source") and reached and read >= FEWEST:
+    has_cross_text = options.get("target") or not {head.site for head in choice.removed} >= {Site.CROSS}
+    if ranking and not record["model"] and options.get("source") and has_cross_text and read >= FEWEST:
         words += ["--compensate", "auto"]
         refit = ("sequential",)
     words += ["--export", "native"] if ranking.get("native") else []
@@ -132,14 +140,14 @@ def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, st
     quality = removal.record["quality"]
     if quality is None:
         return "What it is", command_line("show", removal.path)
-    given = {name for name in TEXT if options.get(name) or options.get(f"valid_{name}")}
-    text: dict[str, Any] = {name: f"YOUR-TEST.{NEW_TEXT.get(name, name)}" for name in given}
-    text |= {"pairs": True} if "pairs" in given else {}
-    if not given & {"source", "labels"}:
+    text_names = {name for name in TEXT if options.get(name) or options.get(f"valid_{name}")}
+    text: dict[str, Any] = {name: f"YOUR-TEST.{NEW_TEXT.get(name, name)}" for name in text_names}
+    text |= {"pairs": True} if "pairs" in text_names else {}
+    if not text_names & {"source", "labels"}:
         text = {"source": sample("en"), "target": sample("de") if removal.record["before"]["cross_cache"] else None}
-    by_states = "labels" not in given and quality["metric"] == "cosine"
+    by_states = "labels" not in text_names and quality["metric"] == "cosine"
     metrics = {"metrics": "cosine"} if by_states else {}
     takes_bpe = "bpe" in FORMATS.get(removal.record["output"]["format"]).takes
     more = {**text, **metrics, **({"bpe": options.get("bpe")} if takes_bpe else {})}
-    evaluated = command_line("evaluate", removal.path, options=more, names=(*TEXT, "metrics", "bpe"))
-    return "Test on text it has not seen", evaluated
+    test_command = command_line("evaluate", removal.path, options=more, names=(*TEXT, "metrics", "bpe"))
+    return "Test on text it has not seen", test_command

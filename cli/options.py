@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
-from headscope.config.option import checked_value, configured, declared_options, flag, flag_of
+from headscope.config.option import checked_value, declared_options, flag, flag_of, make_config
 from headscope.errors import ConfigError, DataError, option_spelling
 from headscope.files.output_checks import Input, check_inputs
 from headscope.files.reading import no_path
@@ -70,13 +70,13 @@ def options_from(
     config: bool = True,
     json: bool = True,
     verbose: bool = False,
-    typed: tuple[str, ...] = (),
+    stdin_texts: tuple[str, ...] = (),
     owners: Owners | None = None,
     panel: str | None = None,
 ) -> Callable[[Command], Command]:
     """A command whose options are those of config classes, and as a rule `--config` and `--json`.
 
-    `typed` are texts that may be `-`: what is typed in. `owners` have options of their own by name, which `--set
+    `stdin_texts` are texts that may be `-`: what is typed in. `owners` have options of their own by name, which `--set
     NAME.OPTION=VALUE` and tables of a file set. The function gets the values that were given, of which `read` makes the
     configs, and `json` and `verbose` where it has them.
     """
@@ -95,18 +95,18 @@ def options_from(
             with option_spelling(partial(as_typed, entries, owners)):
                 values = given_values(typed_values, entries, owners)
                 if config:  # `--target` of a figure is no file
-                    check_texts(values, typed=typed)
+                    check_texts(values, stdin_texts=stdin_texts)
                 function(values, **{name: values.pop(name, False) for name in switches})
 
         command.__doc__ = function.__doc__
         options = [parameter_of(*pair, panel) for pair in entries if not pair[0].metadata["flagless"]]
         options.sort(key=lambda option: not isinstance(get_args(option.annotation)[-1], type(typer.Argument())))
         options += ending
-        described: Any = command
-        described.entries, described.owners = entries, owners
-        described.__signature__ = inspect.Signature(options)
-        described.__annotations__ = {option.name: option.annotation for option in options}
-        described.rare = {option.name for option in options if RARE in get_args(option.annotation)}
+        runner: Any = command
+        runner.entries, runner.owners = entries, owners
+        runner.__signature__ = inspect.Signature(options)
+        runner.__annotations__ = {option.name: option.annotation for option in options}
+        runner.rare = {option.name for option in options if RARE in get_args(option.annotation)}
         return command
 
     return decorate
@@ -114,9 +114,13 @@ def options_from(
 
 def flagless(entries: Iterable[Entry], owners: Owners | None) -> dict[str, tuple[str, list[str]]]:
     """Options that have no flag: how `--set` names each (`integrated_gradients.ig-steps`), and words it may be."""
-    found = [("", *pair) for pair in entries if pair[0].metadata["flagless"]]
-    found += [(f"{owner}.", *pair) for owner, cls in (owners or dict)().items() for pair in declared_options(cls)]
-    words = {flag_of(entry)[2:]: (owner, metavar_of(entry, hint).split("|")) for owner, entry, hint in found[::-1]}
+    entries_by_owner = [("", *pair) for pair in entries if pair[0].metadata["flagless"]]
+    entries_by_owner += [
+        (f"{owner}.", *pair) for owner, cls in (owners or dict)().items() for pair in declared_options(cls)
+    ]
+    words = {
+        flag_of(entry)[2:]: (owner, metavar_of(entry, hint).split("|")) for owner, entry, hint in entries_by_owner[::-1]
+    }
     return {name: (f"{owner}{name}", choices) for name, (owner, choices) in words.items()}
 
 
@@ -135,11 +139,11 @@ def as_typed(entries: Iterable[Entry], owners: Owners | None, text: str) -> str:
     return OPTION.sub(spell, text)
 
 
-def given_values(typed: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
+def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
     """The values that were given by field: those of the file, over them those that were typed."""
     values = {
         name: value
-        for name, value in typed.items()
+        for name, value in command_values.items()
         if value is not None and value != [] and not (name in SWITCHES and value is False)
     }
     path, sets = values.pop("config", None), values.pop("set", None) or ()
@@ -154,18 +158,18 @@ def given_values(typed: Mapping[str, Any], entries: Sequence[Entry], owners: Own
     return values
 
 
-def set_values(sets: Iterable[str], entries: Sequence[Entry], owned: Mapping[str, Any]) -> dict[str, Any]:
+def set_values(sets: Iterable[str], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
     """Values of `--set`, by field."""
     values: dict[str, Any] = {}
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: give NAME=VALUE")
-        values |= fields_of({name.strip(): {"true": True, "false": False}.get(value, value)}, entries, owned)
+        values |= fields_of({name.strip(): {"true": True, "false": False}.get(value, value)}, entries, owner_entries)
     return values
 
 
-def read_config(path: Path, entries: Sequence[Entry], owned: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(path: Path, entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
     """Options from a TOML file by field, dashes or underscores alike; ConfigError names the file."""
     from headscope.files.toml import read_toml
 
@@ -173,28 +177,32 @@ def read_config(path: Path, entries: Sequence[Entry], owned: Mapping[str, Any]) 
         raise ConfigError(no_path(path, "config file"))
     content = read_toml(path)
     try:
-        return fields_of(content, entries, owned)
+        return fields_of(content, entries, owner_entries)
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).replace('--', '', 1)}") from None
 
 
-def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owned: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
     """Checked values by field; `content` has long names of options, and NAME.OPTION or tables of the owners."""
-    known: dict[str, Entry | None] = dict.fromkeys(SWITCHES)
-    known |= {entry.name: (entry, hint) for own in owned.values() for entry, hint in own.items()}
+    entry_of: dict[str, Entry | None] = dict.fromkeys(SWITCHES)
+    entry_of |= {entry.name: (entry, hint) for own in owner_entries.values() for entry, hint in own.items()}
     for entry, hint in entries:
-        known |= dict.fromkeys((entry.name, entry.metadata["name"].replace("-", "_") or entry.name), (entry, hint))
+        entry_of |= dict.fromkeys((entry.name, entry.metadata["name"].replace("-", "_") or entry.name), (entry, hint))
     values: dict[str, Any] = {}
     for key, value in content.items():
         owner, _, name = key.rpartition(".")
         if isinstance(value, Mapping):
-            values |= fields_of({f"{key}.{inner}": entry for inner, entry in value.items()}, entries, owned)
+            values |= fields_of({f"{key}.{inner}": entry for inner, entry in value.items()}, entries, owner_entries)
             continue
         name = name.replace("-", "_")
-        if owner and owner not in owned:
-            raise ConfigError(unknown("analysis" if owned else "option", owner if owned else key, sorted(owned)))
+        if owner and owner not in owner_entries:
+            raise ConfigError(
+                unknown(
+                    "analysis" if owner_entries else "option", owner if owner_entries else key, sorted(owner_entries)
+                )
+            )
         of: dict[str, Entry | None] = (
-            {entry.name: (entry, hint) for entry, hint in owned[owner].items()} if owner else known
+            {entry.name: (entry, hint) for entry, hint in owner_entries[owner].items()} if owner else entry_of
         )
         if name not in of:
             from headscope.cli.mhr_options import answer
@@ -213,17 +221,25 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owned: Mappi
 def read(cls: type[C], values: Mapping[str, Any], **more: Any) -> C:
     """A config of those values that are of its fields, and of `more`."""
     names = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
-    return configured(cls, {**{name: value for name, value in values.items() if name in names}, **more})
+    return make_config(cls, {**{name: value for name, value in values.items() if name in names}, **more})
 
 
-def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> None:
+def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ()) -> None:
     """DataError for a text that is not there, before anything heavy is imported."""
     for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
         path = values.get(entry.name)
-        if not isinstance(path, (str, Path)) or os.path.exists(path) or (entry.name in typed and str(path) == STDIN):
+        if (
+            not isinstance(path, (str, Path))
+            or os.path.exists(path)
+            or (entry.name in stdin_texts and str(path) == STDIN)
+        ):
             continue
         if str(path) == STDIN:
-            words = f"only {' and '.join(map(flag, typed))} read it" if typed else "only analyze and translate read it"
+            words = (
+                f"only {' and '.join(map(flag, stdin_texts))} read it"
+                if stdin_texts
+                else "only analyze and translate read it"
+            )
             raise DataError(f"{flag(entry.name)} - would be stdin, and {words}; give a file")
         raise DataError(no_path(Path(path)))
 
@@ -240,14 +256,14 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
     text = about["help"] + default_words(entry)
     takes: Any = bool if kind is bool else list[str] if about["repeat"] else str
     if about["argument"]:
-        required = entry.default is MISSING
+        is_required = entry.default is MISSING
         parameter_info: Any = typer.Argument(help=text, metavar=metavar, show_default=False)
-        default = inspect.Parameter.empty if required else None
+        default = inspect.Parameter.empty if is_required else None
     else:
         name, default = flag_of(entry), None
         names = f"{name}/--no-{name[2:]}" if kind is bool and entry.default is True else name
-        shown: dict[str, Any] = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
-        parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **shown)
+        settings: dict[str, Any] = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
+        parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **settings)
     if default is None:
         takes = takes | None
     annotation = Annotated[takes, parameter_info] if about["common"] else Annotated[takes, RARE, parameter_info]

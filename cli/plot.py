@@ -12,9 +12,9 @@ from typing import Any
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, PlainGroup, built, unknown_command
+from headscope.cli.failures import Application, PlainGroup, build_command, unknown_command
 from headscope.cli.options import options_from, read
-from headscope.config.declarations import imported
+from headscope.config.declarations import import_target
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
@@ -68,17 +68,17 @@ def _command(figure: PlotFigure) -> Any:
     def command(values: Mapping[str, Any]) -> None:
         from headscope.results.study_tables import files_of
 
-        options, file, chosen = read(figure.Options, values), read(FigureFile, values), vars(read(runs, values))
-        paths = list(chosen["runs"]) if "runs" in chosen else list(chosen.values())
+        options, file, run_paths = read(figure.Options, values), read(FigureFile, values), vars(read(runs, values))
+        paths = list(run_paths["runs"]) if "runs" in run_paths else list(run_paths.values())
         if file.out.is_file():
-            check_inputs(file.out, inputs_of({**vars(options), **chosen}))
+            check_inputs(file.out, inputs_of({**vars(options), **run_paths}))
         with files_of(paths):
             draw = (
                 _page(figure, paths, options, file) if figure.page else _figures(figure, paths, options, file, values)
             )
             _say(figure, draw, options, as_json=file.as_json)
 
-    return built(command, figure.name, figure.summary)
+    return build_command(command, figure.name, figure.summary)
 
 
 def _runs(figure: PlotFigure) -> type[Any]:
@@ -88,8 +88,8 @@ def _runs(figure: PlotFigure) -> type[Any]:
     if isinstance(figure.runs, int):
         one = [(f"run{n}", Path, option(**about, metavar=source.metavar)) for n in range(figure.runs)]
         return make_dataclass("Runs", one, frozen=True)
-    many = option(**about, metavar=f"{source.metavar}…", repeat=True)
-    return make_dataclass("Runs", [("runs", tuple[Path, ...], many)], frozen=True)
+    runs_option = option(**about, metavar=f"{source.metavar}…", repeat=True)
+    return make_dataclass("Runs", [("runs", tuple[Path, ...], runs_option)], frozen=True)
 
 
 def _figures(
@@ -101,12 +101,12 @@ def _figures(
     style = read(FigureStyle, values)
     if figure.runs == "each":
         targets = styles.target_paths(file.out, paths, figure=figure.stem, force=file.force)
-        drawn = [figure.read([path]) for path in paths]
+        run_groups = [figure.read([path]) for path in paths]
     else:
-        targets, drawn = [styles.check_path(file.out, force=file.force)], [figure.read(paths)]
+        targets, run_groups = [styles.check_path(file.out, force=file.force)], [figure.read(paths)]
     return [
         (runs, styles.write_figure(figure.drawn(runs, options, style), target, dpi=style.dpi, force=file.force))
-        for runs, target in zip(drawn, targets, strict=True)
+        for runs, target in zip(run_groups, targets, strict=True)
     ]
 
 
@@ -120,16 +120,17 @@ def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile)
     return [([path.resolve() for path in paths], page)]
 
 
-def _say(figure: PlotFigure, written: Written, options: Any, *, as_json: bool) -> None:
+def _say(figure: PlotFigure, figures_written: Written, options: Any, *, as_json: bool) -> None:
     """The answers of a figure that has some, and the files written."""
-    result = imported(figure.answers)(written[0][0], options) if figure.answers else None
+    result = import_target(figure.answers)(figures_written[0][0], options) if figure.answers else None
     if as_json:
         files = [
-            {"figure": figure.name, "runs": [run.name for run in runs], "path": str(path)} for runs, path in written
+            {"figure": figure.name, "runs": [run.name for run in runs], "path": str(path)}
+            for runs, path in figures_written
         ]
         console.print_json({"written": files, **(result.to_json() if result else {})})
         return
-    line = f"wrote {', '.join(str(path) for _, path in written)}"
+    line = f"wrote {', '.join(str(path) for _, path in figures_written)}"
     if result:
         show_result(result, files=[line])
     else:

@@ -10,7 +10,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, LazyGroup, built, forbid_torchrun
+from headscope.cli.failures import Application, LazyGroup, build_command, forbid_torchrun
 from headscope.cli.next_commands import after_choice, after_removal, command_line
 from headscope.cli.options import options_from, read
 from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, LearnConfig, RankConfig, learners
@@ -41,7 +41,7 @@ class Methods(LazyGroup):
         """The command of a learner is made of what it declares."""
         if name in learners():
             return command_of(learners()[name])
-        return built(COMMANDS[name], name)
+        return build_command(COMMANDS[name], name)
 
 
 app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True, add_completion=False)
@@ -100,7 +100,7 @@ def remove(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
 def show_removal(removal: Removal, options: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Print what a removal with these options saved and cost, and what could come next."""
     if json:
-        console.print_json({"out": str(removal.path), **removal.to_json(), **console.pushed(removal.pushed)})
+        console.print_json({"out": str(removal.path), **removal.to_json(), **console.push_record(removal.pushed)})
         return
     page = removal.folder / "page.html"
     files = [f"Page: {page}"] if page.is_file() else []
@@ -168,7 +168,7 @@ def command_of(learner: DeclaredLearner) -> Any:
         method = read(LEARNERS.get(learner.name).Options, values)
         _learn(read(LearnConfig, values, method=method), json=json, verbose=verbose)
 
-    return built(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, learner.about]))
+    return build_command(command, learner.name, "\n\n".join([learner.summary, OUTPUTS, learner.about]))
 
 
 def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:

@@ -42,10 +42,10 @@ def following(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator
         text["dicts"] = Path("DIR")
     if record["reads"] != "text" or not (record["tokenizer"] or dictionaries):
         return
-    name, given, names = PurePath(record["path"]).name, {**options, **text}, (*TEXT, *COMPANIONS)
+    name, options_used, names = PurePath(record["path"]).name, {**options, **text}, (*TEXT, *COMPANIONS)
     analyze = ("analyze", record["path"])
-    yield "What each head does", command_line(*analyze, "--out", f"{name}-run", options=given, names=names)
+    yield "What each head does", command_line(*analyze, "--out", f"{name}-run", options=options_used, names=names)
     matter = (*analyze, "--importance", "--out", f"{name}-importance")
-    yield "Which heads matter", command_line(*matter, options=given, names=names)
+    yield "Which heads matter", command_line(*matter, options=options_used, names=names)
     small = ("prune", "shrink", record["path"], "--keep-fraction", HALF, "--out", f"{name}-small")
-    yield "A smaller model", command_line(*small, options=given, names=names)
+    yield "A smaller model", command_line(*small, options=options_used, names=names)

@@ -15,7 +15,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, PlainGroup, built, unknown_command
+from headscope.cli.failures import Application, PlainGroup, build_command, unknown_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from, read
 from headscope.config import option
@@ -62,7 +62,7 @@ class Variants(PlainGroup):
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
         classes = (TrainConfig, variant.Options, EarlierRun)
-        return built(
+        return build_command(
             options_from(*classes, panel=variant.name.capitalize())(partial(_run, variant)), variant.name, about
         )
 
@@ -155,18 +155,18 @@ class TrainingLines:
         self.tokens, self.loss = self.tokens + sums.tokens, self.loss + sums.loss
         if not self.timer.due():
             return
-        update, seconds = run.position.update, max(self.timer.passed(), 1e-9)
+        update, seconds = run.position.update, max(self.timer.elapsed(), 1e-9)
         total = length(run.config.updates, run.config.epochs, run.position.updates_per_epoch)
-        left = [f"{duration(max(total - update, 0) * seconds / self.updates)} left"] if total else []
-        shown = [
+        time_left = [f"{duration(max(total - update, 0) * seconds / self.updates)} left"] if total else []
+        parts = [
             f"update {update:,}" + (f" of {total:,}" if total else ""),
             f"epoch {run.position.epoch}",
             f"loss {self.loss / max(self.since, 1):.3f}",
             *([self.valid] if self.valid else []),
             f"{self.tokens / seconds:,.0f} tokens/s",
-            *left,
+            *time_left,
         ]
-        self.say("training: " + ", ".join(shown))
+        self.say("training: " + ", ".join(parts))
         self.loss, self.since = 0.0, 0
 
     def validated(self, run: Any, validation: Any, *, best: bool) -> None:
@@ -179,6 +179,6 @@ class TrainingLines:
 
 
 def _scores(validation: Any) -> str:
-    shown = [f"valid {validation.nll:.3f}" if validation.nll is not None else ""]
-    shown.append(f"BLEU {validation.bleu:.1f}" if validation.bleu is not None else "")
-    return " ".join(part for part in shown if part)
+    parts = [f"valid {validation.nll:.3f}" if validation.nll is not None else ""]
+    parts.append(f"BLEU {validation.bleu:.1f}" if validation.bleu is not None else "")
+    return " ".join(part for part in parts if part)

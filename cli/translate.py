@@ -77,8 +77,8 @@ def _translate(
         console.say(f"interrupted: {number} lines are translated")
         raise typer.Exit(130)
     if cut:
-        shown = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
-        console.say(f"cut off at {limit} subwords (--max-length): {len(cut)} lines ({shown})")
+        cut_lines = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
+        console.say(f"cut off at {limit} subwords (--max-length): {len(cut)} lines ({cut_lines})")
 
 
 def _write(translations: Iterator[list[Translation]], options: TranslateOptions, window: int) -> tuple[int, bool]:
@@ -86,7 +86,7 @@ def _write(translations: Iterator[list[Translation]], options: TranslateOptions,
     number = 0
     try:
         for nbest in translations:
-            sys.stdout.buffer.write(b"".join(line.encode() + b"\n" for line in _written(number, nbest, options)))
+            sys.stdout.buffer.write(b"".join(line.encode() + b"\n" for line in _output_lines(number, nbest, options)))
             number += 1
             if number % window == 0:
                 sys.stdout.buffer.flush()
@@ -99,7 +99,7 @@ def _write(translations: Iterator[list[Translation]], options: TranslateOptions,
     return number, True
 
 
-def _written(number: int, translations: Sequence[Translation], options: TranslateOptions) -> Iterator[str]:
+def _output_lines(number: int, translations: Sequence[Translation], options: TranslateOptions) -> Iterator[str]:
     for translation in translations:
         score = f"{translation.score:.4f}\t" if options.scores else ""
         yield (f"{number}\t" if options.best > 1 else "") + score + translation.text

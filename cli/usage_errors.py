@@ -20,16 +20,20 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except USAGE as error:
-        refused: Any = error
+        usage_error: Any = error
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         if type(error).__name__ == "NoSuchOption":
             from headscope.cli.mhr_options import answer
 
-            if hint := _settable(refused) or _elsewhere(refused) or answer(refused.option_name, _typed(refused.ctx)):
+            if (
+                hint := _settable(usage_error)
+                or _elsewhere(usage_error)
+                or answer(usage_error.option_name, _typed_command(usage_error.ctx))
+            ):
                 raise ConfigError(hint) from None
-        see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        message = _too_many(refused) or _missing(refused) or one_line(refused.format_message()).rstrip(".")
+        see_help = "" if usage_error.ctx is None else f"; see {usage_error.ctx.command_path} --help"
+        message = _too_many(usage_error) or _missing(usage_error) or one_line(usage_error.format_message()).rstrip(".")
         raise ConfigError(f"{message}{see_help}") from None
 
 
@@ -44,52 +48,52 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 """Options, and the argument, by the names that other programs have for them."""
 
 
-def _settable(refused: Any) -> str:
+def _settable(usage_error: Any) -> str:
     """What sets an option that has no flag; else nothing."""
     from headscope.cli.options import flagless
 
-    callback, name = refused.ctx.command.callback, refused.option_name
+    callback, name = usage_error.ctx.command.callback, usage_error.option_name
     names = flagless(getattr(callback, "entries", ()), getattr(callback, "owners", None))
     return f"{name} has no flag of its own; give --set {names[name[2:]][0]}=VALUE" if name[2:] in names else ""
 
 
-def _elsewhere(refused: Any) -> str:
+def _elsewhere(usage_error: Any) -> str:
     """What says the same as an option that many programs have; else nothing."""
-    if refused.option_name in ("-q", "--quiet"):
-        return f"there is no {refused.option_name}; {QUIET}"
-    parameters = refused.ctx.command.params
+    if usage_error.option_name in ("-q", "--quiet"):
+        return f"there is no {usage_error.option_name}; {QUIET}"
+    parameters = usage_error.ctx.command.params
     flags = {flag for parameter in parameters for flag in parameter.opts}
     words = flags | {parameter.metavar for parameter in parameters}
-    for own, others in ELSEWHERE.items():
-        if refused.option_name in others and own in words:
+    for own, synonyms in ELSEWHERE.items():
+        if usage_error.option_name in synonyms and own in words:
             instead = own if own in flags else f"{own} as the first argument"
-            return f"there is no {refused.option_name}; give {instead}" + " cuda" * (own == "--device")
+            return f"there is no {usage_error.option_name}; give {instead}" + " cuda" * (own == "--device")
     return ""
 
 
-def _missing(refused: Any) -> str:
+def _missing(usage_error: Any) -> str:
     """An argument or option that must be given, with what it is; else nothing."""
-    if type(refused).__name__ != "MissingParameter" or refused.param is None:
+    if type(usage_error).__name__ != "MissingParameter" or usage_error.param is None:
         return ""
-    message, about = one_line(refused.format_message()).rstrip("."), getattr(refused.param, "help", None)
+    message, about = one_line(usage_error.format_message()).rstrip("."), getattr(usage_error.param, "help", None)
     return f"{message} ({short(about).rstrip('.')})" if about else message
 
 
-def _too_many(refused: Any) -> str:
+def _too_many(usage_error: Any) -> str:
     """What to do with a word too many: a text has an option, or comes by stdin; else nothing."""
-    extra = re.search(r"unexpected extra argument(?:s|\(s\))? \((.+)\)", str(refused))
-    if extra is None or refused.ctx is None:
+    extra = re.search(r"unexpected extra argument(?:s|\(s\))? \((.+)\)", str(usage_error))
+    if extra is None or usage_error.ctx is None:
         return ""
-    flags = {flag for parameter in refused.ctx.command.params for flag in parameter.opts}
+    flags = {flag for parameter in usage_error.ctx.command.params for flag in parameter.opts}
     words, first = extra[1], extra[1].split()[0]
     if "--source" in flags:
         return f"{words} is one argument too many; a text is given as --source {first}"
-    if refused.ctx.command.name == "translate":
-        return f"translate reads the text from stdin: {refused.ctx.command_path} CKPT < {first}"
+    if usage_error.ctx.command.name == "translate":
+        return f"translate reads the text from stdin: {usage_error.ctx.command_path} CKPT < {first}"
     return f"{words} is one argument too many"
 
 
-def _typed(context: Any) -> str:
+def _typed_command(context: Any) -> str:
     """The command that was typed, without the program: `train swap`."""
     words: list[str] = []
     while context is not None and context.parent is not None:

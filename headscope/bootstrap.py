@@ -112,10 +112,10 @@ class GroupSums:
         """Add in float32, and keep what rounding loses (Knuth's two-sum)."""
         assert self.lost is not None
         part = torch.zeros_like(self.total).index_add_(0, slots, values.float())
-        summed = self.total + part
-        kept = summed - self.total
-        self.lost += (self.total - (summed - kept)) + (part - kept)
-        self.total = summed
+        total = self.total + part
+        rounded_part = total - self.total
+        self.lost += (self.total - (total - rounded_part)) + (part - rounded_part)
+        self.total = total
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         self.total = change(self.total)
@@ -155,8 +155,8 @@ class GroupSums:
 
     def leave_out_empty(self) -> None:
         """Drop the groups of which nothing was counted, as of sentences that are not measured: none is resampled."""
-        counted = self.count[: self.used].flatten(1).any(dim=1).nonzero()[:, 0]
-        self.total, self.count, self.used = self.total[counted], self.count[counted], len(counted)
+        nonempty = self.count[: self.used].flatten(1).any(dim=1).nonzero()[:, 0]
+        self.total, self.count, self.used = self.total[nonempty], self.count[nonempty], len(nonempty)
 
     def halve(self) -> None:
         """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
@@ -195,7 +195,7 @@ class Estimate:
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
-def joined(parts: Sequence[Estimate]) -> Estimate:
+def concatenate_estimates(parts: Sequence[Estimate]) -> Estimate:
     """The estimates of some heads after the other as one."""
     return Estimate(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "low", "high")))
 
@@ -220,9 +220,9 @@ class Bootstrap:
             self._drawn[groups, dtype] = self.draws(groups).to(dtype)
         if (groups, dtype) not in self._drawn:
             generator = np.random.default_rng([self.seed, groups])
-            drawn = generator.integers(groups, size=(self.replicates, groups))
-            cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
-            counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
+            picks = generator.integers(groups, size=(self.replicates, groups))
+            cells = (picks + groups * np.arange(self.replicates)[:, None]).ravel()
+            counts = np.bincount(cells, minlength=self.replicates * groups).reshape(picks.shape)
             self._drawn[groups, dtype] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
         return self._drawn[groups, dtype]
 
@@ -230,7 +230,7 @@ class Bootstrap:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
         total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
         dtype = _precise_enough(group_sums)
-        return self._resampled(total, dtype), self._resampled(count, dtype)
+        return self._resample(total, dtype), self._resample(count, dtype)
 
     def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
         """`sums` of some heads after the other, of a statistic whose first cells they are: [1 + replicates h *cells].
@@ -239,20 +239,20 @@ class Bootstrap:
         the same for all heads are [1 + replicates 1 *cells].
         """
         total, dtype = group_sums.total[: group_sums.used], _precise_enough(group_sums)
-        count = self._resampled(group_sums.count[: group_sums.used], dtype)
+        count = self._resample(group_sums.count[: group_sums.used], dtype)
         cells = total[0, :1].numel() * (1 + self.replicates)
         for heads in torch.arange(total.shape[1]).split(max(1, RESAMPLED // cells)):
-            yield self._resampled(total[:, heads], dtype), count if count.shape[1] == 1 else count[:, heads]
+            yield self._resample(total[:, heads], dtype), count if count.shape[1] == 1 else count[:, heads]
 
-    def _resampled(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    def _resample(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]; products in `dtype`."""
         flat = groups.flatten(1).T  # [c g]
         corpus = flat.sum(dim=-1)
         sums = torch.zeros(len(flat), 1 + self.replicates, dtype=torch.float64)  # cells first: rows are sorted next
         occurring = flat.any(dim=-1).nonzero()[:, 0]  # the cells of rare offsets are zero everywhere
         sums[:, 0] = corpus
-        drawn = flat[occurring].to(dtype) @ self.draws(len(groups), dtype).T
-        sums[:, 1:].index_copy_(0, occurring, drawn.double())
+        rows = flat[occurring].to(dtype) @ self.draws(len(groups), dtype).T
+        sums[:, 1:].index_copy_(0, occurring, rows.double())
         return sums.T.view(-1, *groups.shape[1:])
 
     def ratio(self, group_sums: GroupSums) -> Estimate:
@@ -280,8 +280,8 @@ class Bootstrap:
                 if len(part) == 1:
                     estimates[part[0]] = self.ratio(group_sums[part[0]])
                     continue
-                stacked = self.ratio(stack_statistics([group_sums[number] for number in part]))
-                bounds = zip(stacked.value, stacked.low, stacked.high, strict=True)
+                joint = self.ratio(stack_statistics([group_sums[number] for number in part]))
+                bounds = zip(joint.value, joint.low, joint.high, strict=True)
                 estimates |= {number: Estimate(*values) for number, values in zip(part, bounds, strict=True)}
         return [estimates[number] for number in range(len(group_sums))]
 
@@ -298,11 +298,11 @@ def _precise_enough(group_sums: GroupSums) -> torch.dtype:
 
 def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:
     """Several statistics of the same groups as one, with the statistics along the first cell axis."""
-    stacked, first = GroupSums(groups=group_sums[0].groups, budget=group_sums[0].budget), group_sums[0]
-    stacked.used, stacked.whole_numbers = first.used, first.whole_numbers
-    stacked.total = torch.stack([statistic.total for statistic in group_sums], dim=1)
-    stacked.count = torch.stack([statistic.count for statistic in group_sums], dim=1)
-    return stacked
+    stack, first = GroupSums(groups=group_sums[0].groups, budget=group_sums[0].budget), group_sums[0]
+    stack.used, stack.whole_numbers = first.used, first.whole_numbers
+    stack.total = torch.stack([statistic.total for statistic in group_sums], dim=1)
+    stack.count = torch.stack([statistic.count for statistic in group_sums], dim=1)
+    return stack
 
 
 def units_of(counts: Tensor) -> Tensor:
@@ -327,18 +327,18 @@ def interval(samples: Tensor, *, units: Tensor | None = None) -> Estimate:
 def _bounds(replicates: Tensor) -> tuple[Array, Array]:
     """The bounds of every cell of replicates [cells r]."""
     tail = (1 - LEVEL) / 2
-    ordered = torch.from_numpy(np.sort(replicates.contiguous().numpy(), axis=-1))  # NaN last; much faster than torch
-    counted = torch.full((len(ordered),), ordered.shape[1])  # [cells]
-    with_nan = ordered[:, -1:].isnan().any(dim=-1)
-    counted[with_nan] = (~ordered[with_nan].isnan()).sum(dim=-1)
-    return _quantile(ordered, counted, tail), _quantile(ordered, counted, 1 - tail)
+    by_size = torch.from_numpy(np.sort(replicates.contiguous().numpy(), axis=-1))  # NaN last; much faster than torch
+    counts = torch.full((len(by_size),), by_size.shape[1])  # [cells]
+    with_nan = by_size[:, -1:].isnan().any(dim=-1)
+    counts[with_nan] = (~by_size[with_nan].isnan()).sum(dim=-1)
+    return _quantile(by_size, counts, tail), _quantile(by_size, counts, 1 - tail)
 
 
-def _quantile(ordered: Tensor, counted: Tensor, share: float) -> Array:
-    """Linearly interpolated quantile of the first `counted` entries of each sorted row."""
-    rank = (counted - 1).clamp(min=0).double() * share
+def _quantile(sorted_rows: Tensor, counts: Tensor, share: float) -> Array:
+    """Linearly interpolated quantile of the first `counts` entries of each sorted row."""
+    rank = (counts - 1).clamp(min=0).double() * share
     lower = rank.floor().long()
-    upper = torch.minimum(lower + 1, (counted - 1).clamp(min=0))
-    below, above = (ordered.gather(1, index[:, None])[:, 0] for index in (lower, upper))
+    upper = torch.minimum(lower + 1, (counts - 1).clamp(min=0))
+    below, above = (sorted_rows.gather(1, index[:, None])[:, 0] for index in (lower, upper))
     quantile: Array = (below + (above - below) * (rank - lower)).numpy()
     return quantile

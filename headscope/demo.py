@@ -192,8 +192,8 @@ def _write_texts(folder: Path) -> dict[str, Path]:
         for name, part in (("learn", lines[:LEARN]), ("test", lines[LEARN:])):
             paths[f"{name}.{kind}"] = _write_lines(folder / f"{name}.{kind}", part)
     learnt = captions("en").read_text(encoding="utf-8").splitlines()[:LEARN]
-    known = sample("en").read_text(encoding="utf-8").splitlines()
-    paths["calibration.en"] = _write_lines(folder / "calibration.en", [*known, *learnt])
+    sample_lines = sample("en").read_text(encoding="utf-8").splitlines()
+    paths["calibration.en"] = _write_lines(folder / "calibration.en", [*sample_lines, *learnt])
     parses = [path.read_text(encoding="utf-8").strip("\n") + "\n" for path in (sample("conllu"), captions("conllu"))]
     paths["parsed.conllu"] = _write_lines(folder / "parsed.conllu", parses)
     return paths

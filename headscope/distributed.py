@@ -83,8 +83,8 @@ class Processes:
             return value
         box: list[Any] = [value]
         distributed.broadcast_object_list(box, device=_device())
-        received: T = box[0]
-        return received
+        answer: T = box[0]
+        return answer
 
     def all(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
@@ -206,7 +206,7 @@ PINNED = {"cuda"}
 """Devices that read pinned memory without the host."""
 
 
-def pinned(values: Tensor, device: torch.device) -> Tensor:
+def pin(values: Tensor, device: torch.device) -> Tensor:
     """Values of the CPU in memory that the device reads without the host; themselves where it knows no such memory."""
     return values.contiguous().pin_memory() if device.type in PINNED else values
 
@@ -215,7 +215,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     """Values on a device. What goes there from the CPU is pinned where that is possible, and the host does not wait."""
     if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device)
-    return pinned(values, device).to(device, non_blocking=True)
+    return pin(values, device).to(device, non_blocking=True)
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -223,14 +223,14 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, tensor in enumerate(tensors):
         alike.setdefault((tensor.device, tensor.dtype), []).append(number)
-    found = list(tensors)
+    on_host = list(tensors)
     for (device, _), numbers in alike.items():
         if device.type != "cpu":
             together = torch.cat([tensors[number].flatten() for number in numbers]).cpu()
             parts = together.split([tensors[number].numel() for number in numbers])
             for number, part in zip(numbers, parts, strict=True):
-                found[number] = part.view(tensors[number].shape)
-    return found
+                on_host[number] = part.view(tensors[number].shape)
+    return on_host
 
 
 @cache

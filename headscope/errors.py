@@ -27,7 +27,7 @@ def python_words(text: str) -> str:
 _SPELLING: ContextVar[Callable[[str], str]] = ContextVar("headscope_spelling", default=python_words)
 
 
-def spelled(text: str) -> str:
+def spell_options(text: str) -> str:
     """A message, which names options as `--max-length`, in the words of the front end that is in use."""
     return _SPELLING.get()(text)
 
@@ -38,7 +38,7 @@ def python_errors() -> Iterator[None]:
     try:
         yield
     except HeadscopeError as error:
-        error.args = (spelled(str(error)),)
+        error.args = (spell_options(str(error)),)
         raise
 
 
@@ -58,23 +58,25 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
-def reason_of(error: BaseException, *, most: int = 160) -> str:
+def reason_of(error: BaseException, *, max_length: int = 160) -> str:
     """What another program raised, in one line: its message, or its class where it has none."""
-    return one_line(error)[:most] or type(error).__name__
+    return one_line(error)[:max_length] or type(error).__name__
 
 
-def shortlist(names: Sequence[str], *, most: int = 3) -> str:
+def shortlist(names: Sequence[str], *, max_names: int = 3) -> str:
     """The first names of a list, and how many more there are: `a, b, c and 5 more`."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
 
 
-def contrast_of(first: str, second: str, *, most: int = 60) -> str:
+def contrast_of(first: str, second: str, *, max_length: int = 60) -> str:
     """Two texts that differ, side by side; by their code points where they look alike."""
     if not _look_alike(first, second):
-        return f"{first[:most]!r} against {second[:most]!r}"
+        return f"{first[:max_length]!r} against {second[:max_length]!r}"
     start = max(next((n for n, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1), 0) - 9, 0)
-    shown = (ascii(text[start : start + most]) for text in (first, second))
-    return f"{' against '.join(shown)}, the same letters in other code points: bring both to one form, such as NFC"
+    code_points = (ascii(text[start : start + max_length]) for text in (first, second))
+    return (
+        f"{' against '.join(code_points)}, the same letters in other code points: bring both to one form, such as NFC"
+    )
 
 
 def lookalike(name: str, names: Iterable[str]) -> str:
@@ -92,7 +94,7 @@ def printable(text: str) -> str:
     return _COMMANDS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def uncoloured(text: str) -> str:
+def strip_colours(text: str) -> str:
     """The text without the sequences that colour it in a terminal."""
     return _ESCAPES.sub("", text)
 
@@ -106,15 +108,17 @@ class ConfigError(HeadscopeError):
 
 
 @contextmanager
-def restated(to: type[HeadscopeError], message: str, *kinds: type[Exception]) -> Iterator[None]:
+def restate(to: type[HeadscopeError], message: str, *kinds: type[Exception]) -> Iterator[None]:
     """Errors of some kinds within the block (default: ConfigError) as another, in whose message `{why}` is theirs."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, kinds or ConfigError):
             raise
-        known = isinstance(error, HeadscopeError)
-        raise to(message.replace("{why}", str(error) if known else reason_of(error))) from (None if known else error)
+        is_ours = isinstance(error, HeadscopeError)
+        raise to(message.replace("{why}", str(error) if is_ours else reason_of(error))) from (
+            None if is_ours else error
+        )
 
 
 def check_one_given(choices: Mapping[str, object]) -> None:

@@ -92,14 +92,14 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
             raise ConfigError(of_file + _bad_name(name, layout, no_file))
         site = _site(match, layout)
         layer, number = (None if place == "*" else int(place) for place in match.groups()[1:])
-        selected = [
+        matches = [
             head for head in heads if head.site is site and layer in (None, head.layer) and number in (None, head.head)
         ]
-        if not selected:
+        if not matches:
             raise ConfigError(
                 f"{of_file}no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}"
             )
-        selected_heads.update(dict.fromkeys(selected))
+        selected_heads.update(dict.fromkeys(matches))
     return list(selected_heads)
 
 

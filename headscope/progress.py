@@ -45,17 +45,17 @@ def no_progress(title: str, total: int, *, unit: str = "sentences") -> AbstractC
     return nullcontext(lambda count: None)
 
 
-def reported(callback: Callable[[str, int, int], object]) -> Progress:
+def report_to(callback: Callable[[str, int, int], object]) -> Progress:
     """A `Progress` that calls `callback(title, done, total)` at the start and after each step."""
 
     @contextmanager
     def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
-        done = 0
+        count_done = 0
 
         def step(count: int) -> None:
-            nonlocal done
-            done += count
-            callback(title, done, total)
+            nonlocal count_done
+            count_done += count
+            callback(title, count_done, total)
 
         step(0)
         yield step
@@ -104,7 +104,7 @@ class Timer:
         self.reported = now
         return True
 
-    def passed(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the beginning."""
         return self.clock() - self.begun
 
@@ -114,14 +114,14 @@ def lines(
     title: str, total: int | None, *, unit: str, say: Callable[[str], None], timer: Timer | None = None
 ) -> Iterator[Callable[[int], None]]:
     """Progress as plain lines with rate and time left, for logs; none for work that is done before one is due."""
-    timer, done = timer or Timer(), 0
+    timer, count_done = timer or Timer(), 0
 
     def step(count: int) -> None:
-        nonlocal done
-        done += count
+        nonlocal count_done
+        count_done += count
         if timer.due():
             of_total = "" if total is None else f" of {total:,}"
-            say(f"{title}: {done:,}{of_total} {unit}, {pace(done, total, timer.passed(), unit)}")
+            say(f"{title}: {count_done:,}{of_total} {unit}, {pace(count_done, total, timer.elapsed(), unit)}")
 
     yield step
 
@@ -137,9 +137,9 @@ def stages(*, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
 
     def tell() -> None:
         while not over.wait(INTERVAL):
-            what, begun = stage
+            what, started = stage
             if what:
-                say(f"{what} for {duration(time.monotonic() - begun)}")
+                say(f"{what} for {duration(time.monotonic() - started)}")
 
     teller = Thread(target=tell, daemon=True)
     teller.start()
@@ -150,11 +150,11 @@ def stages(*, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
         teller.join()
 
 
-def pace(done: float, total: float | None, seconds: float, unit: str) -> str:
+def pace(count: float, total: float | None, seconds: float, unit: str) -> str:
     """Rate and time left: `12 sentences/s, 4 min left`; without a total the rate alone."""
-    rate = done / seconds if seconds > 0 else 0.0
-    shown = f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
-    return shown if total is None or not rate else f"{shown}, {duration(max(total - done, 0) / rate)} left"
+    rate = count / seconds if seconds > 0 else 0.0
+    rate_text = f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
+    return rate_text if total is None or not rate else f"{rate_text}, {duration(max(total - count, 0) / rate)} left"
 
 
 def duration(seconds: float) -> str:

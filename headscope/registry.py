@@ -65,7 +65,7 @@ class Registry(Generic[T]):
             raise ConfigError(unknown(self.kind, name, self.names()))
         return self._variants[name]
 
-    def registered(self) -> dict[str, T]:
+    def loaded_variants(self) -> dict[str, T]:
         """What has been registered so far; imports nothing."""
         return dict(self._variants)
 
@@ -131,6 +131,6 @@ def unknown(kind: str, name: str, available: list[str]) -> str:
     near = get_close_matches(str(name), available, n=1 if len(available) <= FEW else 3)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if len(available) > FEW and (near or kind in LISTED or kind.startswith("option")):
-        others = f"`headscope list {LISTED[kind]}` has all" if kind in LISTED else f"there are {len(available)}"
-        return f"unknown {kind} {name!r}; {hint}{others}"
+        listing = f"`headscope list {LISTED[kind]}` has all" if kind in LISTED else f"there are {len(available)}"
+        return f"unknown {kind} {name!r}; {hint}{listing}"
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def counted(count: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
     """`1 head`, `2,000 heads`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
@@ -64,17 +64,19 @@ def signature_of(
     These are, where given: the digest of the text and its number of sentences (`data`), the checkpoint with the masked
     heads (`off`), versions of torch and transformers, bootstrap `replicates`, `seed` and the version of headscope.
     """
-    signed = dict(entries)
+    named_values = dict(entries)
     if data is not None:
-        signed["data"] = f"sha1={data[0][:12]},n={data[1]}"
+        named_values["data"] = f"sha1={data[0][:12]},n={data[1]}"
     if checkpoint is not None:
-        signed["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
-        signed |= off or {}
+        named_values["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
+        named_values |= off or {}
         of_type = f" of {checkpoint.dequantised}" if checkpoint.dequantised else ""
-        signed["dtype"] = str(checkpoint.dtype).removeprefix("torch.") + of_type
-        signed["device"] = checkpoint.device.type
-    signed["torch"] = version("torch")
+        named_values["dtype"] = str(checkpoint.dtype).removeprefix("torch.") + of_type
+        named_values["device"] = checkpoint.device.type
+    named_values["torch"] = version("torch")
     if transformers:
-        signed["tf"] = version("transformers")
+        named_values["tf"] = version("transformers")
     numbers = {"boot": replicates, "seed": seed}
-    return Signature(signed | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION})
+    return Signature(
+        named_values | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION}
+    )

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from headscope.config import EvaluateConfig
-from headscope.config.option import SEED, configured
+from headscope.config.option import SEED, make_config
 from headscope.config.small import TranslateConfig, TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import MOST_LINE, lines_of
 from headscope.data.parses import read_conllu
-from headscope.data.vocabulary import Merges, merged
+from headscope.data.vocabulary import Merges, merge_symbols
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation import translation
 from headscope.evaluation.translation import translate_lines
@@ -130,7 +130,7 @@ def test_merging_in_n_log_n_is_merging() -> None:
             ranks.setdefault(pair, chance.choice((rank, rank, 0, 3, 99 - rank)))
             known.append("".join(pair))
         word = chance.choices("abc", k=chance.randint(1, 13))
-        assert merged(word, ranks) == slowly_merged(list(word), ranks)
+        assert merge_symbols(word, ranks) == slowly_merged(list(word), ranks)
 
 
 def test_a_word_of_200000_characters_is_split() -> None:
@@ -161,10 +161,10 @@ def test_keys_of_thousands_of_parts(tmp_path: Path) -> None:
 
 def test_numbers_of_a_record_are_bounded() -> None:
     with pytest.raises(ConfigError, match="unknown option 'x0'"):
-        configured(SearchConfig, {f"x{n}": n for n in range(1000)})
+        make_config(SearchConfig, {f"x{n}": n for n in range(1000)})
     for value in (2**40, 10**5000, float("nan"), float("inf"), 10**400):
         with pytest.raises(ConfigError) as caught:
-            configured(SearchConfig, {"beam" if isinstance(value, int) and value > 2**39 else "power": value})
+            make_config(SearchConfig, {"beam" if isinstance(value, int) and value > 2**39 else "power": value})
         assert len(str(caught.value)) < 200
 
 
@@ -186,11 +186,11 @@ def test_numbers_of_configs_are_bounded() -> None:
         ({"text": "row"}, "--text is 'row'.*did you mean 'raw'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            configured(EvaluateConfig, {**given, **options})
+            make_config(EvaluateConfig, {**given, **options})
     with pytest.raises(ConfigError, match=r"--nbest.*2000.*1000"):
-        configured(TranslateConfig, {"checkpoint": "x", "nbest": 2000})
-    assert configured(EvaluateConfig, {**given, "seed": SEED}).seed == SEED
-    several = configured(EvaluateConfig, {**given, "metrics": "bleu, chrf", "batch_tokens": "auto"})
+        make_config(TranslateConfig, {"checkpoint": "x", "nbest": 2000})
+    assert make_config(EvaluateConfig, {**given, "seed": SEED}).seed == SEED
+    several = make_config(EvaluateConfig, {**given, "metrics": "bleu, chrf", "batch_tokens": "auto"})
     assert several.metrics == ("bleu", "chrf") and several.batch_tokens is None and several.source == Path("x")
 
 

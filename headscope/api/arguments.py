@@ -17,12 +17,12 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from headscope.config.option import TextLines, converted, shown
+from headscope.config.option import TextLines, convert_value, format_value
 from headscope.data.lines import Lines
-from headscope.errors import ConfigError, DataError, python_errors, spelled
+from headscope.errors import ConfigError, DataError, python_errors, spell_options
 from headscope.heads import HeadId, Layout, Site, all_heads, select_heads
 from headscope.model.taps import Gates, closed
-from headscope.progress import Progress, bar, no_progress, reported
+from headscope.progress import Progress, bar, no_progress, report_to
 from headscope.pruning.options.shared import Refit, anchor_files
 
 C = TypeVar("C")
@@ -35,11 +35,11 @@ def public_api(function: Callable[P, R]) -> Callable[P, R]:
     """The function, whose errors name options as Python does, and which has gradients whatever surrounds it."""
 
     @wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         with python_errors(), torch.inference_mode(False), torch.enable_grad():
             return function(*args, **kwargs)
 
-    return wrapped
+    return wrapper
 
 
 def public_methods(cls: type[C]) -> type[C]:
@@ -57,7 +57,7 @@ Report: TypeAlias = "bool | Callable[[str, int, int], object]"
 def progress_of(report: Report) -> Progress:
     """The `Progress` for a `progress` argument; ConfigError for another type."""
     if callable(report):
-        return reported(report)
+        return report_to(report)
     if not isinstance(report, bool):
         raise ConfigError(f"progress={report!r} is not known; give True, False or a function of (what, done, total)")
     return bar if report else no_progress
@@ -83,7 +83,7 @@ class TrainingReport(ExitStack):
 
     def remarked(self, text: str) -> None:
         """A remark of the training."""
-        warnings.warn(spelled(text), stacklevel=2)
+        warnings.warn(spell_options(text), stacklevel=2)
 
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
@@ -111,15 +111,15 @@ def text_options(text: Text | None, options: dict[str, Any], *, prefix: str = ""
 
     The names begin with `prefix`, as in `valid_source`.
     """
-    given = {name: options.pop(name, None) for name in ("target", "second", "labels")}
+    text_parts = {name: options.pop(name, None) for name in ("target", "second", "labels")}
     if not isinstance(text, Texts):
-        text = Texts(text, **given)
-    elif any(other is not None for other in given.values()):
+        text = Texts(text, **text_parts)
+    elif any(other is not None for other in text_parts.values()):
         raise ConfigError("Texts holds all that belongs to a text; leave out target, second and labels")
     source, target = source_and_target(text.source, text.target)
     lines = {"source": source, "target": target, "source2": text.second, "labels": text.labels}
-    named = {f"{prefix}{name}": lines_of(value, name) for name, value in lines.items() if value is not None}
-    return {**named, "pairs": text.pairs} if text.pairs else named
+    line_options = {f"{prefix}{name}": lines_of(value, name) for name, value in lines.items() if value is not None}
+    return {**line_options, "pairs": text.pairs} if text.pairs else line_options
 
 
 def source_and_target(text: Any, target: Any) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ def lines_of(text: Any, name: str) -> Any:
     """A path, or a list of lines as a file would have them; ConfigError or DataError where it is neither."""
     if isinstance(text, str) and not os.path.exists(text):
         raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
-    lines = converted(name, TextLines, text)
+    lines = convert_value(name, TextLines, text)
     if isinstance(lines, Path) or name in ("text", "source", "target"):
         return lines
     return ["\t".join(map(str, entry)) if isinstance(entry, (tuple, list)) else str(entry) for entry in lines]
@@ -194,7 +194,7 @@ def head_ids_of(heads: Heads, layout: Layout, *, name: str = "heads") -> list[He
     head_ids: dict[HeadId, None] = {}
     for entry in entries:
         if not isinstance(entry, (str, HeadId)):
-            raise ConfigError(f"{name}: {shown(entry)} is no head; write it as {example!r}")
+            raise ConfigError(f"{name}: {format_value(entry)} is no head; write it as {example!r}")
         head_ids.update(dict.fromkeys(select_heads(str(entry), layout)))
     return list(head_ids)
 
@@ -237,8 +237,8 @@ def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         numbers = torch.empty(0)
     if not numbers.numel() or (single and (numbers.numel() > 1 or numbers.is_complex())):
-        wanted = "a number" if single else "a number for each head, a tensor [h] or [b h]"
-        raise ConfigError(f"the gate of {key!r} is {shown(value)}; give {wanted}")
+        requirement = "a number" if single else "a number for each head, a tensor [h] or [b h]"
+        raise ConfigError(f"the gate of {key!r} is {format_value(value)}; give {requirement}")
     return numbers.reshape(()) if single else numbers
 
 
@@ -246,13 +246,13 @@ def gates_name(gates: Gates) -> str:
     """Gates in a signature: the heads whose gates are not one, or a digest of many gates."""
     rows = {site_layer: gate.detach().cpu() for site_layer, gate in gates.items()}
     single = {site_layer: gate for site_layer, gate in rows.items() if gate.ndim == 1}
-    listed = [
+    names = [
         f"{HeadId(*site_layer, head)}={value:g}"
         for site_layer, gate in single.items()
         for head, value in enumerate(gate.tolist())
         if value != 1
     ]
-    if len(single) == len(rows) and len(listed) <= LISTED:
-        return ",".join(listed)
+    if len(single) == len(rows) and len(names) <= LISTED:
+        return ",".join(names)
     entries = sorted(f"{site}.{layer} {gate.double().tolist()}" for (site, layer), gate in rows.items())
     return f"sha1={hashlib.sha1(''.join(entries).encode()).hexdigest()[:8]}"

@@ -16,8 +16,8 @@ from headscope.api.arguments import PathName, Report, TrainingReport, progress_o
 from headscope.api.model import Model
 from headscope.api.plot import plot as plot
 from headscope.config import CheckpointOptions
-from headscope.config.declarations import imported
-from headscope.config.option import configured
+from headscope.config.declarations import import_target
+from headscope.config.option import make_config
 from headscope.errors import ConfigError
 from headscope.formats.base import open_configured
 from headscope.model.interface import is_pretrained
@@ -60,13 +60,13 @@ def load(
     """
     if isinstance(source, Model):
         return source
-    given = {"device": device, "dtype": dtype, "device_map": device_map, "format": format, **options}
+    load_options = {"device": device, "dtype": dtype, "device_map": device_map, "format": format, **options}
     if isinstance(source, (str, PathLike)):
         if tokenizer is not None:
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
-        config = configured(CheckpointOptions, {"checkpoint": source, **given}, what="load")
+        config = make_config(CheckpointOptions, {"checkpoint": source, **load_options}, what="load")
         return Model(open_configured(config), companions=config.companions)
-    if useless := [name for name, value in given.items() if value not in (None, "auto")]:
+    if useless := [name for name, value in load_options.items() if value not in (None, "auto")]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
     return _in_memory(source, tokenizer)
 
@@ -118,9 +118,9 @@ def as_function(method: Callable[..., R]) -> Callable[..., R]:
     def function(model: Source, *values: Any, **options: Any) -> R:
         return method(load(model), *values, **options)
 
-    _, *others = inspect.signature(method).parameters.values()
-    described: Any = function
-    described.__signature__ = inspect.Signature([inspect.Parameter("model", KEYWORD), *others])
+    _, *parameters = inspect.signature(method).parameters.values()
+    signed_function: Any = function
+    signed_function.__signature__ = inspect.Signature([inspect.Parameter("model", KEYWORD), *parameters])
     return function
 
 
@@ -164,13 +164,13 @@ def prune(
         raise ConfigError(unknown("way to prune", method, ways))
     values, what = {**options, "checkpoint": checkpoint, "out": out, "force": force}, f"prune {method}"
     if method in PRUNING:
-        cls, run = (imported(f"headscope.pruning.{place}") for place in PRUNING[method])  # type: Any, Any
+        cls, run = (import_target(f"headscope.pruning.{place}") for place in PRUNING[method])  # type: Any, Any
     else:
         own, cls, run = LEARNERS.get(method).Options, LearnConfig, run_learning
         of_method = {entry.name: values.pop(entry.name) for entry in fields(own) if entry.name in values}
-        values["method"] = configured(own, of_method, what=what)
+        values["method"] = make_config(own, of_method, what=what)
     listening = {} if method == "remove" else {"progress": progress_of(progress)}
-    return run(configured(cls, values, what=what), **listening)  # type: ignore[no-any-return]
+    return run(make_config(cls, values, what=what), **listening)  # type: ignore[no-any-return]
 
 
 @public_api
@@ -200,8 +200,8 @@ def train(
     cls, what = find_variant(str(variant)), f"train {variant}"
     values = with_defaults({**options, "out": out}, cls.name, resume=resume)
     own = {entry.name: values.pop(entry.name) for entry in fields(cls.Options) if entry.name in values}
-    config = configured(TrainConfig, values, what=what, others=own)
-    variant_options = cls(configured(cls.Options, own, what=what))
+    config = make_config(TrainConfig, values, what=what, extra_names=own)
+    variant_options = cls(make_config(cls.Options, own, what=what))
     with TrainingReport(progress_of(progress)) as listener:
         more: Any = {"listener": listener, "command": ("headscope.train", variant)}
         return run_training(config, variant_options, resume=resume, force=force, **more)

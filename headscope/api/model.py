@@ -28,11 +28,11 @@ from headscope.api.open_model import OpenModel
 from headscope.api.ranking import rank_open_model
 from headscope.config import Companions, EvaluateConfig
 from headscope.config.analyze import configured_analysis
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError, spelled
+from headscope.errors import ConfigError, spell_options
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
@@ -152,7 +152,7 @@ class Model(OpenModel):
 
         ConfigError for heads that cannot be removed, CheckpointError where the outputs differ.
         """
-        texts, checkpoint = refit_texts(options, refit), self._ungated()
+        texts, checkpoint = refit_texts(options, refit), self._without_gates()
         values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
         values |= {"merge_kv": merge_kv, **self._heads(heads=heads, keep_only=keep_only)}
         scores = None
@@ -185,13 +185,13 @@ class Model(OpenModel):
 
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """
-        checkpoint = self._ungated()
+        checkpoint = self._without_gates()
         values = {**text_options(text, options), **text_options(valid, {}, prefix="valid_"), **options}
         with TemporaryDirectory() as folder, eval_mode(checkpoint.model):  # what is measured of sizes lies there
             its = {**values, **self._heads(protect=protect), "out": folder}
             config = self._options(ShrinkConfig, its, what="shrink")
-            opened = open_shrink(config, config.out, checkpoint=checkpoint)
-            return SmallModel(small_model(opened, progress=progress_of(progress)), config, whole=checkpoint)
+            setup = open_shrink(config, config.out, checkpoint=checkpoint)
+            return SmallModel(small_model(setup, progress=progress_of(progress)), config, whole=checkpoint)
 
     def evaluate(
         self,
@@ -244,9 +244,9 @@ class Model(OpenModel):
         else:
             values["against"] = against
         config = self._options(EvaluateConfig, values, what="evaluate")
-        opened = open_all(config, checkpoint=self.checkpoint, against=intact, altered=bool(self.gates))
-        result = run(config, opened=opened, progress=progress_of(progress))
-        result.remarks = [spelled(remark) for remark in result.remarks]
+        setup = open_all(config, checkpoint=self.checkpoint, against=intact, has_gates=bool(self.gates))
+        result = run(config, setup=setup, progress=progress_of(progress))
+        result.remarks = [spell_options(remark) for remark in result.remarks]
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
 
@@ -274,11 +274,13 @@ class Model(OpenModel):
             public=config.hub_public,
         )
 
-    def _heads(self, **named: Heads | None) -> dict[str, str | None]:
+    def _heads(self, **selections: Heads | None) -> dict[str, str | None]:
         """Options that select heads of this model."""
-        return {name: heads_option(heads, self.layout, name=name) for name, heads in named.items() if heads is not None}
+        return {
+            name: heads_option(heads, self.layout, name=name) for name, heads in selections.items() if heads is not None
+        }
 
-    def _ungated(self) -> Checkpoint:
+    def _without_gates(self) -> Checkpoint:
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
         return self.checkpoint
@@ -319,5 +321,5 @@ class SmallModel(Model, Removal):
 
         OutputError, ConfigError or CheckpointError where it cannot be written so; then nothing is left behind.
         """
-        config = configured(type(self._config), {**vars(self._config), **options, "out": folder}, what="save")
+        config = make_config(type(self._config), {**vars(self._config), **options, "out": folder}, what="save")
         return save_shrunk(self._shrunk, config)

@@ -23,7 +23,7 @@ from headscope.api.arguments import (
     text_options,
 )
 from headscope.config import Companions
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.config.small import TranslateConfig, TranslateOptions, Translation
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch, pad_side
@@ -65,14 +65,14 @@ class OpenModel:
     @property
     def _opening(self) -> dict[str, Any]:
         """Options that open this model again, where it runs."""
-        opened, dtype = self.checkpoint, str(self.checkpoint.dtype).removeprefix("torch.")
-        usual = dtype not in DTYPES or (dtype == "float32" and opened.device.type == "cpu")
-        its = {"checkpoint": opened.path, "device": str(opened.device), "dtype": "auto" if usual else dtype}
-        return its | self._companions.given()
+        checkpoint, dtype = self.checkpoint, str(self.checkpoint.dtype).removeprefix("torch.")
+        usual = dtype not in DTYPES or (dtype == "float32" and checkpoint.device.type == "cpu")
+        its = {"checkpoint": checkpoint.path, "device": str(checkpoint.device), "dtype": "auto" if usual else dtype}
+        return its | self._companions.companion_values()
 
     def _options(self, cls: type[C], options: Mapping[str, Any], *, what: str) -> C:
         """The config of a command about this model; ConfigError for an option that `what` has not."""
-        return configured(cls, {**self._opening, **options}, what=what)
+        return make_config(cls, {**self._opening, **options}, what=what)
 
     @property
     def layout(self) -> Layout:
@@ -94,10 +94,10 @@ class OpenModel:
         return "+".join(filter(None, self._gates))
 
     def __repr__(self) -> str:
-        opened = self.checkpoint
-        description = f"{opened.path} ({opened.format}, {opened.model_type})"
+        checkpoint = self.checkpoint
+        description = f"{checkpoint.path} ({checkpoint.format}, {checkpoint.model_type})"
         try:
-            return f"<{type(self).__name__} {description}: {describe_heads(opened.layout)}>"
+            return f"<{type(self).__name__} {description}: {describe_heads(checkpoint.layout)}>"
         except HeadscopeError:  # every method that needs the heads says why they cannot be seen
             return f"<{type(self).__name__} {description}>"
 
@@ -107,17 +107,17 @@ class OpenModel:
         Logits [b t V] of models that predict words (teacher-forced with `target`), logits [b classes] of classifiers,
         final states [b t d] of other models.
         """
-        opened = self.checkpoint
+        checkpoint = self.checkpoint
         lines = text_options(text, {"target": target})
         corpus = open_corpus(lines["source"], target=lines.get("target"))
-        refuse_unread_target(opened, corpus)
-        batch = one_batch(opened, [(sentence.source, sentence.target) for sentence in corpus]).to(opened.device)
-        with eval_mode(opened.model), torch.no_grad():
-            if opened.predicts == "classes":
-                return opened.class_scores(batch)
-            if opened.predicts == "words" and (corpus.has_target or not opened.two_sided):
-                return opened.logits(batch)
-            return opened.states(batch)
+        refuse_unread_target(checkpoint, corpus)
+        batch = one_batch(checkpoint, [(sentence.source, sentence.target) for sentence in corpus]).to(checkpoint.device)
+        with eval_mode(checkpoint.model), torch.no_grad():
+            if checkpoint.predicts == "classes":
+                return checkpoint.class_scores(batch)
+            if checkpoint.predicts == "words" and (corpus.has_target or not checkpoint.two_sided):
+                return checkpoint.logits(batch)
+            return checkpoint.states(batch)
 
     def translate(self, text: Text, **options: Any) -> list[str]:
         """The best translation of every sentence.
@@ -155,8 +155,8 @@ class OpenModel:
         `heads["encoder-self", 2]["weights"]` are those of the last call of that layer, `heads["encoder-self.2.5"]` of
         one head. Memory grows with every call.
         """
-        with python_errors(), capture(self.model, names or ("weights",)) as captured:
-            yield captured
+        with python_errors(), capture(self.model, names or ("weights",)) as tensors:
+            yield tensors
 
     @contextmanager
     def gated(self, gates: Heads | GateValues) -> Iterator[None]:
@@ -167,7 +167,7 @@ class OpenModel:
         """
         with python_errors():
             by_layer = gates_of(gates, self.layout)
-            with gated(self.model, by_layer), self._noted(gates_name(by_layer)):
+            with gated(self.model, by_layer), self._note_gates(gates_name(by_layer)):
                 yield
 
     @contextmanager
@@ -175,11 +175,11 @@ class OpenModel:
         """Within the block the contexts of these heads are zero before any mixing; without mixing as `gated`."""
         with python_errors():
             head_ids = head_ids_of(heads, self.layout)
-            with masked(self.model, head_ids), self._noted(",".join(f"{head}=masked" for head in head_ids)):
+            with masked(self.model, head_ids), self._note_gates(",".join(f"{head}=masked" for head in head_ids)):
                 yield
 
     @contextmanager
-    def _noted(self, gates: str) -> Iterator[None]:
+    def _note_gates(self, gates: str) -> Iterator[None]:
         self._gates.append(gates)
         try:
             yield

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from headscope.api.arguments import PathName, public_api
-from headscope.config.declarations import imported
-from headscope.config.option import configured
+from headscope.config.declarations import import_target
+from headscope.config.option import make_config
 from headscope.errors import ConfigError
 from headscope.results.study import Study
 from headscope.results.study_tables import files_of
@@ -53,10 +53,10 @@ def plot(
 
     figure = find_figure(name)
     look = {entry.name: options.pop(entry.name) for entry in fields(FigureStyle) if entry.name in options}
-    settings, looks = configured(figure.Options, options, what=f"plot {name}"), configured(FigureStyle, look)
+    settings, looks = make_config(figure.Options, options, what=f"plot {name}"), make_config(FigureStyle, look)
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
-    shown: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
-    if strange := [run for run in shown if not isinstance(run, (Study, str, PathLike))]:
+    run_list: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
+    if strange := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:
         raise ConfigError(
             f"runs: a {type(strange[0]).__name__} is not a run; give a study, a folder or a list of these"
         )
@@ -65,15 +65,15 @@ def plot(
         check_path(path, page=figure.page, force=force)
     elif figure.page:
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
-    shown = [run if isinstance(run, Study) else Path(run) for run in shown]
-    with files_of([run for run in shown if isinstance(run, Path)]):
-        drawn: Any = figure.drawn(figure.read(shown), settings, *([] if figure.page else [looks]))
+    run_list = [run if isinstance(run, Study) else Path(run) for run in run_list]
+    with files_of([run for run in run_list if isinstance(run, Path)]):
+        figure_object: Any = figure.drawn(figure.read(run_list), settings, *([] if figure.page else [looks]))
     if figure.page and path is not None:
-        return imported("headscope.report.page.write:save_page")(drawn, path)  # type: ignore[no-any-return]
+        return import_target("headscope.report.page.write:save_page")(figure_object, path)  # type: ignore[no-any-return]
     _show_in_notebook()
     if path is not None:
-        write_figure(drawn, path, dpi=looks.dpi, force=force)
-    return drawn  # type: ignore[no-any-return]
+        write_figure(figure_object, path, dpi=looks.dpi, force=force)
+    return figure_object  # type: ignore[no-any-return]
 
 
 def _show_in_notebook() -> None:

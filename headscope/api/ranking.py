@@ -36,23 +36,23 @@ def rank_open_model(
     """
     if study is not None and not isinstance(study, Study):
         raise ConfigError(f"study is of type {type(study).__name__}; give what analyze returns")
-    began, noted = time.monotonic(), gates()
-    opened = open_selection(config, trains=False, checkpoint=checkpoint)
-    context, gating = context_of(config, opened), opened.gating
+    began, gates_at_start = time.monotonic(), gates()
+    setup = open_selection(config, trains=False, checkpoint=checkpoint)
+    context, gating = context_of(config, setup), setup.gating
     scoring = scoring_of(config, context, heads=None if study is None else partial(_rows_of, study, checkpoint))
 
-    def score(removed: list[HeadId]) -> Scores:
-        if gates() != noted:
+    def score(heads_off: list[HeadId]) -> Scores:
+        if gates() != gates_at_start:
             raise ConfigError("steps score anew, and the gates are others than when this ranking was made")
         with eval_mode(checkpoint.model):
-            return scoring.score(removed)
+            return scoring.score(heads_off)
 
     with progress("ranking", 1) as step, eval_mode(checkpoint.model):
         first = score([])
-        ranked = rank_heads(gating, gating.heads, lambda removed: first)
+        ranking = rank_heads(gating, gating.heads, lambda removed: first)
         if config.allocate == "measured":
-            first = allocation_of(context, gating, ranked).take(gating.heads - len(gating.protected))
-            ranked = rank_heads(gating, gating.heads, lambda removed: first)
+            first = allocation_of(context, gating, ranking).take(gating.heads - len(gating.protected))
+            ranking = rank_heads(gating, gating.heads, lambda removed: first)
         step(1)
 
     @public_api
@@ -65,20 +65,20 @@ def rank_open_model(
         try:
             check_keep(gating, keep, allocation or config.allocate)
             going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
-            found = going(gating, keep, lambda removed: score(removed) if removed else first)
+            choice = going(gating, keep, lambda removed: score(removed) if removed else first)
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
-        return gating.closed(found.kept)
+        return gating.closed(choice.kept)
 
     about = {"study": study.signature} if study is not None else {}
-    about |= {"gates": noted} if noted else {}
+    about |= {"gates": gates_at_start} if gates_at_start else {}
     return ranking_of(
-        opened,
+        setup,
         [],
-        ranked.table(gating),
+        ranking.table(gating),
         folder=Path(checkpoint.path),
         method="rank",
-        signature=selection_signature("rank", opened, config, **shape_of(config, scoring), **about),
+        signature=selection_signature("rank", setup, config, **shape_of(config, scoring), **about),
         facts={"ranking": scoring.entries()},
         began=began,
         lowest=lowest,

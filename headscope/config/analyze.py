@@ -18,7 +18,7 @@ from headscope.config.inputs import (
     model_option,
     output_option,
 )
-from headscope.config.option import TextLines, configured, option, plain_options, plain_value
+from headscope.config.option import TextLines, make_config, option, plain_options, plain_value
 from headscope.errors import ConfigError
 
 ANALYSES, MHR = "Analyses", "Files of the MHR fork"
@@ -221,8 +221,10 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
 
 def configured_analysis(values: Mapping[str, Any]) -> AnalyzeConfig:
     """The config of `analyze` of values, among which those of options of analyses may stand."""
-    known = analysis_options()
-    own = {name: value for name, value in values.items() if name in known}
-    others = {name: value for name, value in values.items() if name not in known}
-    own = {**others.pop("analysis_options", {}), **own}
-    return configured(AnalyzeConfig, {**others, "analysis_options": own}, what="analyze", others=known)
+    own_names = analysis_options()
+    own = {name: value for name, value in values.items() if name in own_names}
+    command_values = {name: value for name, value in values.items() if name not in own_names}
+    own = {**command_values.pop("analysis_options", {}), **own}
+    return make_config(
+        AnalyzeConfig, {**command_values, "analysis_options": own}, what="analyze", extra_names=own_names
+    )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headscope.config.declared_source import LIGHT as LIGHT
 from headscope.config.declared_source import names_of_module as names_of_module
-from headscope.config.option import NoOptions, flag, restored, types_of
+from headscope.config.option import NoOptions, flag, restore_config, types_of
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 
@@ -173,31 +173,31 @@ class DeclaredOption:
 
 def declarations(*attributes: str) -> tuple[Declaration, ...]:
     """What the analyses declare that have any of these attributes, in the order of their columns in heads.csv."""
-    analyses = declared(Declaration, REGISTRY, *attributes)
+    analyses = read_declarations(Declaration, REGISTRY, *attributes)
     return tuple(sorted(analyses, key=lambda declaration: (declaration.order, declaration.name)))
 
 
-def declared(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[D, ...]:
+def read_declarations(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[D, ...]:
     """What the classes of a registry declare that have any of these attributes (default: a name), without torch."""
     hashable: Any = cls
-    return _declared(hashable, registry, attributes or ("name",), tuple(registry.registered().items()))
+    return _load_declarations(hashable, registry, attributes or ("name",), tuple(registry.loaded_variants().items()))
 
 
 @lru_cache(maxsize=32)
-def _declared(
-    cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]
+def _load_declarations(
+    cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registrations: tuple[tuple[str, Any], ...]
 ) -> tuple[Any, ...]:
-    variants = {name: cls.of(variant) for name, variant in registered}
+    variants = {name: cls.of(variant) for name, variant in registrations}
     sources = dict(registry.unread())
-    assigned = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
+    assignment = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
     for module, path in sources.items():
-        if assigned.search(path.read_text(encoding="utf-8")):
+        if assignment.search(path.read_text(encoding="utf-8")):
             try:
                 for variant in names_of_module(module, sources, registry.kind, cls)["registered"]:
                     variants.setdefault(variant.name, cls.of(variant))
             except Exception:  # whatever its statements raise: they need what is not light
                 registry.names()
-                return declared(cls, registry, *attributes)
+                return read_declarations(cls, registry, *attributes)
     return tuple(variants.values())
 
 
@@ -208,8 +208,8 @@ def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
 
 def measure_of(column: str) -> Measure:
     """How a column of heads.csv is shown, as its analysis declares it."""
-    known = measured_columns()
-    return known[column][1] if column in known else Measure(column)
+    measures = measured_columns()
+    return measures[column][1] if column in measures else Measure(column)
 
 
 def pair_measures() -> dict[str, Measure]:
@@ -234,7 +234,7 @@ def analysis_figures() -> dict[str, tuple[str, AnalysisFigure]]:
     return {figure.name: (analysis.name, figure) for analysis in declarations("figures") for figure in analysis.figures}
 
 
-def imported(target: Callable[..., Any] | str) -> Callable[..., Any]:
+def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
     """A function, or the one that "module:function" names."""
     if not isinstance(target, str):
         return target
@@ -266,10 +266,10 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in values:
         if name not in options:
             raise ConfigError(unknown("option of analyses", name, sorted(options)))
-    checked: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     for analysis in declarations("Options"):
-        checked |= vars(restored(analysis.Options, values))
-    return checked
+        values_by_name |= vars(restore_config(analysis.Options, values))
+    return values_by_name
 
 
 def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: Mapping[str, str]) -> None:
@@ -280,13 +280,13 @@ def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: 
     idle: dict[str, list[str]] = {}
     for name, option in analysis_options().items():
         owners = [owner for owner in option.analyses if owner in why]
-        ignored = owners and not {*running} & {*option.analyses}
-        if ignored and values.get(name, option.field.default) != option.field.default:
+        is_idle = owners and not {*running} & {*option.analyses}
+        if is_idle and values.get(name, option.field.default) != option.field.default:
             idle.setdefault(owners[0], []).append(name)
     for analysis, names in idle.items():
-        *others, last = map(flag, names)
-        flags = f"{', '.join(others)} and {last}" if others else last
-        verb = "are" if others else "is"
+        *leading, last = map(flag, names)
+        flags = f"{', '.join(leading)} and {last}" if leading else last
+        verb = "are" if leading else "is"
         raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {why[analysis]}")
 
 

@@ -29,9 +29,11 @@ def names_of_module(module: str, sources: Mapping[str, Path], kind: str, declare
                 if alias.name in imported_names
             }
         elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
-            inherited = [vars(classes[base]) for base in _names(node.bases) if base in classes]
+            base_attributes = [vars(classes[base]) for base in _names(node.bases) if base in classes]
             about = {"about": ast.get_docstring(node) or ""}
-            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names, declares), about, *inherited))
+            classes[node.name] = SimpleNamespace(
+                **ChainMap(_attributes(node, names, declares), about, *base_attributes)
+            )
             if kind in _names(node.decorator_list):
                 names["registered"].append(classes[node.name])
         elif isinstance(node, ast.FunctionDef):
@@ -50,11 +52,11 @@ def _is_light(node: ast.stmt) -> bool:
 
 def _attributes(node: ast.ClassDef, names: dict[str, Any], declares: type[Any]) -> dict[str, Any]:
     """The values that a class assigns to attributes that `declares` has."""
-    declared = {attribute.name for attribute in fields(declares)}
+    attributes = {attribute.name for attribute in fields(declares)}
     values: dict[str, Any] = {}
     for statement in node.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if {target.id for target in targets if isinstance(target, ast.Name)} & declared:
+        if {target.id for target in targets if isinstance(target, ast.Name)} & attributes:
             _execute(statement, names, values)
     return values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headscope.config.declarations import Declared, declared
+from headscope.config.declarations import Declared, read_declarations
 from headscope.registry import Registry
 
 ENGINES: Registry[Any] = Registry("engine", package="headscope.pruning.engines", group="headscope.engines")
@@ -22,4 +22,4 @@ class EngineDeclaration(Declared):
 
 def declared_engines() -> list[EngineDeclaration]:
     """Every engine, those of other installed packages included, by name."""
-    return sorted(declared(EngineDeclaration, ENGINES), key=lambda engine: engine.name)
+    return sorted(read_declarations(EngineDeclaration, ENGINES), key=lambda engine: engine.name)

@@ -55,7 +55,7 @@ class Companions:
         values: dict[str, Any] = {name: Path(value) if name in paths else value for name, value in present.items()}
         return cls(**values)
 
-    def given(self) -> dict[str, Any]:
+    def companion_values(self) -> dict[str, Any]:
         """The companions that were given, by name."""
         return {name: getattr(self, name) for name in COMPANIONS if getattr(self, name) is not None}
 
@@ -126,14 +126,14 @@ class PromptFiles:
         None, "What the model should say to each clean prompt, and after a tab what it should not."
     )
 
-    def check_prompts(self, **others: Any) -> None:
+    def check_prompts(self, **texts: Any) -> None:
         """ConfigError where files are missing, or where one of the other texts is given too."""
         files = {name: getattr(self, name) for name in ("clean", "corrupt", "answer")}
         missing = [flag(name) for name, path in files.items() if path is None]
         if 0 < len(missing) < 3:
             raise ConfigError(f"--clean, --corrupt and --answer belong together; give {' and '.join(missing)} too")
-        if not missing and (excluded := [flag(name) for name, value in others.items() if value]):
-            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(excluded)}")
+        if not missing and (conflicts := [flag(name) for name, value in texts.items() if value]):
+            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(conflicts)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,29 +101,31 @@ def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
     return ((entry, hints[entry.name]) for entry in fields(cls) if entry.metadata.get("help"))
 
 
-def configured(cls: type[C], values: Mapping[str, Any], *, what: str = "", others: Iterable[str] = ()) -> C:
+def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extra_names: Iterable[str] = ()) -> C:
     """A config of values from the command line, a TOML file, Python or a record of a run.
 
-    ConfigError for an unknown or missing name (of `what`, which also has `others`), a value of a wrong type or out of
-    bounds, and an option that is about another one which is not given.
+    ConfigError for an unknown or missing name (of `what`, which also has `extra_names`), a value of a wrong type or out
+    of bounds, and an option that is about another one which is not given.
     """
     hints, entries = types_of(cls), {entry.name: entry for entry in fields(cls)}  # type: ignore[arg-type]
     if strange := sorted(set(values) - set(entries)):
-        raise ConfigError(unknown(f"option of {what}" if what else "option", strange[0], sorted({*entries, *others})))
-    checked = {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
+        raise ConfigError(
+            unknown(f"option of {what}" if what else "option", strange[0], sorted({*entries, *extra_names}))
+        )
+    field_values = {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
     for entry in entries.values():
         if entry.default is MISSING and entry.default_factory is MISSING and entry.name not in values:
             about = first_sentence(entry.metadata.get("help", ""))
             raise ConfigError(f"{flag_of(entry)} is missing" + (f" ({about.rstrip('.')})" if about else ""))
-    config = cls(**checked)
+    config = cls(**field_values)
     for entry in entries.values():
         _check_companion(config, entry, entries)
     return config
 
 
-def restored(cls: type[C], values: Mapping[str, Any]) -> C:
+def restore_config(cls: type[C], values: Mapping[str, Any]) -> C:
     """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
-    return configured(cls, {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})  # type: ignore[arg-type]
+    return make_config(cls, {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})  # type: ignore[arg-type]
 
 
 def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
@@ -136,7 +138,7 @@ def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
     if value is None and get_origin(hint) is tuple:
         return ()
     bounds = tuple((BOUNDS[name], about[name]) for name in BOUNDS if about.get(name) is not None)
-    return converted(flag_of(entry), hint, value, bounds=bounds, word=about.get("unset", ""))
+    return convert_value(flag_of(entry), hint, value, bounds=bounds, word=about.get("unset", ""))
 
 
 def check_fields(config: Any) -> None:
@@ -146,14 +148,16 @@ def check_fields(config: Any) -> None:
         checked_value(entry, hints[entry.name], getattr(config, entry.name))
 
 
-def converted(name: str, hint: Any, value: Any, *, bounds: tuple[tuple[str, float], ...] = (), word: str = "") -> Any:
+def convert_value(
+    name: str, hint: Any, value: Any, *, bounds: tuple[tuple[str, float], ...] = (), word: str = ""
+) -> Any:
     """A value as a type has it; ConfigError that calls it `name`, and says that `word` may stand for it."""
     from pydantic import ValidationError
 
     try:
         return _adapter(hint, bounds).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{name} is {shown(value)}; {_demand(error)}{f' or {word}' if word else ''}") from None
+        raise ConfigError(f"{name} is {format_value(value)}; {_demand(error)}{f' or {word}' if word else ''}") from None
 
 
 def _demand(error: ValidationError) -> str:
@@ -204,7 +208,7 @@ def _for_pydantic(hint: Any, bounds: Mapping[str, float]) -> Any:
     if hint is Path:
         return Annotated[Path, BeforeValidator(_path)]
     if is_dataclass(hint):
-        return Annotated[Any, BeforeValidator(lambda value: _nested(hint, value))]
+        return Annotated[Any, BeforeValidator(lambda value: _restore_nested(hint, value))]
     return hint
 
 
@@ -244,15 +248,15 @@ def _text(value: Any) -> Any:
     return list(value)
 
 
-def _nested(cls: Any, value: Any) -> Any:
+def _restore_nested(cls: Any, value: Any) -> Any:
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
         raise ValueError("give a table")
-    return configured(cls, value)
+    return make_config(cls, value)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in a message, short and in one line."""
     if isinstance(value, int) and abs(value) >= 10**24:
         return f"a number of {value.bit_length()} bits"
@@ -268,9 +272,9 @@ def _check_companion(config: Any, entry: Field[Any], entries: Mapping[str, Field
     names = other.split("|")
     values = [getattr(config, name, None) for name in names]
     if not (str(values[0]) in words.split("|") if words else any(values)):
-        needed = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
+        needed_flag = flag_of(entries[names[0]]) if names[0] in entries else flag(names[0])
         word = f" {words.split('|')[0]}" if words else ""
-        raise ConfigError(f"{flag_of(entry)} is about {needed}{word}; give that too")
+        raise ConfigError(f"{flag_of(entry)} is about {needed_flag}{word}; give that too")
 
 
 def first_sentence(text: str) -> str:
@@ -286,7 +290,7 @@ def identity(config: Any) -> dict[str, Any]:
     return {name: plain_value(getattr(config, name)) for name in computing}
 
 
-def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+def changed_options(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """The options that are others than `before`."""
     return [name for name, value in now.items() if before.get(name) != value]
 

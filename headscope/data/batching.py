@@ -79,11 +79,11 @@ class Limited(Protocol):
         """Positions that texts are cut to unless more is asked for."""
 
 
-def sentence_limit(model: Limited, requested: int | None = None) -> int:
+def sentence_limit(model: Limited, max_length: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
-    if requested is not None and model.limit is not None and requested > model.limit:
-        raise ConfigError(f"--max-length {requested} is more than the {model.limit} positions of the model")
-    return requested or min(DEFAULT_LIMIT, model.context or DEFAULT_LIMIT)
+    if max_length is not None and model.limit is not None and max_length > model.limit:
+        raise ConfigError(f"--max-length {max_length} is more than the {model.limit} positions of the model")
+    return max_length or min(DEFAULT_LIMIT, model.context or DEFAULT_LIMIT)
 
 
 @dataclass
@@ -185,14 +185,14 @@ def _encode_prompts(
 
 
 def groups(
-    items: Iterable[T], length: Callable[[T], int], tokens: int, *, most: int | None = None
+    items: Iterable[T], length: Callable[[T], int], tokens: int, *, max_items: int | None = None
 ) -> Iterator[list[T]]:
-    """Items in their order in groups of `tokens` positions, padding included, and `most` items; of one at least."""
+    """Items in order, in groups of at most `tokens` positions with padding and `max_items` items; of one at least."""
     group: list[T] = []
     longest = 0
     for item in items:
         longest = max(longest, length(item))
-        if group and (longest * (len(group) + 1) > tokens or len(group) == most):
+        if group and (longest * (len(group) + 1) > tokens or len(group) == max_items):
             yield group
             group, longest = [], length(item)
         group.append(item)
@@ -266,11 +266,11 @@ def _contrasts(group: list[EncodedSentence]) -> Contrasts | None:
 
 
 def _align(
-    parse: Parse, text: str, encoded: Encoded, side: SideName, encoder: Encoder, losses: Omissions
+    parse: Parse, text: str, sentence: Encoded, side: SideName, encoder: Encoder, losses: Omissions
 ) -> Aligned | None:
-    spans = encoder.spans(text, encoded.ids, side=side)
+    spans = encoder.spans(text, sentence.ids, side=side)
     aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)
-    if encoded.cut:
+    if sentence.cut:
         aligned = "cut off at the length limit"
     if isinstance(aligned, str):
         losses.unaligned[aligned] += 1
@@ -293,8 +293,8 @@ class DeviceMemory:
 
     def free(self) -> int:
         """Bytes that nobody has, and that torch keeps for new tensors."""
-        unused: int = self.of.memory_reserved(self.device) - self.of.memory_allocated(self.device)
-        return int(self.of.mem_get_info(self.device)[0]) + unused
+        spare: int = self.of.memory_reserved(self.device) - self.of.memory_allocated(self.device)
+        return int(self.of.mem_get_info(self.device)[0]) + spare
 
     def peak(self, work: Callable[[], object]) -> int:
         """Bytes of all tensors that were there at once while some work was done, beyond those of before."""
@@ -345,8 +345,8 @@ def automatic_tokens(
             f"--batch-tokens auto: {device.type} does not say how much memory is free, so batches have "
             f"{default:,} positions; give a number where more fit"
         )
-    tried = trial()
-    tokens = default if tried is None else fitting_tokens(tried, memory, limit=limit)
+    trial_run = trial()
+    tokens = default if trial_run is None else fitting_tokens(trial_run, memory, limit=limit)
     return min(processes.all(tokens)), ""
 
 
@@ -357,7 +357,7 @@ def fitting_tokens(trial: BatchTrial, memory: DeviceMemory, *, limit: int) -> in
         peaks = [memory.peak(partial(trial.run, times)) for times in (1, 2)]
     except torch.OutOfMemoryError:
         return DEFAULT_TOKENS
-    each = max(1.0, (peaks[1] - peaks[0]) / trial.positions)
-    fixed = max(0.0, peaks[0] - each * trial.positions)
-    fitting = (SHARE * memory.free() - fixed) / (each * max(1.0, limit / trial.longest))
+    bytes_per_position = max(1.0, (peaks[1] - peaks[0]) / trial.positions)
+    fixed = max(0.0, peaks[0] - bytes_per_position * trial.positions)
+    fitting = (SHARE * memory.free() - fixed) / (bytes_per_position * max(1.0, limit / trial.longest))
     return max(DEFAULT_TOKENS, min(int(fitting), MOST_TOKENS) // DEFAULT_TOKENS * DEFAULT_TOKENS)

@@ -102,29 +102,29 @@ class Corpus:
 
     def counting(self) -> tuple[Corpus, Callable[[], int]]:
         """The same sentences, and how many of them have been read so far: the most that any pass over them gave."""
-        most = 0
+        count = 0
 
         def read() -> Iterator[Sentence]:
-            nonlocal most
+            nonlocal count
             for number, sentence in enumerate(self, start=1):
-                most = max(most, number)
+                count = max(count, number)
                 yield sentence
 
-        return replace(self, read=read), lambda: most
+        return replace(self, read=read), lambda: count
 
     def with_parses(self, parses: Callable[[], Iterator[Parse]]) -> Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
-        return replace(self, read=lambda: _parsed(self.read(), parses(), self.name), has_parses=True)
+        return replace(self, read=lambda: _add_parses(self.read(), parses(), self.name), has_parses=True)
 
     def with_labels(self, labels: Callable[[], Iterator[Labels]], *, name: str) -> Corpus:
         """The same sentences with labels, also in the digest; DataError where they do not belong together."""
         digest, count = hashlib.sha1(self.digest.encode()), 0
-        for sentence in _labelled(self.read(), labels(), self.name, name):
+        for sentence in _add_labels(self.read(), labels(), self.name, name):
             if (count := count + 1) <= self.count:
                 digest.update(f"{sentence.labels}\n".encode())
 
         def read() -> Iterator[Sentence]:
-            return _labelled(self.read(), labels(), self.name, name)
+            return _add_labels(self.read(), labels(), self.name, name)
 
         return replace(self, read=read, has_labels=True, digest=digest.hexdigest())
 
@@ -143,13 +143,13 @@ class Corpus:
         """A share of the sentences drawn by a seed, part of larger shares, in their order; the digest is their own."""
         numbers = list(range(self.count))
         random.Random(seed).shuffle(numbers)
-        chosen = set(numbers[: max(1, round(fraction * self.count))])
-        digest = hashlib.sha1(f"{self.digest} {sorted(chosen)}".encode()).hexdigest()
+        numbers_of_share = set(numbers[: max(1, round(fraction * self.count))])
+        digest = hashlib.sha1(f"{self.digest} {sorted(numbers_of_share)}".encode()).hexdigest()
 
         def read() -> Iterator[Sentence]:
-            return (sentence for place, sentence in enumerate(self) if place in chosen)
+            return (sentence for place, sentence in enumerate(self) if place in numbers_of_share)
 
-        return replace(self, count=len(chosen), digest=digest, read=read)
+        return replace(self, count=len(numbers_of_share), digest=digest, read=read)
 
     def after(self, count: int) -> Corpus:
         """The sentences after the first `count`, with their own numbers; the digest stays that of the whole corpus."""
@@ -197,11 +197,11 @@ def open_corpus(
 
     def read() -> Iterator[Sentence]:
         lines = _split(_texts(source, parses, columns), name) if pairs else _texts(source, parses, columns)
-        lines = lines if target is None else _beside(lines, "target", target, name)
-        lines = lines if second is None else _beside(lines, "second", second, name)
+        lines = lines if target is None else _add_lines(lines, "target", target, name)
+        lines = lines if second is None else _add_lines(lines, "second", second, name)
         if target_parses is not None:
-            lines = _parsed(lines, read_conllu(target_parses), text_name(target), of_target=True)
-        return _parsed(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
+            lines = _add_parses(lines, read_conllu(target_parses), text_name(target), of_target=True)
+        return _add_parses(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
 
     digest = hashlib.sha1()
     count = 0
@@ -248,7 +248,7 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
     return (Sentence(i, " ".join(rows.words)) for i, rows in enumerate(read_columns(columns)))
 
 
-def _beside(lines: Iterator[Sentence], field: str, text: Lines, name: str) -> Iterator[Sentence]:
+def _add_lines(lines: Iterator[Sentence], field: str, text: Lines, name: str) -> Iterator[Sentence]:
     for sentence, line in in_step(lines, read_lines(text), (name, text_name(text))):
         value: dict[str, Any] = {field: line}
         yield sentence._replace(**value)
@@ -262,7 +262,7 @@ def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
         yield sentence._replace(source=first, second=second)
 
 
-def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, other: str) -> Iterator[Sentence]:
+def _add_labels(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, other: str) -> Iterator[Sentence]:
     """Sentences with their labels; the words of tags must spell the text, whitespace aside."""
     for sentence, label in in_step(lines, labels, (name, other), unit="sentences"):
         if label.words and "".join(label.words) != "".join(sentence.source.split()):
@@ -273,7 +273,7 @@ def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, ot
         yield sentence._replace(labels=label)
 
 
-def _parsed(
+def _add_parses(
     lines: Iterator[Sentence], parses: Iterator[Parse], name: str, *, of_target: bool = False
 ) -> Iterator[Sentence]:
     """Sentences with their parses; where only whitespace differs, the text of the parse is taken (its spans)."""

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Aligned
-from headscope.distributed import PINNED, pinned, upload
+from headscope.distributed import PINNED, pin, upload
 from headscope.errors import DataError, shortlist
 from headscope.heads import Site
 
@@ -59,20 +59,20 @@ class Side:
     special: Tensor
     segments: Tensor | None = None
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Side:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Side:
         """With every tensor changed."""
         segments = None if self.segments is None else change(self.segments)
         return Side(change(self.ids), change(self.real), change(self.special), segments)
 
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
-        return self.changed(lambda tensor: upload(tensor, device))
+        return self.map_tensors(lambda tensor: upload(tensor, device))
 
     def rows(self, numbers: Tensor) -> Side:
         """The rows at `numbers` [n], in that order, without padding columns at the end."""
-        needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
-        length = int(needed[-1]) + 1 if len(needed) else 0
-        return self.changed(lambda tensor: tensor[numbers, :length])
+        used_columns = self.real[numbers].any(dim=0).nonzero()  # [n 1]
+        length = int(used_columns[-1]) + 1 if len(used_columns) else 0
+        return self.map_tensors(lambda tensor: tensor[numbers, :length])
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class CountedTokens:
 
     def keys_of(self, side: Side) -> Tensor:
         """The keys that count [b n]."""
-        counted = side.real if self.keep_special else side.real & ~side.special
-        return counted & (side.real.cumsum(dim=-1) > 1) if self.exclude_sinks else counted
+        counts = side.real if self.keep_special else side.real & ~side.special
+        return counts & (side.real.cumsum(dim=-1) > 1) if self.exclude_sinks else counts
 
     def queries_of(self, side: Side) -> Tensor:
         """The queries that count [b n]."""
@@ -114,10 +114,10 @@ class Contrasts:
     wrong: Tensor
     longer: Tensor
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Contrasts:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Contrasts:
         """With every tensor changed."""
         corrupt, *tensors = vars(self).values()
-        return Contrasts(corrupt.changed(change), *map(change, tensors))
+        return Contrasts(corrupt.map_tensors(change), *map(change, tensors))
 
     def rows(self, numbers: Tensor) -> Contrasts:
         """Those of the rows at `numbers` [n], in that order."""
@@ -192,19 +192,19 @@ class Batch:
         fitting = [side.real for side in sides if values.shape[:2] == side.ids.shape]
         return values[torch.stack(fitting).any(dim=0).to(values.device)] if fitting else values
 
-    def pinned(self, device: torch.device) -> Batch:
+    def pin(self, device: torch.device) -> Batch:
         """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
         if device.type not in PINNED:
             return self
-        return self._changed(lambda tensor: pinned(tensor, device))
+        return self._map_tensors(lambda tensor: pin(tensor, device))
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
-            source=self.source.changed(change),
-            target=None if self.target is None else self.target.changed(change),
+            source=self.source.map_tensors(change),
+            target=None if self.target is None else self.target.map_tensors(change),
             labels=None if self.labels is None else change(self.labels),
-            contrasts=None if self.contrasts is None else self.contrasts.changed(change),
+            contrasts=None if self.contrasts is None else self.contrasts.map_tensors(change),
         )
 
     def rows(self, numbers: Tensor) -> Batch:
@@ -229,7 +229,7 @@ class Batch:
         """A copy with source, target and labels on another device (`indices` stay on the CPU)."""
         if device == self.source.ids.device:
             return self
-        return replace(self._changed(lambda tensor: upload(tensor, device)), host=self.on_host)
+        return replace(self._map_tensors(lambda tensor: upload(tensor, device)), host=self.on_host)
 
 
 class Encoder(Protocol):
@@ -270,7 +270,7 @@ def encode_sources(window: Sequence[Sentence], encoder: Encoder, *, limit: int) 
             return encoder.encode_pairs(pairs, limit=limit)
         return encoder.encode([sentence.source for sentence in window], side="source", limit=limit)
     except NothingReadError as error:
-        raise _named(error, window, "source") from None
+        raise _name_sentence(error, window, "source") from None
 
 
 def encode_targets(window: Sequence[Sentence], encoder: Encoder, *, limit: int) -> list[Encoded]:
@@ -278,10 +278,10 @@ def encode_targets(window: Sequence[Sentence], encoder: Encoder, *, limit: int) 
     try:
         return encoder.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
     except NothingReadError as error:
-        raise _named(error, window, "target") from None
+        raise _name_sentence(error, window, "target") from None
 
 
-def _named(error: NothingReadError, window: Sequence[Sentence], side: SideName) -> DataError:
+def _name_sentence(error: NothingReadError, window: Sequence[Sentence], side: SideName) -> DataError:
     return DataError(f"line {window[error.place].number + 1} of the {side}: {error}; take it out of the text")
 
 
@@ -296,13 +296,13 @@ def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=filler)
 
 
-def pad_side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
+def pad_side(sides: Sequence[Encoded], *, pad: int = 0) -> Side:
     """Encoded sentences as a `Side`, padded on the right with id `pad` (not real, not special)."""
-    ids, special = pad_rows([each.ids for each in encoded], pad), pad_rows([each.special for each in encoded], 0).bool()
-    real = torch.arange(ids.shape[1]) < torch.tensor([len(each.ids) for each in encoded])[:, None]
+    ids, special = pad_rows([side.ids for side in sides], pad), pad_rows([side.special for side in sides], 0).bool()
+    real = torch.arange(ids.shape[1]) < torch.tensor([len(side.ids) for side in sides])[:, None]
     segments = None
-    if any(each.segments for each in encoded):
-        segments = pad_rows([each.segments or [0] * len(each.ids) for each in encoded], 0)
+    if any(side.segments for side in sides):
+        segments = pad_rows([side.segments or [0] * len(side.ids) for side in sides], 0)
     return Side(ids, real, special, segments)
 
 
@@ -317,9 +317,9 @@ class UnknownSubwords:
     unknown: Counter[SideName] = field(default_factory=Counter)
     nothing: list[int] = field(default_factory=list)
 
-    def add(self, side: SideName, encoded: Iterable[Encoded]) -> None:
+    def add(self, side: SideName, sentences: Iterable[Encoded]) -> None:
         """Count sentences of a side."""
-        for sentence in encoded:
+        for sentence in sentences:
             self.read[side] += len(sentence.ids) - sum(sentence.special)
             self.unknown[side] += sentence.unknown
 
@@ -346,9 +346,9 @@ class UnknownSubwords:
 
     def warnings(self, reader: Encoder) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""
-        lost = shortlist([*map(str, self.nothing)]) if self.nothing else ""
-        empty = [f"warning: the tokenizer makes nothing of source lines {lost}; they are treated as empty"]
-        return empty[: bool(lost)] + [
+        empty_lines = shortlist([*map(str, self.nothing)]) if self.nothing else ""
+        empty = [f"warning: the tokenizer makes nothing of source lines {empty_lines}; they are treated as empty"]
+        return empty[: bool(empty_lines)] + [
             f"warning: {self.share(side):.1%} of the {side}'s subwords are unknown to the vocabulary; "
             f"{reader.why_unknown(side)}"
             for side in self.read

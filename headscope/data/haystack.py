@@ -29,8 +29,8 @@ class Haystack:
         lines = iter(corpus)
         while sum(lengths) < length and (texts := [sentence.source for sentence in islice(lines, BATCH)]):
             sentences += texts
-            encoded = encoder.encode(texts, side="source", limit=10**9)
-            lengths += [sum(not special for special in each.special) for each in encoded]
+            encodings = encoder.encode(texts, side="source", limit=10**9)
+            lengths += [sum(not special for special in encoding.special) for encoding in encodings]
         if not sum(lengths):
             raise DataError(f"{corpus.name} has no text to hide a needle in")
         copies = -(-length // sum(lengths))
@@ -83,7 +83,7 @@ class Passkeys:
         """A text of about `length` subwords with fresh passkeys in it, and the questions with their answers."""
         keys = [" ".join(generator.choices(self.words, k=self.length)) for _ in range(self.count)]
         depths = sorted(generator.uniform(SHALLOWEST, DEEPEST) for _ in keys)
-        named = list(zip(ORDINALS, keys, strict=False))
-        statements = [f"{self.needle.replace('{ordinal}', name)} {key}" for name, key in named]
-        questions = [f"{self.question.replace('{ordinal}', name)} {key}" for name, key in named]
+        key_pairs = list(zip(ORDINALS, keys, strict=False))
+        statements = [f"{self.needle.replace('{ordinal}', name)} {key}" for name, key in key_pairs]
+        questions = [f"{self.question.replace('{ordinal}', name)} {key}" for name, key in key_pairs]
         return haystack.around(list(zip(depths, statements, strict=True)), length=length), "\n".join(questions)

@@ -72,14 +72,14 @@ def no_labels(checkpoint: Labelling) -> str | None:
 def _classes(labels: Lines, names: Sequence[str]) -> Iterator[Labels]:
     numbers = _numbers(names)
     for line, text in enumerate(read_lines(labels), start=1):
-        yield Labels((_known(text.strip(), numbers, names, "class", f"{text_name(labels)}:{line}: "),))
+        yield Labels((_number_of(text.strip(), numbers, names, "class", f"{text_name(labels)}:{line}: "),))
 
 
 def _tags(columns: Path, names: Sequence[str]) -> Iterator[Labels]:
     numbers = _numbers(names)
     for rows in read_columns(columns):
         tags = enumerate(rows.tags, start=rows.line)
-        ids = tuple(_known(tag, numbers, names, "tag", f"{columns}:{line}: ") for line, tag in tags)
+        ids = tuple(_number_of(tag, numbers, names, "tag", f"{columns}:{line}: ") for line, tag in tags)
         yield Labels(ids, rows.words)
 
 
@@ -90,23 +90,23 @@ def _numbers(names: Sequence[str]) -> Mapping[str, int]:
 
 def class_number(text: str, names: Sequence[str]) -> int:
     """The number of a class, by name or number; DataError where there is none."""
-    return _known(text.strip(), _numbers(names), names, "class")
+    return _number_of(text.strip(), _numbers(names), names, "class")
 
 
-def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str, location: str = "") -> int:
+def _number_of(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str, location: str = "") -> int:
     if text not in numbers:
-        shown = shortlist([f"{number} ({name})" for number, name in enumerate(names)], most=SHOWN)
-        raise DataError(f"{location}the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {shown}")
+        choices = shortlist([f"{number} ({name})" for number, name in enumerate(names)], max_names=SHOWN)
+        raise DataError(f"{location}the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {choices}")
     return numbers[text]
 
 
-def label_row(labels: Labels, encoded: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:
+def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:
     """The class, or the tag of every word at its first subword, `IGNORED` elsewhere; DataError without spans."""
     if not labels.words:
         return list(labels.ids)
     if spans is None:
         raise DataError(f"the subwords of {text[:60]!r} cannot be located in it, so its tags cannot be placed")
-    row, position = [IGNORED] * len(encoded.ids), 0
+    row, position = [IGNORED] * len(encoding.ids), 0
     for number, start, end in _word_spans(text, labels):
         while position < len(spans) and ((span := spans[position]) is None or span[0] == span[1] or span[1] <= start):
             position += 1

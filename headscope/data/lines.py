@@ -68,10 +68,10 @@ def in_step(
 ) -> Iterator[tuple[A, B]]:
     """What belongs together, one of each; DataError with both counts where one has more `unit` than the other."""
     missing = object()
-    rest = zip_longest(first, second, fillvalue=missing)
-    for number, (one, other) in enumerate(rest):
+    pairs = zip_longest(first, second, fillvalue=missing)
+    for number, (one, other) in enumerate(pairs):
         if one is missing or other is missing:
-            longer = number + 1 + sum(1 for _ in rest)
+            longer = number + 1 + sum(1 for _ in pairs)
             counts = (number, longer) if one is missing else (longer, number)
             raise DataError(
                 f"{names[0]} and {names[1]} have different numbers of {unit}, {counts[0]:,} and {counts[1]:,}; "
@@ -122,8 +122,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
     try:
         with path.open("rb") as file:
-            zipped = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
-            yield from lines_of(gzip.GzipFile(fileobj=file) if zipped else file, name=str(path))
+            is_gzip = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
+            yield from lines_of(gzip.GzipFile(fileobj=file) if is_gzip else file, name=str(path))
     except FileNotFoundError:
         raise DataError(no_path(path)) from None
     except IsADirectoryError:

@@ -42,19 +42,23 @@ def subword_spans(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span | 
 
 def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -> list[Span | None] | None:
     """Offsets from the encoding of `text` whose beginning `ids` are; special tokens may surround it."""
-    for added in (True, False):
-        coded = tokenizer(
-            text, add_special_tokens=added, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
+    for with_special in (True, False):
+        encoding = tokenizer(
+            text,
+            add_special_tokens=with_special,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,
         )
-        before = 0 if added else next((n for n, number in enumerate(ids) if number not in special), len(ids))
-        pairs = zip(ids[before:], coded["input_ids"], strict=False)
+        before = 0 if with_special else next((n for n, number in enumerate(ids) if number not in special), len(ids))
+        pairs = zip(ids[before:], encoding["input_ids"], strict=False)
         length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if not special.issuperset(ids[before + length :]):
             continue
         spans: list[Span | None] = [None] * len(ids)
         for n in range(length):
-            start, end = coded["offset_mapping"][n]
-            if not (coded["special_tokens_mask"][n] or (start == end and ids[before + n] in special)):
+            start, end = encoding["offset_mapping"][n]
+            if not (encoding["special_tokens_mask"][n] or (start == end and ids[before + n] in special)):
                 spans[before + n] = (start, end)
         return spans
     return None
@@ -67,10 +71,10 @@ def _verified_spans(
     if groups is None:
         return None
     for read in CONVENTIONS:
-        spelled = [read(subword) for subword in subwords]
-        if all(any(is_unknown[n] for n in group) or _spells(text, group, spans, spelled) for group in groups):
+        spellings = [read(subword) for subword in subwords]
+        if all(any(is_unknown[n] for n in group) or _spells(text, group, spans, spellings) for group in groups):
             return [
-                (span[0], span[0]) if span and not is_unknown[n] and not spelled[n].strip() else span
+                (span[0], span[0]) if span and not is_unknown[n] and not spellings[n].strip() else span
                 for n, span in enumerate(spans)
             ]
     return None
@@ -92,14 +96,14 @@ def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None
     return groups
 
 
-def _spells(text: str, group: list[int], spans: Sequence[Span | None], spelled: Sequence[bytes]) -> bool:
+def _spells(text: str, group: list[int], spans: Sequence[Span | None], spellings: Sequence[bytes]) -> bool:
     inside = [span for n in group if (span := spans[n]) is not None]
-    covered = text[inside[0][0] : max(span[1] for span in inside)]
+    span_text = text[inside[0][0] : max(span[1] for span in inside)]
     try:
-        spelling = b"".join(spelled[n] for n in group).decode()
+        spelling = b"".join(spellings[n] for n in group).decode()
     except UnicodeDecodeError:
         return False
-    return fold_characters(spelling, "letters") == fold_characters(covered, "letters")
+    return fold_characters(spelling, "letters") == fold_characters(span_text, "letters")
 
 
 # Other tokenizers: subwords are searched in the text.
@@ -112,8 +116,8 @@ def _searched_spans(
     for level in levels:
         folded_text = _FoldedText(text, level)
         for read in CONVENTIONS:
-            spelled = [b"" if special[n] else read(subword) for n, subword in enumerate(subwords)]
-            spans = _search(folded_text, spelled, is_unknown)
+            spellings = [b"" if special[n] else read(subword) for n, subword in enumerate(subwords)]
+            spans = _search(folded_text, spellings, is_unknown)
             if spans is not None:
                 return [None if special[n] else span for n, span in enumerate(spans)]
     return None
@@ -126,7 +130,7 @@ class _FoldedText:
         folds = [fold_characters(character, level) for character in text]
         self.level = level
         self.folded = "".join(folds)
-        self.origin = [n for n, folded in enumerate(folds) for _ in folded]
+        self.origin = [n for n, character_fold in enumerate(folds) for _ in character_fold]
         self.text = text
 
     def span(self, start: int, end: int) -> Span:
@@ -143,32 +147,36 @@ class _FoldedText:
         return words if len(words) == count else [(first, last)] * count
 
 
-def _search(folded_text: _FoldedText, spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> list[Span] | None:
+def _search(folded_text: _FoldedText, spellings: Sequence[bytes], is_unknown: Sequence[bool]) -> list[Span] | None:
     """Spans of all subwords: runs of known ones are located in order, unknown ones fill the gaps between them."""
-    runs, gaps = _runs(spelled, is_unknown)
-    parts = [_spell([spelled[n] for n in run], folded_text.level) for run in runs]
-    known = [part for part in parts if part is not None]
-    starts = _unique_starts(folded_text.folded, [folded for folded, _ in known]) if len(known) == len(parts) else None
+    runs, gaps = _runs(spellings, is_unknown)
+    parts = [_spell([spellings[n] for n in run], folded_text.level) for run in runs]
+    run_texts = [part for part in parts if part is not None]
+    starts = (
+        _unique_starts(folded_text.folded, [run_text for run_text, _ in run_texts])
+        if len(run_texts) == len(parts)
+        else None
+    )
     if starts is None:
         return None
-    located: dict[int, Span] = {}
-    for run, start, (_, ranges) in zip(runs, starts, known, strict=True):
+    span_of: dict[int, Span] = {}
+    for run, start, (_, ranges) in zip(runs, starts, run_texts, strict=True):
         for subword, (first, last) in zip(run, ranges, strict=True):
             # A subword of combining marks only, where these are not compared, gets the letter before it.
             silent = first == last
-            located[subword] = folded_text.span(max(start + first - silent, 0), start + last)
+            span_of[subword] = folded_text.span(max(start + first - silent, 0), start + last)
     for n, gap in enumerate(gaps):
-        spans = folded_text.shares(starts[n] + len(known[n][0]), starts[n + 1], len(gap))
+        spans = folded_text.shares(starts[n] + len(run_texts[n][0]), starts[n + 1], len(gap))
         for group, span in zip(gap, spans, strict=True):
-            located.update(dict.fromkeys(group, span))
-    return _all_spans(located, len(spelled))
+            span_of.update(dict.fromkeys(group, span))
+    return _all_spans(span_of, len(spellings))
 
 
-def _runs(spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
+def _runs(spellings: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[list[int]], list[list[list[int]]]]:
     """Runs of known subwords around the gaps; for each gap its groups of unknown ones, which white space separates."""
     runs: list[list[int]] = [[]]
     gaps: list[list[list[int]]] = []
-    for n, spelling in enumerate(spelled):
+    for n, spelling in enumerate(spellings):
         if is_unknown[n] and gaps and not runs[-1]:
             if is_unknown[n - 1]:
                 gaps[-1][-1].append(n)
@@ -182,21 +190,21 @@ def _runs(spelled: Sequence[bytes], is_unknown: Sequence[bool]) -> tuple[list[li
     return runs, gaps
 
 
-def _spell(spelled: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
+def _spell(spellings: Sequence[bytes], level: Level) -> tuple[str, list[Span]] | None:
     try:
-        spelling = b"".join(spelled).decode()
+        spelling = b"".join(spellings).decode()
     except UnicodeDecodeError:
         return None
-    folded, of_byte = "", list[Span]()
+    run_text, of_byte = "", list[Span]()
     for character in spelling:
         part = fold_characters(character, level)
-        of_byte += [(len(folded), len(folded) + len(part))] * len(character.encode())
-        folded += part
+        of_byte += [(len(run_text), len(run_text) + len(part))] * len(character.encode())
+        run_text += part
     ranges, begin = list[Span](), 0
-    for subword in spelled:
+    for subword in spellings:
         ranges.append((of_byte[begin][0], of_byte[begin + len(subword) - 1][1]))
         begin += len(subword)
-    return folded, ranges
+    return run_text, ranges
 
 
 def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
@@ -204,10 +212,10 @@ def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
     if len(parts) == 1:
         return [0] if text.startswith(parts[0]) and (parts[0] or not text) else None
     forward = _leftmost(text, parts)
-    mirrored = _leftmost(text[::-1], [part[::-1] for part in reversed(parts)])
-    if forward is None or mirrored is None:
+    mirror_starts = _leftmost(text[::-1], [part[::-1] for part in reversed(parts)])
+    if forward is None or mirror_starts is None:
         return None
-    backward = [len(text) - start - len(part) for start, part in zip(reversed(mirrored), parts, strict=True)]
+    backward = [len(text) - start - len(part) for start, part in zip(reversed(mirror_starts), parts, strict=True)]
     return forward if forward == backward else None
 
 
@@ -226,12 +234,12 @@ def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
     return starts if starts[-1] > end else None
 
 
-def _all_spans(located: dict[int, Span], count: int) -> list[Span]:
+def _all_spans(span_of: dict[int, Span], count: int) -> list[Span]:
     """All spans in order; subwords without characters get an empty one after their predecessor."""
     spans: list[Span] = []
     for n in range(count):
         end = spans[-1][1] if spans else 0
-        spans.append(located.get(n, (end, end)))
+        spans.append(span_of.get(n, (end, end)))
     return spans
 
 
@@ -257,15 +265,15 @@ def fold_characters(text: str, level: Level) -> str:
 def _fold(character: str, level: Level) -> str:
     plain = unicodedata.normalize("NFKD", character.translate(_PUNCTUATION)).casefold()
     plain = unicodedata.normalize("NFKD", plain).translate(_PUNCTUATION)
-    return "".join(c for c in plain if _compared(c, level))
+    return "".join(c for c in plain if _is_compared(c, level))
 
 
-def _compared(character: str, level: Level) -> bool:
+def _is_compared(character: str, level: Level) -> bool:
     category = unicodedata.category(character)
     if level == "letters":
         return category[0] in "LN"
-    dropped = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
-    return not character.isspace() and category not in dropped
+    categories = {"written": (), "marks": ("Cc", "Cf"), "bare": ("Cc", "Cf", "Mn")}[level]
+    return not character.isspace() and category not in categories
 
 
 # Conventions of subwords.
@@ -295,9 +303,9 @@ def _encode(subword: str) -> bytes:
 @lru_cache(maxsize=1)
 def byte_table() -> dict[str, int]:
     """Printable bytes stand for themselves, the others for the characters from U+0100 on."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
 CONVENTIONS: tuple[Callable[[str], bytes], ...] = (

@@ -40,44 +40,44 @@ class Aligned:
 
 def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     """Word units of a sentence, or why it has none; a subword is of the tokens that its span overlaps."""
-    touched = _touched(parse, spans)
-    if touched is None:
+    token_ranges = _token_ranges(parse, spans)
+    if token_ranges is None:
         return NO_TOKEN
     # combining and control characters are not counted
     last = max((span[1] for span in spans if span is not None), default=0)
     remaining = "".join(parse.text[max(token.start, last) : token.end] for token in parse.tokens)
     if fold_characters(remaining, "bare"):
         return TRUNCATED
-    if len({token for first, last in touched.values() for token in range(first, last + 1)}) < len(parse.tokens):
+    if len({token for first, last in token_ranges.values() for token in range(first, last + 1)}) < len(parse.tokens):
         return NO_SUBWORD
-    joined = {token for first, last in touched.values() for token in range(first, last)}
+    inner_tokens = {token for first, last in token_ranges.values() for token in range(first, last)}
     unit_of: list[int] = []
     for token in range(len(parse.tokens)):
-        unit_of.append(unit_of[-1] + (token - 1 not in joined) if unit_of else 0)
-    units: list[list[int]] = [[] for _ in range(len(unit_of) - len(joined))]
-    for subword, (first, _) in touched.items():
+        unit_of.append(unit_of[-1] + (token - 1 not in inner_tokens) if unit_of else 0)
+    units: list[list[int]] = [[] for _ in range(len(unit_of) - len(inner_tokens))]
+    for subword, (first, _) in token_ranges.items():
         units[unit_of[first]].append(subword)
     in_order = [subword for unit in units for subword in unit]
     if in_order != sorted(in_order):
         return DISORDER
     ends = [(r.relation, unit_of[r.head], unit_of[r.dependent]) for r in parse.relations]
-    between = [end for end in ends if end[1] != end[2]]
+    unit_pairs = [end for end in ends if end[1] != end[2]]
     beginning = [parse.tokens[unit_of.index(unit)] for unit in range(len(units))]
     about = (tuple(token.tag for token in beginning), tuple(token.lemma for token in beginning))
-    return Aligned(units, between, len(ends) - len(between), *about)
+    return Aligned(units, unit_pairs, len(ends) - len(unit_pairs), *about)
 
 
-def _touched(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
+def _token_ranges(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
-    touched: dict[int, Span] = {}
+    token_ranges: dict[int, Span] = {}
     for subword, span in enumerate(spans):
         start, end = _strip(parse.text, span)
         if start < end:
             first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
             if first > last:
                 return None
-            touched[subword] = (first, last)
-    return touched
+            token_ranges[subword] = (first, last)
+    return token_ranges
 
 
 def _strip(text: str, span: Span | None) -> Span:
@@ -131,13 +131,13 @@ def read_conllu(path: Path) -> Iterator[Parse]:
     The text is that of `# text`, else forms joined as SpaceAfter=No says. Empty nodes, enhanced dependencies and
     relations within a token are ignored.
     """
-    number, found, rows, text = 1, False, list[tuple[int, list[str]]](), None
+    number, has_sentence, rows, text = 1, False, list[tuple[int, list[str]]](), None
     lines = (line_text(raw, path, number) for number, raw in enumerate(raw_lines(Path(path)), start=1))
     try:
         for number, line in enumerate(chain(lines, [""]), start=1):
             if line.startswith("#"):
-                said = re.match(r"#\s*text\s*=\s*(.*?)\s*$", line)
-                text = said[1] if said and text is None else text
+                text_comment = re.match(r"#\s*text\s*=\s*(.*?)\s*$", line)
+                text = text_comment[1] if text_comment and text is None else text
             elif line.strip():
                 rows.append((number, line.split("\t")))
                 if len(rows) > MOST_WORDS:
@@ -145,9 +145,9 @@ def read_conllu(path: Path) -> Iterator[Parse]:
             else:
                 if rows:
                     yield _parse(rows, text)
-                    found = True
+                    has_sentence = True
                 rows, text = [], None
-        if not found:
+        if not has_sentence:
             raise _Broken(max(number - 1, 1), "no sentence in the file; give a CoNLL-U file with at least one")
     except _Broken as error:
         raise DataError(f"{path}:{error.line}: {error}") from None
@@ -178,28 +178,28 @@ class _Word(NamedTuple):
 
 def _parse(rows: list[tuple[int, list[str]]], text: str | None) -> Parse:
     forms, words = list[_Form](), list[_Word]()
-    covered, range_line = 0, 0  # the last word of the latest multiword token
+    last_covered, range_line = 0, 0  # the last word of the latest multiword token
     for line, cells in rows:
         if len(cells) != COLUMNS:
             raise _Broken(line, f"{len(cells)} columns; a row has {COLUMNS}, separated by tabs")
         due = len(words) + 1
         numbers = re.fullmatch(r"(\d{1,9})(?:([-.])(\d{1,9}))?", cells[0])
-        first, between, last = (int(numbers[1]), numbers[2], int(numbers[3] or 0)) if numbers else (-1, None, 0)
-        if between == "." and first == due - 1:
+        first, separator, last = (int(numbers[1]), numbers[2], int(numbers[3] or 0)) if numbers else (-1, None, 0)
+        if separator == "." and first == due - 1:
             continue
-        if first != due or between == "." or (between and not covered < first <= last):
+        if first != due or separator == "." or (separator and not last_covered < first <= last):
             raise _Broken(line, f"id {_short(cells[0])} where {due} was due; {IDS}")
-        if between or first > covered:
+        if separator or first > last_covered:
             if not cells[1].strip():
                 raise _Broken(line, f"id {cells[0]} has no form; column 2 is the word as written")
             forms.append(_Form(line, cells[1], "SpaceAfter=No" not in cells[9].split("|")))
-        if between:
-            covered, range_line = last, line
+        if separator:
+            last_covered, range_line = last, line
         else:
             words.append(_word(line, cells, len(forms) - 1))
     count = len(words)
-    if covered > count:
-        raise _Broken(range_line, f"the range ends at {covered} but the sentence has {count} words; {IDS}")
+    if last_covered > count:
+        raise _Broken(range_line, f"the range ends at {last_covered} but the sentence has {count} words; {IDS}")
     for number, word in enumerate(words, start=1):
         if word.head > count or word.head == number:
             raise _Broken(word.line, f"head {word.head} is no other word of the sentence; give 1 to {count}, or 0")
@@ -207,7 +207,7 @@ def _parse(rows: list[tuple[int, list[str]]], text: str | None) -> Parse:
     beginning = {word.token: word for word in reversed(words)}
     tokens = [Token(*span, *beginning[number][-2:]) for number, span in enumerate(_locate(text, forms))]
     relations = [Relation(word.relation, words[word.head - 1].token, word.token) for word in words if word.head]
-    return Parse(text, tuple(tokens), tuple(each for each in relations if each.head != each.dependent))
+    return Parse(text, tuple(tokens), tuple(relation for relation in relations if relation.head != relation.dependent))
 
 
 def _word(line: int, cells: list[str], token: int) -> _Word:
@@ -225,8 +225,8 @@ def _locate(text: str, forms: list[_Form]) -> Iterator[tuple[int, int]]:
     for form in forms:
         position = cast("re.Match[str]", SPACES.match(text, position)).end()
         if not text.startswith(form.text, position):
-            there = _short(text[position:])
-            raise _Broken(form.line, f"form {_short(form.text)} is not there in `# text` ({there}); it has all forms")
+            context = _short(text[position:])
+            raise _Broken(form.line, f"form {_short(form.text)} is not there in `# text` ({context}); it has all forms")
         yield position, position + len(form.text)
         position += len(form.text)
     if text[position:].strip():

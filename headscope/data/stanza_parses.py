@@ -60,7 +60,7 @@ def parse_with_stanza(
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(cache_dir or user_cache / "headscope" / "parses") / f"{digest.hexdigest()}.jsonl"
     if cache.is_file():
-        return _cached(cache, lines)
+        return _read_cache(cache, lines)
     return _caching(cache, _parses(_pipeline(lang, directory, download, use_gpu), lines, batch))
 
 
@@ -123,8 +123,8 @@ def _parses(pipeline: Any, lines: Sequence[str], batch: int) -> Iterator[Parse]:
             from stanza import Document
 
             documents = [Document([], text=line if len(line) <= LONGEST_LINE else "") for line in part]
-            parsed = pipeline.bulk_process(documents)
-            parses = [_merged_parse(line, document) for line, document in zip(part, parsed, strict=True)]
+            documents_read = pipeline.bulk_process(documents)
+            parses = [_merged_parse(line, document) for line, document in zip(part, documents_read, strict=True)]
         yield from parses
 
 
@@ -157,7 +157,7 @@ def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
 # The cache: a JSON line per parse.
 
 
-def _cached(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
+def _read_cache(path: Path, lines: Sequence[str]) -> Iterator[Parse]:
     with path.open(encoding="utf-8") as stream:
         try:
             for line, row in zip(lines, stream, strict=True):

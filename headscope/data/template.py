@@ -32,8 +32,8 @@ def read_template(template: str) -> tuple[str, str, str]:
         text = "\n".join(line_text(raw, path, number) for number, raw in enumerate(raw_lines(path), start=1))
     if re.findall(r"\{source\}|\{target\}", text) != [SOURCE, TARGET]:
         raise ConfigError(f"--template {template[:60]!r} must have {SOURCE} once, and {TARGET} once after it; {ADVICE}")
-    before, between, after = re.split(r"\{source\}|\{target\}", text)
-    return before, between, after
+    before, middle, after = re.split(r"\{source\}|\{target\}", text)
+    return before, middle, after
 
 
 def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
@@ -41,7 +41,7 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
 
     ConfigError for a corpus that is no pairs of plain lines.
     """
-    before, between, after = read_template(template)
+    before, middle, after = read_template(template)
     if not corpus.has_target:
         raise ConfigError("--template needs the translation of every line; give --target FILE")
     if corpus.has_parses or corpus.has_contrast:
@@ -49,8 +49,8 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
     if corpus.count <= examples:
         raise DataError(f"{corpus.name} has {corpus.count} lines, too few for --examples {examples}; give more lines")
 
-    def filled(sentence: Sentence) -> str:
-        return f"{before}{sentence.source}{between}{sentence.target}{after}"
+    def fill(sentence: Sentence) -> str:
+        return f"{before}{sentence.source}{middle}{sentence.target}{after}"
 
     def read() -> Iterator[Sentence]:
         sentences = iter(corpus)
@@ -58,36 +58,34 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
         recent: deque[Sentence] = deque(maxlen=examples)
         for place, sentence in enumerate(chain(first, sentences)):
             context = recent if place > examples else [other for other in first if other is not sentence]
-            prefix = "".join(f"{filled(other)}\n\n" for other in context)
+            prefix = "".join(f"{fill(other)}\n\n" for other in context)
             start = len(prefix) + len(before)
-            pair = Pair(
-                sentence.source, sentence.target or "", (start, start + len(sentence.source) + len(between)), ()
-            )
-            yield sentence._replace(source=prefix + filled(sentence), target=None, pair=pair)
+            pair = Pair(sentence.source, sentence.target or "", (start, start + len(sentence.source) + len(middle)), ())
+            yield sentence._replace(source=prefix + fill(sentence), target=None, pair=pair)
             recent.append(sentence)
 
-    digest = hashlib.sha1(f"{corpus.digest} {before, between, after} {examples}".encode()).hexdigest()
+    digest = hashlib.sha1(f"{corpus.digest} {before, middle, after} {examples}".encode()).hexdigest()
     return replace(corpus, read=read, has_target=False, has_template=True, digest=digest)
 
 
 def with_scrambled_sources(corpus: Corpus, *, seed: int) -> Corpus:
     """The same texts, the words of every source in random order."""
-    return replace(corpus, read=lambda: (scrambled(sentence, seed) for sentence in corpus.read()))
+    return replace(corpus, read=lambda: (scramble(sentence, seed) for sentence in corpus.read()))
 
 
-def scrambled(sentence: Sentence, seed: int) -> Sentence:
+def scramble(sentence: Sentence, seed: int) -> Sentence:
     """A text of a template with the words of its source in random order."""
     assert sentence.pair is not None
     line, target, (start, target_start), _ = sentence.pair
     words = words_of(line)
     order = random.Random(f"{seed} {sentence.number}").sample(range(len(words)), len(words))
-    mixed = " ".join(words[place] for place in order)
-    text = sentence.source[:start] + mixed + sentence.source[start + len(line) :]
-    starts = (start, target_start + len(mixed) - len(line))
-    return sentence._replace(source=text, pair=Pair(mixed, target, starts, tuple(order)))
+    shuffled_line = " ".join(words[place] for place in order)
+    text = sentence.source[:start] + shuffled_line + sentence.source[start + len(line) :]
+    starts = (start, target_start + len(shuffled_line) - len(line))
+    return sentence._replace(source=text, pair=Pair(shuffled_line, target, starts, tuple(order)))
 
 
-def unscrambled(sentence: Sentence) -> Sentence:
+def unscramble(sentence: Sentence) -> Sentence:
     """What links are looked up for: the source line alone has its own order again."""
     if sentence.pair is None or not sentence.pair.order:
         return sentence

@@ -53,7 +53,7 @@ def text_of(subword: str, marks: Marks) -> str:
     return "".join(chr(CUT + ord(c) - 0xDC00) if "\udc80" <= c <= "\udcff" else c for c in decoded)
 
 
-def shown(subword: str, marks: Marks) -> str:
+def display_subword(subword: str, marks: Marks) -> str:
     """A subword as people read it, of a vocabulary that marks words so."""
     raw = _bytes_of(subword, marks)
     if raw is not None and (marks == "Ġ" or raw.isascii()):

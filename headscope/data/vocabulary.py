@@ -60,7 +60,7 @@ class Splitter:
         merges = self.kind == "bpe" and self.codes is not None
         for word in re.finditer(r"[^ \n\r]+" if merges else r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
             subwords += self._word(word[0], word.start())
-        return [part for subword in subwords for part in _spaced(subword)] if merges else subwords
+        return [part for subword in subwords for part in _split_spaces(subword)] if merges else subwords
 
     def join(self, subwords: Sequence[str]) -> str:
         """The text of subwords."""
@@ -85,14 +85,14 @@ class Splitter:
     def _sentencepiece(self, text: str) -> list[Subword]:
         """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
         subwords, position = list[Subword](), 0
-        for subword in self._model.encode(text, out_type=self._parsed).pieces:
+        for subword in self._model.encode(text, out_type=self._output_type).pieces:
             start = max(text.find(subword.surface, position), position)
             position = start + len(subword.surface)
             subwords.append(Subword(subword.piece, position - len(subword.surface.lstrip()), position))
         return subwords
 
     @cached_property
-    def _parsed(self) -> str:
+    def _output_type(self) -> str:
         """What this release of SentencePiece calls encodings with surfaces: before 0.2.2 "proto" was their bytes."""
         return "immutable_proto" if isinstance(self._model.encode("", out_type="proto"), bytes) else "proto"
 
@@ -112,7 +112,7 @@ class Splitter:
             raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
 
 
-def _spaced(subword: Subword) -> list[Subword]:
+def _split_spaces(subword: Subword) -> list[Subword]:
     """What fairseq makes of a subword with white space in it, which its dictionary files cannot hold."""
     return [
         Subword(part[0], min(subword.start + part.start(), subword.end), min(subword.start + part.end(), subword.end))
@@ -136,8 +136,8 @@ class Merges:
     right rank" with tabs, words between ^ and $).
     """
 
-    def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glued: bool) -> None:
-        self.ranks, self.begin, self.end, self.glued = ranks, begin, end, glued
+    def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glue: bool) -> None:
+        self.ranks, self.begin, self.end, self.glued = ranks, begin, end, glue
         self.split = lru_cache(1 << 16)(self._parts)  # the subwords of a word, without marks
 
     @classmethod
@@ -147,49 +147,49 @@ class Merges:
             lines = codes.decode("utf-8").strip("\r\n ").split("\n")
         except UnicodeDecodeError:
             raise DataError("the BPE codes are not UTF-8 text") from None
-        headed = lines[0].startswith("#version:")
-        if not headed and lines[0].count("\t") == 2:
-            return cls._ranked(lines)
-        counted = not headed and re.fullmatch(r"[^ ]+ [^ ]+ \d+\r?", lines[0]) is not None
+        has_header = lines[0].startswith("#version:")
+        if not has_header and lines[0].count("\t") == 2:
+            return cls._rank_lines(lines)
+        has_counts = not has_header and re.fullmatch(r"[^ ]+ [^ ]+ \d+\r?", lines[0]) is not None
         ranks: dict[tuple[str, str], int] = {}
-        for number, line in enumerate(lines[headed:]):
+        for number, line in enumerate(lines[has_header:]):
             pair = line.strip("\r\n ").split(" ")
-            if counted and len(pair) == 3 and pair[2].isdigit():
+            if has_counts and len(pair) == 3 and pair[2].isdigit():
                 del pair[2]
             if len(pair) != 2:
                 raise DataError(
-                    f"line {number + 1 + headed} of the BPE codes is {line[:40]!r}; it must be two subwords"
+                    f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; it must be two subwords"
                 )
             ranks.setdefault((pair[0], pair[1]), number)
-        version = lines[0].split()[-1] if headed else "0.1"
-        return cls(ranks, begin="", end="</w>", glued=counted or version != "0.1")
+        version = lines[0].split()[-1] if has_header else "0.1"
+        return cls(ranks, begin="", end="</w>", glue=has_counts or version != "0.1")
 
     @classmethod
-    def _ranked(cls, lines: Iterable[str]) -> Merges:
+    def _rank_lines(cls, lines: Iterable[str]) -> Merges:
         ranks: dict[tuple[str, str], int] = {}
         for number, line in enumerate(lines, start=1):
             fields = line.split()
             if len(fields) != 3 or not re.fullmatch(r"\d{1,9}", fields[2]):
                 raise DataError(f"line {number} of the BPE codes is {line[:40]!r}; it must be left, right and rank")
             ranks[fields[0], fields[1]] = int(fields[2])
-        return cls(ranks, begin="^", end="$", glued=False)
+        return cls(ranks, begin="^", end="$", glue=False)
 
     def _parts(self, word: str) -> list[str]:
         """Characters of the text that look like word boundaries are replaced by private characters meanwhile."""
-        shown = {self.begin: "\U0010fffe", self.end: "\U0010ffff"}
-        symbols = [shown.get(character, character) for character in word]
+        private = {self.begin: "\U0010fffe", self.end: "\U0010ffff"}
+        symbols = [private.get(character, character) for character in word]
         if self.glued:
             symbols[-1] += self.end
         else:
             symbols = [*filter(None, [self.begin]), *symbols, self.end]
-        symbols = merged(symbols, self.ranks)
-        hidden = {mark: character for character, mark in shown.items()}
-        joined = [part.removesuffix(self.end) if n == len(symbols) - 1 else part for n, part in enumerate(symbols)]
-        joined[0] = joined[0].removeprefix(self.begin)
-        return ["".join(hidden.get(c, c) for c in part) for part in joined if part]
+        symbols = merge_symbols(symbols, self.ranks)
+        hidden = {mark: character for character, mark in private.items()}
+        parts = [part.removesuffix(self.end) if n == len(symbols) - 1 else part for n, part in enumerate(symbols)]
+        parts[0] = parts[0].removeprefix(self.begin)
+        return ["".join(hidden.get(c, c) for c in part) for part in parts if part]
 
 
-def merged(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+def merge_symbols(symbols: Sequence[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
     """Symbols after all merges of the lowest rank, all occurrences at once from the left, in O(n log n)."""
     parts: list[str] = list(symbols)  # "" where a part went into the one before it
     after = list(range(1, len(parts) + 1))

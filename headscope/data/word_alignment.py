@@ -95,8 +95,8 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
 
     length = np.array([len(text) for text in texts])
     begin = (length + 1).cumsum() - length - 1
-    row = np.repeat(np.arange(len(texts)), [len(each) for each in spans])
-    flat = [span for each in spans for span in each]
+    row = np.repeat(np.arange(len(texts)), [len(row_spans) for row_spans in spans])
+    flat = [span for row_spans in spans for span in row_spans]
     has_span = np.array([span is not None for span in flat], dtype=bool)
     at = np.array([span or (0, 0) for span in flat], dtype=np.int64).reshape(-1, 2)
     start, end = np.minimum(at, length[row][:, None]).T + begin[row]
@@ -129,8 +129,8 @@ class Cells(NamedTuple):
         """From the numbers of source and target words of every sentence [n 2]."""
         sizes = lengths.prod(axis=1)
         n, m, first_source, first_target, first = (
-            np.repeat(each, sizes)
-            for each in (*lengths.T, *(lengths.cumsum(axis=0) - lengths).T, sizes.cumsum() - sizes)
+            np.repeat(widths, sizes)
+            for widths in (*lengths.T, *(lengths.cumsum(axis=0) - lengths).T, sizes.cumsum() - sizes)
         )
         j, i = np.divmod(np.arange(len(first)) - first, n)
         apart = (i + 1) / n - (j + 1) / m
@@ -160,15 +160,15 @@ class Aligner:
     def align(self, pairs: Sequence[Pair]) -> list[Links]:
         """The links of parallel lines, all of them sure."""
         sides = [
-            [[known.get(word, len(known)) for word in words_of(pair[side])] for pair in pairs]
-            for side, known in enumerate(self.types)
+            [[number_of.get(word, len(number_of)) for word in words_of(pair[side])] for pair in pairs]
+            for side, number_of in enumerate(self.types)
         ]
         sizes = np.array([[len(words) for words in side] for side in sides]).reshape(2, -1)
         order = np.lexsort((sizes[0], sizes[1]))
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
         for chunk in _chunks(order, sizes):
             padded_source, padded_target = (_padded([side[number] for number in chunk]) for side in sides)
-            link_cells = self._linked(padded_source, padded_target, sizes[:, chunk])  # [b m n]
+            link_cells = self._link_words(padded_source, padded_target, sizes[:, chunk])  # [b m n]
             row, target, source = np.nonzero(link_cells)
             ends = np.searchsorted(row, np.arange(len(chunk) + 1))
             word_pairs = np.stack([source, target], axis=1)
@@ -177,7 +177,7 @@ class Aligner:
                 links[number] = Links(own, np.ones(len(own), dtype=bool))
         return links
 
-    def _linked(self, source: Ints, target: Ints, sizes: Ints) -> Bools:
+    def _link_words(self, source: Ints, target: Ints, sizes: Ints) -> Bools:
         """Words [b n] and [b m], padded, of so many words [2 b]: the links of both directions together [b m n]."""
         n, m = sizes[0][:, None, None], sizes[1][:, None, None]
         i, j = np.arange(source.shape[1])[None, None], np.arange(target.shape[1])[None, :, None]
@@ -251,15 +251,15 @@ class _Shapes:
 
 
 def _fit(
-    feature: Floats, earlier: Floats, pair: Ints, word: Ints, types: Ints, others: Ints, shapes: _Shapes
+    feature: Floats, earlier: Floats, pair: Ints, word: Ints, types: Ints, other_of: Ints, shapes: _Shapes
 ) -> AlignmentModel:
     """EM for t(word | other): cells [c] with their pair of types and their word, the words' types, the pairs' others.
 
     λ climbs the gradient of the likelihood: features expected under the posterior less those under the prior. As in
     fast_align the former count a word's position from 0 (`earlier`), which keeps λ from growing too large.
     """
-    model = AlignmentModel(np.full(len(others), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
-    kinds = np.bincount(others)  # pairs of each other type
+    model = AlignmentModel(np.full(len(other_of), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
+    kinds = np.bincount(other_of)  # pairs of each other type
     for iteration in range(ITERATIONS):
         score = np.exp(feature * model.tension)
         score *= ((1 - NULL) / np.bincount(word, score, len(types)))[word]
@@ -267,13 +267,13 @@ def _fit(
         null = model.null[types] * NULL
         total = np.bincount(word, score, len(types)) + null
         score /= total[word]
-        counts, of_null = np.bincount(pair, score, len(others)), np.bincount(types, null / total)
+        counts, of_null = np.bincount(pair, score, len(other_of)), np.bincount(types, null / total)
         tension = model.tension
         posterior_mean = float(score @ earlier) / len(types)
         for _ in range(STEPS if iteration else 0):
             tension = float(np.clip(tension + (posterior_mean - shapes.expected(tension)) * RATE, *BOUNDS))
-        totals = np.bincount(others, counts, len(kinds))
-        by_pair = _variational(counts, totals[others], kinds[others])
+        totals = np.bincount(other_of, counts, len(kinds))
+        by_pair = _variational(counts, totals[other_of], kinds[other_of])
         model = AlignmentModel(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
     return model
 
@@ -317,7 +317,7 @@ def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
     while len(growing):
         current, candidates, before = links[growing], union[growing], links[growing].sum(axis=(1, 2))
         for way in ways:
-            new = _shifted(current, way) & candidates & ~current
+            new = _shift_links(current, way) & candidates & ~current
             free = [new & ~current.any(axis=axis, keepdims=True) for axis in (2, 1)]
             current |= _first(free[0], 2) | _first(free[1], 1)
         links[growing] = current
@@ -334,7 +334,7 @@ def _first(candidates: Bools, axis: int) -> Bools:
     return first & candidates
 
 
-def _shifted(links: Bools, way: tuple[int, int]) -> Bools:
+def _shift_links(links: Bools, way: tuple[int, int]) -> Bools:
     """Links [b m n] moved by (target words, source words)."""
     result = np.zeros_like(links)
     m, n = links.shape[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headscope.data.token_text import Marks, shown
+from headscope.data.token_text import Marks, display_subword
 from headscope.description.features import GROUPS
 from headscope.heads import HeadId
 
@@ -81,6 +81,8 @@ def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks:
             phrases.setdefault(HeadId.of_row(row), {}).setdefault(phrase.partition(":")[0], phrase)
     for row in tables["token_pairs"].to_dict("records") if "token_pairs" in tables else ():
         if row["kind"] == "lexical":
-            pairs.setdefault(HeadId.of_row(row), []).append((shown(row["query"], marks), shown(row["key"], marks)))
+            pairs.setdefault(HeadId.of_row(row), []).append(
+                (display_subword(row["query"], marks), display_subword(row["key"], marks))
+            )
     named = ((HeadId.of_row(row), row) for row in heads.to_dict("records"))
     return [sentence([*phrases.get(head, {}).values()], row, pairs.get(head, [])) for head, row in named]

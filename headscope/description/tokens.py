@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.data.encoded import Side, SideName, side_names
 from headscope.data.parses import Aligned
-from headscope.data.token_text import Marks, bare, marks_of, shown, text_of
+from headscope.data.token_text import Marks, bare, display_subword, marks_of, text_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -121,7 +121,7 @@ class TokenReader:
 
     def shown(self, ids: Iterable[int]) -> list[str]:
         """Subwords as people read them."""
-        return [shown(self.subword(number), self.marks) for number in ids]
+        return [display_subword(self.subword(number), self.marks) for number in ids]
 
     def named(self, number: int) -> str:
         """A subword without marks, as tables write it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.config.declarations import imported, measured_columns, rankable_columns
+from headscope.config.declarations import import_target, measured_columns, rankable_columns
 from headscope.engine.base import ANALYSES, Analysis
 from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import fitting_metrics
@@ -146,7 +146,7 @@ class Kind:
 
     def variants(self) -> dict[str, Any]:
         """Its variants by name."""
-        registered: Any = imported(self.registry)
+        registered: Any = import_target(self.registry)
         return registered() if inspect.isfunction(registered) else dict(registered)
 
     def items(self, overview: Mapping[str, Any] | None) -> list[Item]:

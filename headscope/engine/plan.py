@@ -240,7 +240,7 @@ def analyze(
 def _placed(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
     """Within the block the batches; those of an accelerator are made ready ahead, as a CPU has no time to."""
     if checkpoint.device.type != "cpu":
-        stream = ahead(batch.pinned(checkpoint.device) for batch in stream)
+        stream = ahead(batch.pin(checkpoint.device) for batch in stream)
     with closing(stream):
         yield stream
 

@@ -32,7 +32,7 @@ from headscope.model.streaming.context import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
-from headscope.signature import counted
+from headscope.signature import count_of
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ class AnalysisRunner:
             progress,
         )
         if self.streamed:
-            study.record["remarks"].insert(0, f"attention: streamed for {counted(self.streamed, 'sentence')}")
+            study.record["remarks"].insert(0, f"attention: streamed for {count_of(self.streamed, 'sentence')}")
         return study
 
 

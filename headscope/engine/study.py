@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.config.declarations import checked_options, imported
+from headscope.config.declarations import checked_options, import_target
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
@@ -155,7 +155,7 @@ def run_analysis(
         )
         checkpoint = checkpoint or open_configured(config)
         if config.write_alignment:
-            imported("headscope.pruning.engines.alignment:check_alignment_model")(
+            import_target("headscope.pruning.engines.alignment:check_alignment_model")(
                 config.write_alignment, checkpoint.layout
             )
         corpus = with_labels(checkpoint, corpus, config.labels)
@@ -176,7 +176,7 @@ def run_analysis(
         study.record["seconds"] = time.monotonic() - began
         try:
             if config.write_alignment and study.complete:
-                write = imported("headscope.pruning.engines.alignment:write_measured")
+                write = import_target("headscope.pruning.engines.alignment:write_measured")
                 named = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
                 study.record["alignment_heads"] = named
         finally:  # what was measured is kept where the other model cannot be written
@@ -258,8 +258,8 @@ def _add_faithfulness(
     progress: Progress,
 ) -> None:
     """Test the rankings of a study, and add what came of it."""
-    context = imported("headscope.pruning.ranking.criterion:ScoringContext")(checkpoint, corpus, run.batching, run)
-    scores_by_criteria = imported("headscope.pruning.ranking.criterion:scores_by_criteria")
+    context = import_target("headscope.pruning.ranking.criterion:ScoringContext")(checkpoint, corpus, run.batching, run)
+    scores_by_criteria = import_target("headscope.pruning.ranking.criterion:scores_by_criteria")
     comparison = try_rankings(
         checkpoint,
         corpus,

@@ -22,7 +22,7 @@ from headscope.evaluation.metrics.base import (
     ValidationText,
     choose_metric,
     reference_texts,
-    resampled,
+    resample,
 )
 from headscope.evaluation.non_inferiority import NonInferiority, groups_needed, judge
 from headscope.evaluation.translation import RAW, text_mode, text_remarks
@@ -52,7 +52,7 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
     NaN where resamples do not vary, as of one sentence. sacreBLEU's paired bootstrap counts the upper tail alone, about
     half as many.
     """
-    return compare(*(resampled(metric.of, rows, bootstrap) for rows in (sums, reference)))
+    return compare(*(resample(metric.of, rows, bootstrap) for rows in (sums, reference)))
 
 
 def losses_left_out(metric: Metric, sums: Array, reference: Array) -> Array:
@@ -66,22 +66,22 @@ def left_out(metric: Metric, sums: Array) -> Array:
     return metric.of(np.vstack([total, total - sums]))
 
 
-def compare(values: Array, others: Array) -> Comparison:
+def compare(values: Array, baseline: Array) -> Comparison:
     """`compare_scores` of resampled metrics [1 + replicates]."""
     with np.errstate(invalid="ignore"):
-        differences = values - others  # [1 + replicates], the observed one first
-    if values[0] == others[0]:
+        differences = values - baseline  # [1 + replicates], the observed one first
+    if values[0] == baseline[0]:
         differences[0] = 0.0  # also where both are infinite
-    shifted = differences[1:] - differences[1:].mean()
-    beyond = int((np.abs(shifted) >= abs(differences[0]) - 1e-12).sum())
-    varies = bool(beyond) or float(np.abs(shifted).max()) > 1e-12
+    null = differences[1:] - differences[1:].mean()
+    beyond = int((np.abs(null) >= abs(differences[0]) - 1e-12).sum())
+    varies = bool(beyond) or float(np.abs(null).max()) > 1e-12
     ends: list[float] = []
     for numbers in (values[1:], differences[1:]):
         finite = np.isfinite(numbers).all()
         ends += np.quantile(numbers, _TAILS).tolist() if finite else [float("nan")] * 2
-    low, high, least, most = ends
-    p = (1 + beyond) / (1 + len(shifted)) if varies and np.isfinite(shifted).all() else float("nan")
-    return Comparison(float(values[0]), low, high, float(differences[0]), least, most, p)
+    low, high, least, greatest = ends
+    p = (1 + beyond) / (1 + len(null)) if varies and np.isfinite(null).all() else float("nan")
+    return Comparison(float(values[0]), low, high, float(differences[0]), least, greatest, p)
 
 
 SEED, REPLICATES = 1, 1000
@@ -121,8 +121,8 @@ class QualityChange:
 
     def record(self) -> dict[str, Any]:
         """As JSON has it, with about how many lines would be enough where these are too few for a verdict."""
-        needed = None if self.verdict is None else groups_needed(self.verdict, self.sentences)
-        return {**asdict(self), "needed": needed}
+        lines_needed = None if self.verdict is None else groups_needed(self.verdict, self.sentences)
+        return {**asdict(self), "needed": lines_needed}
 
 
 def question(
@@ -145,10 +145,10 @@ def question(
         name = "cosine"
     if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, which the decoder is to read")
-    chosen = choose_metric(name, checkpoint, **corpus.comes_with)
-    if bleu_tokenize is not None and chosen != "bleu":
-        raise ConfigError(f"--bleu-tokenize is about --metric bleu, and {chosen} needs none; leave it out")
-    return Question(chosen, corpus, Margin.parse(MARGIN if margin is None else margin), bleu_tokenize)
+    metric_name = choose_metric(name, checkpoint, **corpus.comes_with)
+    if bleu_tokenize is not None and metric_name != "bleu":
+        raise ConfigError(f"--bleu-tokenize is about --metric bleu, and {metric_name} needs none; leave it out")
+    return Question(metric_name, corpus, Margin.parse(MARGIN if margin is None else margin), bleu_tokenize)
 
 
 def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> QualityChange:
@@ -164,8 +164,8 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
     if not why:
         baseline = float(metric.of(first.sum(axis=0)[None])[0])
         worse = losses_left_out(metric, second, first)
-        margin, most = task.margin.of(baseline), metric.most_lost(baseline)
-        verdict = judge(worse, margin=margin, largest=metric.largest_loss(first), most=most)
+        margin, most_lost = task.margin.of(baseline), metric.most_lost(baseline)
+        verdict = judge(worse, margin=margin, largest=metric.largest_loss(first), max_loss=most_lost)
     unread = None if before.reads_sound else count_unknown(before, data.corpus, limit=limit, sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (score.loss.sum(axis=0) for score in scores))
     return QualityChange(
@@ -196,19 +196,19 @@ def _validation_text(before: Checkpoint, after: Checkpoint, task: Question) -> t
     metric, corpus = METRICS.get(task.metric), task.corpus
     limit = min(sentence_limit(checkpoint) for checkpoint in (before, after))
     reading = LikelihoodOptions(default_positions(before), limit, "truncate", "random", SEED)
-    numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
+    with_numbers = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
     text, remarks = RAW, list[str]()
     if metric.reads == "translations":
         text, remarks = text_mode(before, "raw", task.bleu_tokenize)
         remarks += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
-    return ValidationText(numbered, reading, TranslateOptions(), text, intact=before), remarks
+    return ValidationText(with_numbers, reading, TranslateOptions(), text, intact=before), remarks
 
 
 def no_baseline(
-    metric: Metric, unpruned: Array, bootstrap: Bootstrap, *, margin: Margin, floor: Floor | None
+    metric: Metric, intact_sums: Array, bootstrap: Bootstrap, *, margin: Margin, floor: Floor | None
 ) -> str | None:
     """Why no loss can be judged against sums of the unpruned model [g c]. Returns None if it can."""
-    baseline = compare_scores(metric, unpruned, unpruned, bootstrap)
+    baseline = compare_scores(metric, intact_sums, intact_sums, bootstrap)
     if floor is None:
         if baseline.value != 0 or not margin.relative:
             return None

@@ -113,8 +113,8 @@ def read_corpus(
                 progress(size(part))
     except KeyboardInterrupt:
         sums.complete = False
-    sums, *others = processes.all(sums)
-    for other in others:
+    sums, *other_sums = processes.all(sums)
+    for other in other_sums:
         sums.add(other)
     if not (sums.complete or sums.sentences):
         raise KeyboardInterrupt
@@ -165,7 +165,7 @@ def likelihood(
             np.add.at(total, indices.numpy(), values)
         return part.done
 
-    parts = labelled(checkpoint, corpus, options, sums.losses)
+    parts = with_labels(checkpoint, corpus, options, sums.losses)
     return read_corpus(sums, parts, read, lambda part: part.done, progress, processes)
 
 
@@ -178,16 +178,16 @@ def default_positions(checkpoint: Checkpoint) -> int:
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """A pass over the longest of the first sentences, for `automatic_tokens`."""
     device = checkpoint.device
-    found = batches(corpus.first(PROBED), checkpoint, tokens=options.tokens, limit=options.limit)
-    longest = max(found, key=lambda batch: batch.longest, default=None)
+    probes = batches(corpus.first(PROBED), checkpoint, tokens=options.tokens, limit=options.limit)
+    longest = max(probes, key=lambda batch: batch.longest, default=None)
 
     def run(batch: Batch) -> None:
         with torch.inference_mode(), PartialForward().recorded():
-            moved = batch.to(device)
+            on_device = batch.to(device)
             if checkpoint.predicts == "nothing":
-                checkpoint.states(moved)
+                checkpoint.states(on_device)
             else:
-                checkpoint.logits(moved, checkpoint.memory(moved))
+                checkpoint.logits(on_device, checkpoint.memory(on_device))
 
     return None if longest is None else BatchTrial.of(longest, run)
 
@@ -204,20 +204,20 @@ def _under_masks(
     reuse, names = PartialForward(), len(checkpoint.label_names)
     starts = [_first_layers(checkpoint.model, heads) for heads in masks]
 
-    def scored(logits: Tensor) -> tuple[Tensor, ...]:
+    def score_logits(logits: Tensor) -> tuple[Tensor, ...]:
         return *token_sums(logits, labels), class_counts(logits, labels, names)
 
     with reuse.recorded():
         shared_memory: Any = checkpoint.memory(batch)
-        unmasked = scored(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
+        intact_columns = score_logits(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
     for heads, start in zip(masks, starts, strict=True):
-        if not heads and unmasked is not None:
-            columns.append(unmasked)
+        if not heads and intact_columns is not None:
+            columns.append(intact_columns)
             continue
         with masked(checkpoint.model, heads), reuse.starting(start):
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
             memory = checkpoint.memory(batch) if of_encoder else shared_memory
-            columns.append(scored(checkpoint.logits(batch, memory)))
+            columns.append(score_logits(checkpoint.logits(batch, memory)))
     sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
     nll, right, count, classes = (part.double() for part in sums)
     return nll, right, count[:, 0], classes
@@ -258,10 +258,15 @@ def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
     counts = torch.zeros(len(labels), names, 3, dtype=widest(device), device=device)
     if names:
         places = (labels != IGNORED).nonzero()
-        wanted, (row, position) = upload(labels[places[:, 0], places[:, 1]], device), upload(places, device).unbind(1)
-        predicted = logits[row, position].argmax(dim=-1)
-        for column, (classes, counted) in enumerate(((wanted, predicted == wanted), (predicted, None), (wanted, None))):
-            ones = torch.ones(len(row), device=device) if counted is None else counted
+        true_class, (row, position) = (
+            upload(labels[places[:, 0], places[:, 1]], device),
+            upload(places, device).unbind(1),
+        )
+        predicted_class = logits[row, position].argmax(dim=-1)
+        for column, (classes, hits) in enumerate(
+            ((true_class, predicted_class == true_class), (predicted_class, None), (true_class, None))
+        ):
+            ones = torch.ones(len(row), device=device) if hits is None else hits
             counts[..., column].index_put_((row, classes), ones.to(counts.dtype), accumulate=True)
     return counts
 
@@ -272,7 +277,7 @@ def hides_tokens(checkpoint: Checkpoint) -> bool:
     return checkpoint.predicts == "words" and not checkpoint.two_sided and Site.ENCODER_SELF in sites
 
 
-def labelled(
+def with_labels(
     checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions, losses: Omissions
 ) -> Iterator[Labelled]:
     """The corpus in batches of at most `options.tokens` positions a side, sorted by length within windows."""
@@ -318,12 +323,12 @@ def _hidden(
         for group in groups(rows, lambda row: len(row.labels), options.tokens):
             batch = Batch(torch.tensor([row.number for row in group]), 0, pad_side([row.ids for row in group]))
             shares = np.array([1 / row.copies for row in group])
-            wanted = pad_rows([row.labels for row in group], IGNORED)
-            yield Labelled(batch, wanted, sum(row.last for row in group), shares)
+            label_rows = pad_rows([row.labels for row in group], IGNORED)
+            yield Labelled(batch, label_rows, sum(row.last for row in group), shares)
 
 
 def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
     """15 % of `positions` of sentence `number`, at least one of them (Devlin et al. 2019, §3.1)."""
-    shuffled = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
-    hidden: list[int] = shuffled[: max(1, round(SHARE * len(positions)))].tolist()
+    order = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
+    hidden: list[int] = order[: max(1, round(SHARE * len(positions)))].tolist()
     return hidden

@@ -83,7 +83,7 @@ class NonInferiority:
 
 
 def judge(
-    worse: Array, *, margin: float, largest: float, most: float = math.inf, level: float = LEVEL
+    worse: Array, *, margin: float, largest: float, max_loss: float = math.inf, level: float = LEVEL
 ) -> NonInferiority:
     """The verdict on losses `worse` [seed 1 + g] or [1 + g]: of the whole text, then without each of g groups of lines.
 
@@ -93,37 +93,37 @@ def judge(
     known, a proof neither). Of losses that are 0 or 1 it is that of Clopper & Pearson; where nothing differs it leaves
     1 − 0.05^(1/g) of the text to be lost (the rule of three). The `largest` loss is that of a line that is lost
     altogether (`Metric.largest_loss`), not what the model's value is: a model that is right half of the time loses a
-    line as wholly as any other. Of a metric without a range (`most` is infinite) it is at least a quarter farther above
-    the mean than the most that a group loses. The limit is Student's where that is farther out.
+    line as wholly as any other. Of a metric without a range (`max_loss` is infinite) it is at least a quarter farther
+    above the mean than the most that a group loses. The limit is Student's where that is farther out.
 
     Seeds are drawn as sentences are: Student's limit of their means, with the degrees of freedom of seeds, is put
     together with that of sentences as the root of the sum of squared distances (MOVER: Zou & Donner 2008). Of fewer
-    than 60 groups nothing is established. No limit is beyond `most`, all that there is to lose, and no loss can be seen
-    (`detectable` NaN) where only a larger one could. NaN where the metric is not finite, or there is one group.
+    than 60 groups nothing is established. No limit is beyond `max_loss`, all that there is to lose, and no loss can be
+    seen (`detectable` NaN) where only a larger one could. NaN where the metric is not finite, or there is one group.
     """
     worse = np.atleast_2d(worse)  # [seed 1+g]
-    observed = float(worse[:, 0].mean())
+    mean_loss = float(worse[:, 0].mean())
     if not np.isfinite(worse).all() or worse.shape[1] < 3:
-        return NonInferiority(observed, math.nan, margin, math.nan, WORSE if observed == math.inf else OPEN, level)
+        return NonInferiority(mean_loss, math.nan, margin, math.nan, WORSE if mean_loss == math.inf else OPEN, level)
     losses = influences(worse.mean(axis=0))
-    several, beyond = len(worse) > 1, BEYOND if most == math.inf else 1.0  # one seed is this model
+    several, beyond = len(worse) > 1, BEYOND if max_loss == math.inf else 1.0  # one seed is this model
     seeds = float(stdtrit(len(worse) - 1, level)) * _standard_error(worse[:, 0]) if several else 0.0
     above = math.hypot(sentence_reach(losses, largest, level, beyond=beyond), seeds)
-    high = min(observed + above, max(most, observed))
+    high = min(mean_loss + above, max(max_loss, mean_loss))
     error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
     if high <= margin:
         verdict = NON_INFERIOR if len(losses) >= FEWEST else OPEN
     else:
         below = math.hypot(sentence_reach(-losses, -math.inf, level, beyond=BEYOND), seeds)
-        verdict = WORSE if observed > margin and observed - below > margin else OPEN
+        verdict = WORSE if mean_loss > margin and mean_loss - below > margin else OPEN
     detectable = above + float(ndtri(POWER)) * error
-    return NonInferiority(observed, high, margin, detectable if detectable <= most else math.nan, verdict, level)
+    return NonInferiority(mean_loss, high, margin, detectable if detectable <= max_loss else math.nan, verdict, level)
 
 
 def influences(worse: Array) -> Array:
     """The loss of every group [g], of the loss of all and without each [1 + g]: their mean is that of all."""
-    without = worse[1:]
-    losses: Array = worse[0] + (len(without) - 1) * (without.mean() - without)
+    leave_one_out = worse[1:]
+    losses: Array = worse[0] + (len(leave_one_out) - 1) * (leave_one_out.mean() - leave_one_out)
     return losses
 
 
@@ -133,30 +133,30 @@ def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float
     Nor more than the largest seen, so many times (`beyond`) as far from the mean.
     """
     mean = float(losses.mean())
-    most = max(largest, mean + beyond * (float(losses.max()) - mean))
-    limit = dirichlet_mean_quantile(np.append(losses, most), level)
+    extreme = max(largest, mean + beyond * (float(losses.max()) - mean))
+    limit = dirichlet_mean_quantile(np.append(losses, extreme), level)
     return max(limit - mean, float(stdtrit(len(losses) - 1, level)) * _standard_error(losses))
 
 
-def established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:
+def take_established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:
     """The verdicts of a fixed sequence of sizes, largest first, up to the first that is not "non-inferior".
 
     Reading stops there, so that of a generator no further size is measured. In that order every size may be tested at
     the full level: that any of those given is wrongly called non-inferior is as likely as that one test is (Maurer,
     Hothorn & Lehmacher 1995; Westfall & Krishen 2001).
     """
-    return takewhile(lambda found: found.verdict == NON_INFERIOR, verdicts)
+    return takewhile(lambda verdict: verdict.verdict == NON_INFERIOR, verdicts)
 
 
 def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority]:
     """All verdicts of a fixed sequence, largest size first: what `established` leaves out is "not tested", or worse."""
-    passed = len(list(established(verdicts)))
-    later = verdicts[passed + 1 :]
-    untested = [found if found.verdict == WORSE else replace(found, verdict=UNTESTED) for found in later]
-    return [*verdicts[: passed + 1], *untested]
+    n_passed = len(list(take_established(verdicts)))
+    later = verdicts[n_passed + 1 :]
+    remaining = [verdict if verdict.verdict == WORSE else replace(verdict, verdict=UNTESTED) for verdict in later]
+    return [*verdicts[: n_passed + 1], *remaining]
 
 
-def bounded(worse: float, limit: float, *, level: float = 0.95) -> str:
+def format_bound(worse: float, limit: float, *, level: float = 0.95) -> str:
     """How much worse something is, and how much it may be with that confidence; of a gain how much better.
 
     One sentence has no such limit (NaN).
@@ -179,25 +179,27 @@ def why_open(*, worse_limit: float, margin: float, detectable: float, text: str)
     return f"{text} could have seen a loss of {detectable:.3g} at least"
 
 
-def groups_needed(found: NonInferiority, groups: int) -> int | None:
+def groups_needed(verdict: NonInferiority, groups: int) -> int | None:
     """About how many groups would show a model without any loss to be as good, with 80 % power; of two digits.
 
     None where `groups`, on which the verdict was found, are enough, and where that cannot be known. Of the distance
     from the mean to the limit what a normal limit has shrinks with the root of the groups, the rest with their number
     (1 − 0.05^(1/g) ≈ 3/g of losses of which none was seen).
     """
-    if found.verdict != OPEN or not math.isfinite(found.detectable) or not found.margin > 0:
-        return FEWEST if found.verdict == OPEN and groups < FEWEST else None
-    above = found.worse_limit - found.worse
-    error = max(found.detectable - above, 0.0) / float(ndtri(POWER))
-    usual, wide = (float(z) * error for z in (ndtri(found.level), ndtri(found.level) + ndtri(POWER)))
-    rest = max(above - usual, 0.0)
-    if found.detectable <= found.margin or wide + rest == 0:
+    if verdict.verdict != OPEN or not math.isfinite(verdict.detectable) or not verdict.margin > 0:
+        return FEWEST if verdict.verdict == OPEN and groups < FEWEST else None
+    above = verdict.worse_limit - verdict.worse
+    error = max(verdict.detectable - above, 0.0) / float(ndtri(POWER))
+    usual, wide = (float(z) * error for z in (ndtri(verdict.level), ndtri(verdict.level) + ndtri(POWER)))
+    group_part = max(above - usual, 0.0)
+    if verdict.detectable <= verdict.margin or wide + group_part == 0:
         return FEWEST if groups < FEWEST else None
-    root = (wide + math.sqrt(wide**2 + 4 * rest * found.margin)) / (2 * found.margin)  # of how many times as many
-    needed = max(groups * root**2, FEWEST)
-    digits: int = 10 ** max(int(math.log10(needed)) - 1, 0)
-    return math.ceil(needed / digits) * digits
+    root = (wide + math.sqrt(wide**2 + 4 * group_part * verdict.margin)) / (
+        2 * verdict.margin
+    )  # of how many times as many
+    enough = max(groups * root**2, FEWEST)
+    digits: int = 10 ** max(int(math.log10(enough)) - 1, 0)
+    return math.ceil(enough / digits) * digits
 
 
 def _standard_error(values: Array) -> float:

@@ -139,11 +139,11 @@ def open_all(
     *,
     checkpoint: Checkpoint | None = None,
     against: Against | None = None,
-    altered: bool = False,
+    has_gates: bool = False,
 ) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config.
 
-    A `checkpoint` that is open already is used as it is; `against` and `altered`: see `matched`.
+    A `checkpoint` that is open already is used as it is; `against` and `has_gates`: see `matched`.
     """
     for name in config.metrics:
         METRICS.get(name)
@@ -151,32 +151,32 @@ def open_all(
     checkpoint = checkpoint or open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
     if config.against is not None:
-        against = Against(partial(named, config.against, config), named=True)
-    against = against or Against(partial(recorded, config))  # the one that the record beside the checkpoint names
-    return matched(checkpoint, corpus, config, against=against, altered=altered)
+        against = Against(partial(find_named, config.against, config), named=True)
+    against = against or Against(partial(find_recorded, config))  # the one that the record beside the checkpoint names
+    return prepare_evaluation(checkpoint, corpus, config, against=against, has_gates=has_gates)
 
 
-def matched(
+def prepare_evaluation(
     checkpoint: Checkpoint,
     corpus: Corpus,
     config: EvaluateOptions,
     *,
     against: Against = NO_OTHER,
-    altered: bool = False,
+    has_gates: bool = False,
 ) -> OpenedEvaluation:
     """A checkpoint and a corpus, checked against each other and the config; ConfigError where they do not fit.
 
     `against` finds the intact model that states are compared with. Metrics of states are left out, with a remark, where
-    there is none and nothing is masked nor, with `altered`, gated.
+    there is none and nothing is masked nor, with `has_gates`, gated.
     """
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
     metrics = choose_metrics(config, checkpoint, against=against.named)
     why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
-    if refused := [name for name in metrics if why[METRICS.get(name).name]]:
-        allowed = ", ".join(name for name, reason in why.items() if reason is None)
+    if unfit := [name for name in metrics if why[METRICS.get(name).name]]:
+        fitting = ", ".join(name for name, reason in why.items() if reason is None)
         raise ConfigError(
-            f"{refused[0]} {why[refused[0]]}; a model of type {checkpoint.model_type!r} on this text allows {allowed}"
+            f"{unfit[0]} {why[unfit[0]]}; a model of type {checkpoint.model_type!r} on this text allows {fitting}"
         )
     tokens = config.batch_tokens or default_positions(checkpoint)  # on an accelerator `fit_batches` knows better
     limit = sentence_limit(checkpoint, config.max_length)
@@ -195,35 +195,35 @@ def matched(
         checkpoint.search_facts(translate_options)
         text, remarks = text_mode(checkpoint, config.text, config.bleu_tokenize)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
-    opened.text, opened.remarks = text, [*seen_before(checkpoint.path, corpus), *remarks]
-    if opened.requested_metrics("states"):
-        _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
-    return opened
+    setup = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
+    setup.text, setup.remarks = text, [*seen_before(checkpoint.path, corpus), *remarks]
+    if setup.requested_metrics("states"):
+        _find_intact(setup, against, is_altered=has_gates or bool(masked_heads or config.expert) or config.each_head)
+    return setup
 
 
-def _find_intact(opened: OpenedEvaluation, against: Against, *, altered: bool) -> None:
+def _find_intact(setup: OpenedEvaluation, against: Against, *, is_altered: bool) -> None:
     """Open what states are compared with; leave those metrics out where that is the model as it is."""
-    found, checkpoint = against.find(), opened.checkpoint
-    opened.intact = found.checkpoint
-    opened.remarks += found.remarks
-    if found.checkpoint is not None:
-        reading = opened.likelihood_options
-        limit = min(reading.limit, found.checkpoint.limit or reading.limit)
-        opened.likelihood_options = replace(reading, limit=limit)
-        check_comparable(checkpoint, found.checkpoint, opened.corpus, limit=limit)
-    elif altered:
-        opened.remarks += ["states are compared with those of the same model without --mask"] if found.remarks else []
+    intact, checkpoint = against.find(), setup.checkpoint
+    setup.intact = intact.checkpoint
+    setup.remarks += intact.remarks
+    if intact.checkpoint is not None:
+        reading = setup.likelihood_options
+        limit = min(reading.limit, intact.checkpoint.limit or reading.limit)
+        setup.likelihood_options = replace(reading, limit=limit)
+        check_comparable(checkpoint, intact.checkpoint, setup.corpus, limit=limit)
+    elif is_altered:
+        setup.remarks += ["states are compared with those of the same model without --mask"] if intact.remarks else []
     else:
-        left_out = [metric.name for metric in opened.requested_metrics("states")]
-        opened.metrics = tuple(name for name in opened.metrics if name not in left_out)
+        left_out = [metric.name for metric in setup.requested_metrics("states")]
+        setup.metrics = tuple(name for name in setup.metrics if name not in left_out)
         why = (
             f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give --against "
             "CKPT, the intact model, or --mask LIST"
         )
-        if opened.config.metrics and not opened.metrics:
+        if setup.config.metrics and not setup.metrics:
             raise ConfigError(why)
-        opened.remarks.append(f"left out: {why}")
+        setup.remarks.append(f"left out: {why}")
 
 
 def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
@@ -246,14 +246,14 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: 
 # The intact model that states are compared with.
 
 
-def named(path: str, options: CheckpointOptions) -> Intact:
+def find_named(path: str, options: CheckpointOptions) -> Intact:
     """A checkpoint that runs where `options` say, with those companions of theirs that its format has a use for."""
     takes = detect_format(path).takes
     useless: dict[str, Any] = dict.fromkeys(name for name in COMPANIONS if name not in takes)
     return Intact(open_configured(replace(options, checkpoint=path, format=None, **useless)))
 
 
-def recorded(options: CheckpointOptions) -> Intact:
+def find_recorded(options: CheckpointOptions) -> Intact:
     """What the `pruning.json` of a removal says that the checkpoint was made of; nothing for any other checkpoint."""
     source = removal_record(options.checkpoint).get("source")
     return load_intact(source, options) if isinstance(source, Mapping) else Intact()
@@ -277,11 +277,11 @@ def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
     if not isinstance(lines, list):
         return []
     own = set(line_digests(corpus))
-    seen = len(own.intersection(map(str, lines)))
-    if seen <= OVERLAP * len(own):
+    overlap = len(own.intersection(map(str, lines)))
+    if overlap <= OVERLAP * len(own):
         return []
     return [
-        f"warning: {seen} of {len(own)} different lines are among those that heads were chosen by or refitted on "
+        f"warning: {overlap} of {len(own)} different lines are among those that heads were chosen by or refitted on "
         f"({RECORD}), so the numbers flatter the model; give text that it has not seen"
     ]
 
@@ -289,15 +289,15 @@ def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
 def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact:
     """The checkpoint that a record's `source` names, if it is there and has the digest that it had."""
     path, why = str(source.get("path")), "is not there"
-    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).given()
+    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).companion_values()
     if os.path.exists(path) or is_cached(path):
         try:
-            opened = open_configured(replace(options, checkpoint=path, format=source.get("format"), **companions))
+            checkpoint = open_configured(replace(options, checkpoint=path, format=source.get("format"), **companions))
         except HeadscopeError:
             why = "cannot be opened"
         else:
-            if opened.digest == source.get("digest"):
-                return Intact(opened, (f"states are compared with those of {path}, which {RECORD} names",))
+            if checkpoint.digest == source.get("digest"):
+                return Intact(checkpoint, (f"states are compared with those of {path}, which {RECORD} names",))
             why = "has changed since (another digest)"
     return Intact(None, (f"{RECORD} names {path} as the intact model, which {why}; --against CKPT names another",))
 

@@ -62,7 +62,7 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     def prompts() -> Iterator[Sentence]:
         for ((sentence, _), line), contrast in zip(lines(), contrasts, strict=False):
             yield sentence._replace(
-                target=joined(sentence.target or "", _answers(line)[0]) if checkpoint.needs_target else None,
+                target=join_answer(sentence.target or "", _answers(line)[0]) if checkpoint.needs_target else None,
                 contrast=contrast,
             )
 
@@ -77,7 +77,7 @@ def _finder(checkpoint: Checkpoint) -> Find:
     if checkpoint.predicts == "classes":
         return _class
     if checkpoint.predicts == "words":
-        return _translated if checkpoint.two_sided else _continued if checkpoint.decodes else _filled
+        return _place_translated if checkpoint.two_sided else _place_continued if checkpoint.decodes else _place_filled
     raise ConfigError(
         f"--clean: a model of type {checkpoint.model_type!r} has no answers; take one that predicts words or classes"
     )
@@ -97,7 +97,7 @@ def _contrast(
             begin = checkpoint.subwords([answer.answer], side="target")[0]
             same = f"both answers begin with {begin!r}, which is all that is read; give answers that differ there"
         raise DataError(f"{names[2]}:{number}: {same}")
-    corrupt_length = len(_encoded(checkpoint, corrupt).ids) - answer.ending
+    corrupt_length = len(_encode(checkpoint, corrupt).ids) - answer.ending
     if corrupt_length != answer.length:
         raise DataError(
             f"{names[1]}:{number}: {corrupt_length} subwords, and {names[0]}:{number} has {answer.length}; a prompt "
@@ -115,25 +115,25 @@ def _answers(line: str) -> list[str]:
     return answers
 
 
-def joined(before: str, answer: str) -> str:
+def join_answer(before: str, answer: str) -> str:
     """A text and its continuation; a space comes between where both would run together into one word."""
     ends = (before[-1:], answer[:1])
     apart = all(end.isalnum() and unicodedata.east_asian_width(end) not in "WF" for end in ends)
     return f"{before} {answer}" if apart else before + answer
 
 
-def _encoded(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Encoded:
+def _encode(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Encoded:
     return checkpoint.encode([text], side=side, limit=UNCUT)[0]
 
 
 def _class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    length = len(_encoded(checkpoint, sentence.source).ids)
+    length = len(_encode(checkpoint, sentence.source).ids)
     return Place(length, 0, class_number(answer, checkpoint.label_names))
 
 
-def _continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
     """The first subword after the prompt, of both written in one."""
-    prompt, whole = (_encoded(checkpoint, text) for text in (sentence.source, joined(sentence.source, answer)))
+    prompt, whole = (_encode(checkpoint, text) for text in (sentence.source, join_answer(sentence.source, answer)))
     backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
     # as many special ids as both end with close a text
     ending = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
@@ -144,34 +144,34 @@ def _continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place
     return Place(length, length - 1, whole.ids[length], last > length + 1, ending)
 
 
-def _translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+def _place_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
     """The first subword that the decoder says after its start and the beginning of the translation."""
-    text = joined(sentence.target or "", answer)
-    inputs, (said,) = _encoded(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
+    text = join_answer(sentence.target or "", answer)
+    inputs, (label_ids,) = _encode(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
     special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
-    position = next((place for place, number in enumerate(said) if number not in special), len(said))
+    position = next((place for place, number in enumerate(label_ids) if number not in special), len(label_ids))
     if sentence.target is not None:
-        before = _encoded(checkpoint, sentence.target, "target")
+        before = _encode(checkpoint, sentence.target, "target")
         words = [place + 1 for place, is_special in enumerate(before.special) if not is_special]
-        begun = before.first(max(words, default=0)).ids
-        _refuse_other_start(begun, inputs.ids, answer)
-        position = len(begun) - 1
-    if position >= len(inputs.ids) or position >= len(said):
+        start_ids = before.first(max(words, default=0)).ids
+        _refuse_other_start(start_ids, inputs.ids, answer)
+        position = len(start_ids) - 1
+    if position >= len(inputs.ids) or position >= len(label_ids):
         raise DataError(f"the vocabulary makes nothing of {answer!r}")
     longer = not all(inputs.special[position + 2 :])
-    return Place(len(_encoded(checkpoint, sentence.source).ids), position, said[position], longer)
+    return Place(len(_encode(checkpoint, sentence.source).ids), position, label_ids[position], longer)
 
 
-def _filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+def _place_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
     """The first subword of the answer, written in the place of the mask."""
     try:
         mask = checkpoint.mask_id()
     except CheckpointError as error:
         raise ConfigError(f"--clean: {error}") from error
-    prompt, token = _encoded(checkpoint, sentence.source), checkpoint.subwords([mask], side="source")[0]
+    prompt, token = _encode(checkpoint, sentence.source), checkpoint.subwords([mask], side="source")[0]
     if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
         raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")
-    whole, position = _encoded(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
+    whole, position = _encode(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
     _refuse_other_start(prompt.ids[:position], whole.ids, answer)
     return Place(len(prompt.ids), position, whole.ids[position], len(whole.ids) > len(prompt.ids))
 

@@ -34,7 +34,7 @@ from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results.answer import Answer, AnswerTable
 from headscope.results.result import Result
-from headscope.signature import Signature, counted, signature_of
+from headscope.signature import Signature, count_of, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,91 +64,94 @@ class MeasuredMetrics:
 
 
 def measure(
-    opened: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], progress: Progress, *, step: str = ""
+    setup: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], progress: Progress, *, step: str = ""
 ) -> MeasuredMetrics:
     """What the metrics of an evaluation are made of under each mask; `step` is what the progress of all passes is of.
 
     A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was. DataError for a
     text of which nothing is predicted.
     """
-    found = MeasuredMetrics()
-    opened.fit_batches()
+    measurement = MeasuredMetrics()
+    setup.fit_batches()
     passes: Sequence[tuple[Pass, str, Callable[..., Any]]] = (
         ("likelihood", "scoring", likelihood),
-        ("states", "comparing", partial(compare_states, intact=opened.intact)),
+        ("states", "comparing", partial(compare_states, intact=setup.intact)),
     )
     for kind, title, over in passes:
-        if not found.complete or not (metrics := opened.requested_metrics(kind)):
+        if not measurement.complete or not (metrics := setup.requested_metrics(kind)):
             continue
-        arguments = opened.checkpoint, opened.corpus, opened.likelihood_options
-        with progress(step or title, opened.corpus.count) as report:
-            read = over(*arguments, masks=masks, progress=report, processes=opened.processes)
+        arguments = setup.checkpoint, setup.corpus, setup.likelihood_options
+        with progress(step or title, setup.corpus.count) as report:
+            read = over(*arguments, masks=masks, progress=report, processes=setup.processes)
         if kind == "likelihood":
-            found.scored = read
+            measurement.scored = read
             if read.complete:
-                check_predictions(read.counts.sum(), opened.corpus.name)
+                check_predictions(read.counts.sum(), setup.corpus.name)
         else:
-            found.compared = read
-        opened.unknown, found.complete = read.losses.unknown, read.complete
-        found.sums |= {metric.name: metric.sums(read) for metric in metrics}
-    if found.complete and opened.requested_metrics("translations"):
+            measurement.compared = read
+        setup.unknown, measurement.complete = read.losses.unknown, read.complete
+        measurement.sums |= {metric.name: metric.sums(read) for metric in metrics}
+    if measurement.complete and setup.requested_metrics("translations"):
         try:
-            with progress(step or "translating", opened.corpus.count * len(masks)) as report:
-                _translate(opened, masks, found, report)
+            with progress(step or "translating", setup.corpus.count * len(masks)) as report:
+                _translate(setup, masks, measurement, report)
         except KeyboardInterrupt:
-            if not found.sums:
+            if not measurement.sums:
                 raise
-            found.complete = False
-            names = ", ".join(metric.title for metric in opened.requested_metrics("translations"))
-            opened.remarks.append(f"translating was interrupted, so there is no {names}")
-    first = found.scored or found.compared
+            measurement.complete = False
+            names = ", ".join(metric.title for metric in setup.requested_metrics("translations"))
+            setup.remarks.append(f"translating was interrupted, so there is no {names}")
+    first = measurement.scored or measurement.compared
     if first is not None and first.losses.truncated:
-        opened.remarks.append(f"cut off at the length limit: {first.losses.truncated} sentences (--max-length, --long)")
-    opened.remarks += opened.unknown.remarks(opened.checkpoint)
-    return found
+        setup.remarks.append(f"cut off at the length limit: {first.losses.truncated} sentences (--max-length, --long)")
+    setup.remarks += setup.unknown.remarks(setup.checkpoint)
+    return measurement
 
 
 def _translate(
-    opened: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], found: MeasuredMetrics, report: Callable[[int], None]
+    setup: OpenedEvaluation,
+    masks: Sequence[Sequence[HeadId]],
+    measurement: MeasuredMetrics,
+    report: Callable[[int], None],
 ) -> None:
     """Add the metrics of translations under each mask; nothing where that is interrupted."""
-    references, metrics = reference_texts(opened.checkpoint, opened.corpus), opened.requested_metrics("translations")
-    opened.remarks += text_remarks(references, opened.text)
+    references, metrics = reference_texts(setup.checkpoint, setup.corpus), setup.requested_metrics("translations")
+    setup.remarks += text_remarks(references, setup.text)
     sums: dict[str, list[Array]] = {metric.name: [] for metric in metrics}
     for heads in masks:
-        with masked(opened.checkpoint.model, heads):
-            hypotheses = translate_corpus(opened, report)
-        found.hypotheses = found.hypotheses or hypotheses
+        with masked(setup.checkpoint.model, heads):
+            hypotheses = translate_corpus(setup, report)
+        measurement.hypotheses = measurement.hypotheses or hypotheses
         for metric in metrics:
-            sums[metric.name].append(metric.sums(Translations(hypotheses, references, opened.text)))
-    found.sums |= {name: np.concatenate(parts, axis=1) for name, parts in sums.items()}
+            sums[metric.name].append(metric.sums(Translations(hypotheses, references, setup.text)))
+    measurement.sums |= {name: np.concatenate(parts, axis=1) for name, parts in sums.items()}
 
 
-def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
+def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> list[str]:
     """The best translation of every source line, as the model and its masks are now."""
-    lines, unknown = (sentence.source for sentence in opened.corpus), UnknownSubwords()
+    lines, unknown = (sentence.source for sentence in setup.corpus), UnknownSubwords()
     cut: list[int] = []
     translations = translate_lines(
-        opened.checkpoint,
+        setup.checkpoint,
         lines,
-        options=opened.translate_options,
-        tokens=opened.config.batch_tokens,
+        options=setup.translate_options,
+        tokens=setup.config.batch_tokens,
         cut=cut.append,
         unknown=unknown,
         progress=step,
-        processes=opened.processes,
+        processes=setup.processes,
     )
     texts = [candidates[0].text for candidates in translations]
-    opened.unknown = opened.unknown or unknown  # what the likelihood counted has the target too
+    setup.unknown = setup.unknown or unknown  # what the likelihood counted has the target too
     if cut:  # lines by number from 1 that were translated from their first pieces
-        limit = opened.checkpoint.reads(opened.translate_options.longest)
-        if opened.config.long == "refuse":
+        limit = setup.checkpoint.reads(setup.translate_options.longest)
+        if setup.config.long == "refuse":
             raise DataError(
-                f"{opened.corpus.name}:{min(cut)}: more than {limit} pieces to translate; shorten the line, raise "
+                f"{setup.corpus.name}:{min(cut)}: more than {limit} pieces to translate; shorten the line, raise "
                 "--max-length, or take --long truncate"
             )
         remark = f"translated from their first {limit} pieces: {len(cut)} sentences (--max-length, --long)"
-        opened.remarks += [remark] if remark not in opened.remarks else []
+        setup.remarks += [remark] if remark not in setup.remarks else []
     return texts
 
 
@@ -203,17 +206,17 @@ class Evaluation(Result):
 
     def answers(self) -> list[Answer]:
         """Every score with its interval, what it was measured on, and what to know of the numbers."""
-        text = f"{counted(len(self.sentences), 'sentence')}"
+        text = f"{count_of(len(self.sentences), 'sentence')}"
         if self.tokens is not None:
             text += f", {self.nll:.2f} nats over {self.tokens:,} {self.unit}"
-        ended = "" if self.complete else " (interrupted: of the sentences that were done)"
+        suffix = "" if self.complete else " (interrupted: of the sentences that were done)"
         first = ", ".join(f"{score.name} {score.text}" for score in self.scores) or "nothing was measured"
-        found = [Answer("", f"{first}, on {text}{ended}", caution=not self.complete)]
+        found = [Answer("", f"{first}, on {text}{suffix}", caution=not self.complete)]
         if rows := tuple((score.name, score.text, score.interval) for score in self.scores):
             found.append(Answer("Scores", "", AnswerTable(("metric", "value", "95 %"), rows)))
         found += [Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks]
-        signed = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
-        return [*found, *(Answer("", line, detail=True) for line in signed)]
+        signatures = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
+        return [*found, *(Answer("", line, detail=True) for line in signatures)]
 
     @property
     def record(self) -> dict[str, Any]:  # type: ignore[override]
@@ -230,27 +233,29 @@ class Evaluation(Result):
         }
 
 
-def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
+def score_corpus(setup: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
-    with opened.configured_model():
-        found = measure(opened, [()], progress)
-    bootstrap, text = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap), opened.text
-    scored, checkpoint = found.scored, opened.checkpoint
+    with setup.configured_model():
+        measurement = measure(setup, [()], progress)
+    bootstrap, text = Bootstrap(seed=setup.config.seed, replicates=setup.config.bootstrap), setup.text
+    likelihood_sums, checkpoint = measurement.scored, setup.checkpoint
     return Evaluation(
         scores=[
-            score_of(metric, found.sums[metric.name][:, 0], bootstrap, title=metric.title_of(checkpoint), text=text)
-            for metric in opened.requested_metrics()
-            if metric.name in found.sums
+            score_of(
+                metric, measurement.sums[metric.name][:, 0], bootstrap, title=metric.title_of(checkpoint), text=text
+            )
+            for metric in setup.requested_metrics()
+            if metric.name in measurement.sums
         ],
-        sentences=_per_sentence(opened.corpus.count, found),
-        signature=evaluation_signature(opened, done=found.done),
-        remarks=opened.remarks,
-        unknown=opened.unknown,
-        tokens=None if scored is None else int(scored.counts.sum()),
-        nll=None if scored is None else float(scored.first.sum()),
+        sentences=_per_sentence(setup.corpus.count, measurement),
+        signature=evaluation_signature(setup, sentences_done=measurement.done),
+        remarks=setup.remarks,
+        unknown=setup.unknown,
+        tokens=None if likelihood_sums is None else int(likelihood_sums.counts.sum()),
+        nll=None if likelihood_sums is None else float(likelihood_sums.first.sum()),
         unit="labels" if checkpoint.label_names else "tokens",
-        complete=found.complete,
+        complete=measurement.complete,
         seconds=time.monotonic() - began,
     )
 
@@ -259,8 +264,8 @@ def score_of(metric: Metric, sums: Array, bootstrap: Bootstrap, *, title: str, t
     """The score of a model from sums by group of sentences [g c]."""
     if metric.reads == "translations" and not text.raw:
         title = f"{title} (tokenised, lower-case)"
-    found = metric.estimate(sums, bootstrap)
-    value, low, high = (float(end) for end in (found.value, found.low, found.high))
+    estimate = metric.estimate(sums, bootstrap)
+    value, low, high = (float(end) for end in (estimate.value, estimate.low, estimate.high))
     return Score(metric.name, title, value, low, high, metric.signature(text), metric.decimals)
 
 
@@ -278,44 +283,44 @@ def text_score(
     return score_of(metric, sums, bootstrap or Bootstrap(seed=1, replicates=1), title=metric.title, text=text)
 
 
-def _per_sentence(count: int, found: MeasuredMetrics) -> pd.DataFrame:
+def _per_sentence(count: int, measurement: MeasuredMetrics) -> pd.DataFrame:
     import pandas as pd
 
-    scored = found.scored
+    likelihood_sums = measurement.scored
     table = pd.DataFrame(
         {
             "sentence": range(count),
-            "tokens": [None] * count if scored is None else scored.counts.astype(int),
-            "nll": [None] * count if scored is None else scored.first,
-            "hypothesis": found.hypotheses or [""] * count,
+            "tokens": [None] * count if likelihood_sums is None else likelihood_sums.counts.astype(int),
+            "nll": [None] * count if likelihood_sums is None else likelihood_sums.first,
+            "hypothesis": measurement.hypotheses or [""] * count,
         }
     )
-    if found.complete:
+    if measurement.complete:
         return table
-    return table[np.zeros(count, dtype=bool) if scored is None else scored.shares > WHOLE]
+    return table[np.zeros(count, dtype=bool) if likelihood_sums is None else likelihood_sums.shares > WHOLE]
 
 
-def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -> Signature:
+def evaluation_signature(setup: OpenedEvaluation, *, sentences_done: int | None = None) -> Signature:
     """Everything that shapes the numbers, whatever metric they are of."""
-    checkpoint, corpus, config = opened.checkpoint, opened.corpus, opened.config
-    complete = done is None or done == corpus.count
-    count = f"{corpus.count}" if complete else f"{done} of {corpus.count} (interrupted)"
+    checkpoint, corpus, config = setup.checkpoint, setup.corpus, setup.config
+    complete = sentences_done is None or sentences_done == corpus.count
+    count = f"{corpus.count}" if complete else f"{sentences_done} of {corpus.count} (interrupted)"
     hidden = {"hide": config.hiding} if hides_tokens(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
     search = {}
-    if opened.requested_metrics("translations"):
-        search = checkpoint.search_facts(opened.translate_options) | {"text": config.text, "tok": opened.text.tokenize}
+    if setup.requested_metrics("translations"):
+        search = checkpoint.search_facts(setup.translate_options) | {"text": config.text, "tok": setup.text.tokenize}
     return signature_of(
         {
-            "m": "+".join(opened.metrics) or "none",
+            "m": "+".join(setup.metrics) or "none",
             **({"expert": config.expert} if config.expert else {}),
-            **({"against": f"{opened.intact.format}-sha256={opened.intact.digest[:12]}"} if opened.intact else {}),
+            **({"against": f"{setup.intact.format}-sha256={setup.intact.digest[:12]}"} if setup.intact else {}),
             **search,
             **hidden,
-            "len": f"{opened.likelihood_options.limit}-{config.long}",
+            "len": f"{setup.likelihood_options.limit}-{config.long}",
         },
         data=(corpus.digest, count),
         checkpoint=checkpoint,
-        off={"mask": ",".join(map(str, opened.masked_heads))} if opened.masked_heads else None,
+        off={"mask": ",".join(map(str, setup.masked_heads))} if setup.masked_heads else None,
         transformers=True,
         replicates=config.bootstrap,
         seed=config.seed,

@@ -28,7 +28,7 @@ from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
 from headscope.results.result import Result
-from headscope.signature import Signature, counted
+from headscope.signature import Signature, count_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ class EachHead(Result):
             head = str(HeadId.of_row(row)) if row["site"] else "none"
             rows.append((head, *values))
         table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
-        heads, text = counted(len(self.table) - 1, "head"), counted(self.sentences, "sentence")
+        heads, text = count_of(len(self.table) - 1, "head"), count_of(self.sentences, "sentence")
         found = [Answer("", f"each of {heads} off alone, on {text}", caution=not self.complete)]
         found += [Answer("Which head matters most, off alone", self._interval_note(), table)]
         return [*found, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
@@ -89,7 +89,7 @@ class EachHead(Result):
         return {"signature": str(self.signature), "rows": rows, "remarks": self.remarks, "complete": self.complete}
 
 
-def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:
+def score_each_head(setup: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:
     """Measure the model with the mask of its config, then with each further head masked; writes nothing.
 
     The most important heads come first. Interrupted by Ctrl-C while references are scored, it returns the metrics of
@@ -97,42 +97,42 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
     """
     import pandas as pd
 
-    config = opened.config
-    layout, masked_heads = opened.checkpoint.layout, set(opened.masked_heads)
-    chosen = (select_heads(config.heads, layout) if config.heads else []) or all_heads(layout)
-    heads = [head for head in chosen if head not in masked_heads]
+    config = setup.config
+    layout, masked_heads = setup.checkpoint.layout, set(setup.masked_heads)
+    selection = (select_heads(config.heads, layout) if config.heads else []) or all_heads(layout)
+    heads = [head for head in selection if head not in masked_heads]
     columns: dict[str, Any] = {
         "site": ["", *(head.site.value for head in heads)],
         "layer": [None, *(head.layer for head in heads)],
         "head": [None, *(head.head for head in heads)],
     }
-    with opened.configured_model():
-        found = measure(opened, [(), *([head] for head in heads)], progress, step="each head")
-    if found.scored is not None:
-        columns |= loss_columns(found.scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
-    for name, sums in found.sums.items():
+    with setup.configured_model():
+        measurement = measure(setup, [(), *([head] for head in heads)], progress, step="each head")
+    if measurement.scored is not None:
+        columns |= loss_columns(measurement.scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
+    for name, sums in measurement.sums.items():
         metric = METRICS.get(name)
         columns |= metric.columns(metric.of(sums.sum(axis=0)))
-    by, ascending = _order(opened, found)
+    by, ascending = _order(setup, measurement)
     table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
     heads_off = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")  # the first row stays
-    done = opened.corpus.count if found.done is None else found.done
+    sentences_done = setup.corpus.count if measurement.done is None else measurement.done
     return EachHead(
         pd.concat([table.iloc[:1], heads_off], ignore_index=True),
         by,
-        evaluation_signature(opened, done=done),
-        opened.remarks,
-        done,
-        loss="loss" if opened.checkpoint.label_names else "nll/token",
-        complete=found.complete,
+        evaluation_signature(setup, sentences_done=sentences_done),
+        setup.remarks,
+        sentences_done,
+        loss="loss" if setup.checkpoint.label_names else "nll/token",
+        complete=measurement.complete,
     )
 
 
-def loss_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
+def loss_columns(sums_by_mask: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
     """Columns [mask]: Σ -log p, its mean over tokens (or labels), and the difference to the first mask."""
-    nats = bootstrap.ratio(scored.nll)
-    gap: Estimate = bootstrap.function(lambda total, count: (total - total[:, :1]) / count, scored.nll)
-    sums: Array = scored.nll.total.sum(dim=0).numpy()
+    nats = bootstrap.ratio(sums_by_mask.nll)
+    gap: Estimate = bootstrap.function(lambda total, count: (total - total[:, :1]) / count, sums_by_mask.nll)
+    sums: Array = sums_by_mask.nll.total.sum(dim=0).numpy()
     return {
         "nll": sums,
         LOSS: nats.value,
@@ -142,13 +142,13 @@ def loss_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
     }
 
 
-def _order(opened: OpenedEvaluation, found: MeasuredMetrics) -> tuple[str, bool]:
+def _order(setup: OpenedEvaluation, measurement: MeasuredMetrics) -> tuple[str, bool]:
     """What heads are sorted by, and whether the lowest come first: translations, the loss, or states."""
-    measured = [metric for metric in opened.requested_metrics() if metric.name in found.sums]
-    translated = [metric for metric in measured if metric.reads == "translations"]
-    if not translated and found.scored is not None:
+    metrics = [metric for metric in setup.requested_metrics() if metric.name in measurement.sums]
+    of_translations = [metric for metric in metrics if metric.reads == "translations"]
+    if not of_translations and measurement.scored is not None:
         return LOSS, False
-    first = (translated or measured)[0]
+    first = (of_translations or metrics)[0]
     return first.name, first.higher_is_better
 
 
@@ -158,34 +158,34 @@ R = TypeVar("R", bound=Evaluation | EachHead)
 def run_evaluation(
     config: EvaluateConfig,
     *,
-    opened: OpenedEvaluation | None = None,
+    setup: OpenedEvaluation | None = None,
     progress: Progress = no_progress,
     processes: Processes = ALONE,
 ) -> Evaluation:
-    """Open everything that is not `opened`, measure, and write `config.per_sentence`.
+    """Open everything that is not `setup`, measure, and write `config.per_sentence`.
 
     Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
     can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
     """
-    return _measure(config, config.per_sentence, score_corpus, opened, progress, processes)
+    return _measure(config, config.per_sentence, score_corpus, setup, progress, processes)
 
 
 def run_each_head(
     config: EvaluateConfig,
     *,
-    opened: OpenedEvaluation | None = None,
+    setup: OpenedEvaluation | None = None,
     progress: Progress = no_progress,
     processes: Processes = ALONE,
 ) -> EachHead:
     """As `run_evaluation`, with each head masked (see `score_each_head`); writes `config.out`."""
-    return _measure(config, config.out, score_each_head, opened, progress, processes)
+    return _measure(config, config.out, score_each_head, setup, progress, processes)
 
 
 def _measure(
     config: EvaluateConfig,
     out: Path | None,
     measure: Callable[..., R],
-    opened: OpenedEvaluation | None,
+    setup: OpenedEvaluation | None,
     progress: Progress,
     processes: Processes,
 ) -> R:
@@ -194,16 +194,18 @@ def _measure(
     if out is not None:
         check_file(out, inputs=inputs, force=config.force)
         check_writable(out)
-    opened = replace(opened or open_all(config), processes=processes)
-    intact = opened.intact or opened.checkpoint
+    setup = replace(setup or open_all(config), processes=processes)
+    intact = setup.intact or setup.checkpoint
     if out is not None:
-        inputs += [Input(Path(intact.path), checkpoint=True)] if opened.intact else []
-        inputs += [Input(path) for path in opened.checkpoint.read_files]
+        inputs += [Input(Path(intact.path), checkpoint=True)] if setup.intact else []
+        inputs += [Input(path) for path in setup.checkpoint.read_files]
         check_file(out, inputs=inputs, force=config.force)
-    with eval_mode(opened.checkpoint.model), eval_mode(intact.model):
-        result = measure(opened, progress=progress if processes.main else no_progress)
+    with eval_mode(setup.checkpoint.model), eval_mode(intact.model):
+        result = measure(setup, progress=progress if processes.main else no_progress)
     if out is not None and processes.main:
         frame = shielded(result.table if isinstance(result, EachHead) else result.sentences)
-        kept: dict[str, bool] = {"force": config.force, "complete": result.complete}
-        result.remarks += filter(None, [write_beside(out, lambda path: frame.to_csv(path, index=False), **kept)])
+        write_options: dict[str, bool] = {"force": config.force, "complete": result.complete}
+        result.remarks += filter(
+            None, [write_beside(out, lambda path: frame.to_csv(path, index=False), **write_options)]
+        )
     return result

@@ -38,16 +38,16 @@ class StateComparison(CorpusSums):
     tokens: GroupSums = field(default_factory=GroupSums)
 
 
-def cosine(intact: Tensor, altered: Tensor) -> Tensor:
+def cosine(intact: Tensor, changed_states: Tensor) -> Tensor:
     """Cosine of vectors [… d]: […]."""
-    similarity: Tensor = torch.nn.functional.cosine_similarity(intact, altered, dim=-1)
+    similarity: Tensor = torch.nn.functional.cosine_similarity(intact, changed_states, dim=-1)
     return similarity
 
 
-def relative_l2(intact: Tensor, altered: Tensor) -> Tensor:
+def relative_l2(intact: Tensor, changed_states: Tensor) -> Tensor:
     """‖altered − intact‖ / ‖intact‖ of vectors [… d]: […]."""
     length = intact.norm(dim=-1).clamp(min=torch.finfo(intact.dtype).tiny)
-    distance: Tensor = (altered - intact).norm(dim=-1) / length
+    distance: Tensor = (changed_states - intact).norm(dim=-1) / length
     return distance
 
 
@@ -69,8 +69,8 @@ def compare_states(
     sums, whole = StateComparison(), intact or checkpoint
 
     def read(batch: Batch) -> int:
-        pooled, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
-        sums.pooled.add(batch.indices, Ratio(pooled, torch.ones(len(pooled), 1, 1)))
+        sentence_means, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
+        sums.pooled.add(batch.indices, Ratio(sentence_means, torch.ones(len(sentence_means), 1, 1)))
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
         return len(batch.indices)
 
@@ -90,15 +90,15 @@ def _of_batch(
     columns = []
     for heads in masks:
         if checkpoint.model is whole.model and not (heads or is_tapped()):
-            altered = intact
+            changed_states = intact
         else:
             with masked(checkpoint.model, heads):
-                altered = checkpoint.states(batch.to(checkpoint.device)).cpu().double()
-        if altered.shape != intact.shape:
-            widths = f"their widths are {altered.shape[-1]} and {intact.shape[-1]}"
+                changed_states = checkpoint.states(batch.to(checkpoint.device)).cpu().double()
+        if changed_states.shape != intact.shape:
+            widths = f"their widths are {changed_states.shape[-1]} and {intact.shape[-1]}"
             raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")
-        sentences = whole.pooled(intact, real), whole.pooled(altered, real)
-        tokens = [(measure(intact, altered) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
+        sentences = whole.pooled(intact, real), whole.pooled(changed_states, real)
+        tokens = [(measure(intact, changed_states) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
         columns.append(torch.stack([cosine(*sentences), relative_l2(*sentences), *tokens], dim=-1))  # [b 4]
     distances = torch.stack(columns, dim=1)
     return distances[..., :2], distances[..., 2:], real.sum(dim=-1)

@@ -64,12 +64,12 @@ def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None =
             raise ConfigError(f"--bleu-tokenize {tokenize}: {why}")
         return TextMode(name, tokenize), []
     language = re.split(r"[_-]", (checkpoint.writes or "").strip("<>|_").lower())[0]
-    chosen = TOKENIZERS.get(language, DEFAULT)
-    if chosen not in INSTALLABLE or not _why_missing(chosen):
-        return TextMode(name, chosen), []
-    other, extra = INSTALLABLE[chosen]
+    tokenizer = TOKENIZERS.get(language, DEFAULT)
+    if tokenizer not in INSTALLABLE or not _why_missing(tokenizer):
+        return TextMode(name, tokenizer), []
+    other, extra = INSTALLABLE[tokenizer]
     return TextMode(name, other), [
-        f"BLEU counts characters (tok:{other}), as sacreBLEU's {chosen} is not installed; pip install "
+        f"BLEU counts characters (tok:{other}), as sacreBLEU's {tokenizer} is not installed; pip install "
         f"'sacrebleu[{extra}]' for numbers that can be compared with published ones"
     ]
 
@@ -91,8 +91,8 @@ def _why_missing(tokenize: str) -> str | None:
 def text_remarks(references: Sequence[str], mode: TextMode) -> list[str]:
     """Remarks where references are not split into words as the mode assumes."""
     texts = [text.strip() for text in references if text.strip()]
-    spaced = sum(text.endswith((" .", " ?", " !")) for text in texts)
-    if mode.raw and spaced > len(texts) / 2:
+    n_spaced = sum(text.endswith((" .", " ?", " !")) for text in texts)
+    if mode.raw and n_spaced > len(texts) / 2:
         return [
             "the references look tokenised, so raw BLEU and chrF cannot be compared with published ones; give "
             "detokenised text, or --text tokenised-lowercase"
@@ -149,31 +149,31 @@ def translate_lines(
         )
     facts = checkpoint.search_facts(options)  # raises before any text is read
     limit = checkpoint.reads(options.longest)
-    most = max(1, LOGITS // (4 * checkpoint.vocabularies[1] * int(facts["beam"])))
-    rest = iter(lines)
+    max_lines = max(1, LOGITS // (4 * checkpoint.vocabularies[1] * int(facts["beam"])))
+    remaining = iter(lines)
     before = 0
     counts = UnknownSubwords() if unknown is None else unknown
-    while texts := list(islice(rest, window)):
+    while texts := list(islice(remaining, window)):
         translations: dict[int, list[Translation]] = {}
         numbers = [n for n, text in enumerate(texts) if not is_empty(text)]
-        encoded: dict[int, Encoded] = {}
-        while numbers and not encoded:
+        encodings: dict[int, Encoded] = {}
+        while numbers and not encodings:
             try:
                 lines_read = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit)
-                encoded = dict(zip(numbers, lines_read, strict=True))
+                encodings = dict(zip(numbers, lines_read, strict=True))
             except NothingReadError as error:
                 counts.nothing.append(before + numbers.pop(error.place) + 1)
-        counts.add("source", list(encoded.values()))
-        for number in (number for number, line in encoded.items() if line.cut):
+        counts.add("source", list(encodings.values()))
+        for number in (number for number, line in encodings.items() if line.cut):
             cut(before + number + 1)
         if tokens is None:
-            tokens = _fitting(checkpoint, texts, encoded, options, most, processes)
-        lengths = {number: len(line.ids) for number, line in encoded.items()}
+            tokens = _fitting(checkpoint, texts, encodings, options, max_lines, processes)
+        lengths = {number: len(line.ids) for number, line in encodings.items()}
         by_length = sorted(lengths, key=lengths.__getitem__)
-        for turn, group in enumerate(groups(by_length, lengths.__getitem__, tokens, most=most)):
+        for turn, group in enumerate(groups(by_length, lengths.__getitem__, tokens, max_items=max_lines)):
             if processes.owns(turn):
-                translated = checkpoint.translations([texts[n] for n in group], options)
-                translations.update(zip(group, translated, strict=True))
+                hypotheses = checkpoint.translations([texts[n] for n in group], options)
+                translations.update(zip(group, hypotheses, strict=True))
             progress(len(group))
         translations = {number: best for part in processes.all(translations) for number, best in part.items()}
         before += len(texts)
@@ -183,15 +183,15 @@ def translate_lines(
 def _fitting(
     checkpoint: Checkpoint,
     texts: Sequence[str],
-    encoded: Mapping[int, Encoded],
+    encodings: Mapping[int, Encoded],
     options: TranslateOptions,
-    most: int,
+    max_lines: int,
     processes: Processes,
 ) -> int:
     """Positions of a batch for which memory suffices, by the longest lines that fill one."""
-    lengths = {number: len(line.ids) for number, line in encoded.items()}
+    lengths = {number: len(line.ids) for number, line in encodings.items()}
     by_length = sorted(lengths, key=lengths.__getitem__)
-    *_, longest = [[], *groups(by_length, lengths.__getitem__, DEFAULT_TOKENS, most=most)]
+    *_, longest = [[], *groups(by_length, lengths.__getitem__, DEFAULT_TOKENS, max_items=max_lines)]
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]
     trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)

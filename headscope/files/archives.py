@@ -127,7 +127,7 @@ class Arrays:
                 warnings.simplefilter("ignore")  # numpy's about headers that Python 2 wrote
                 yield
         except BROKEN as error:
-            detail = reason_of(error, most=120)
+            detail = reason_of(error, max_length=120)
             raise CheckpointError(f"{self.path} is truncated or broken: {content} ({detail})") from None
 
 

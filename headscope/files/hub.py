@@ -63,7 +63,7 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
         HfApi().whoami()
     except Exception as error:  # whatever the client raises without a network, or for a token that is refused
         raise OutputError(
-            f"the hub cannot be reached or refuses the token, so nothing was begun ({reason_of(error, most=200)})"
+            f"the hub cannot be reached or refuses the token, so nothing was begun ({reason_of(error, max_length=200)})"
         ) from error
     return HubTarget(name=name, public=public)
 
@@ -88,7 +88,7 @@ def push(folder: Path, target: HubTarget, *, title: str) -> str:
         )
     except Exception as error:  # whatever the client raises
         raise OutputError(
-            f"{folder} is complete, and was not pushed to {target.name} ({reason_of(error, most=200)}); try again with "
-            f"`hf upload {target.name} {folder}`"
+            f"{folder} is complete but was not pushed to {target.name} ({reason_of(error, max_length=200)}); try again "
+            f"with `hf upload {target.name} {folder}`"
         ) from error
     return str(url)

@@ -27,7 +27,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {reason_of(error, most=200)}") from None
+        raise ConfigError(f"{path} is no TOML: {reason_of(error, max_length=200)}") from None
 
 
 _TOKEN = re.compile(r"""(?P<name>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<blank>[ \t]+)|.""", re.DOTALL)

@@ -364,7 +364,7 @@ def open_checkpoint(
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     opener = FORMATS.get(format) if format else detect_format(path)
-    if useless := [flag(name) for name in companions.given() if name not in opener.takes]:
+    if useless := [flag(name) for name in companions.companion_values() if name not in opener.takes]:
         takes = ", ".join(flag(name) for name in sorted(opener.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
     if device_map is not None and device != "auto":

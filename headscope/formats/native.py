@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.config.option import configured, plain_config
+from headscope.config.option import make_config, plain_config
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of, restated
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of, restate
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import file_digest, read_bytes, read_json
 from headscope.files.toml import read_toml, to_toml
@@ -97,7 +97,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         model = build_transformer(path, content.model, state)
         stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
         model = model.to(opened_dtype(dtype, stored, device))
-        with restated(CheckpointError, f"{path}: {{why}}", ConfigError, DataError):
+        with restate(CheckpointError, f"{path}: {{why}}", ConfigError, DataError):
             sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
         return TransformerCheckpoint(
             path=path,
@@ -162,7 +162,7 @@ def _read_config(folder: Path) -> File:
         content = read_toml(folder / CONFIG)
         if (content.get("format"), version := content.get("version")) != (FORMAT, VERSION):
             raise ConfigError(f"it is version {version} of {content.get('format')!r}, and version {VERSION} is read")
-        return configured(File, {name: value for name, value in content.items() if name not in FORMER})
+        return make_config(File, {name: value for name, value in content.items() if name not in FORMER})
     except ConfigError as error:
         text = str(error)
         raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None
@@ -175,7 +175,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; a native checkpoint needs its weights") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=200)})") from None
+        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, max_length=200)})") from None
 
 
 # Vocabularies: SIDE.pieces.json and SIDE.codes.

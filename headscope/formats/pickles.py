@@ -36,7 +36,7 @@ def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
         raise DataError(f"{path} is no pickle that headscope reads: {error}") from None
     except BROKEN as error:
         raise DataError(
-            f"{path} is truncated or broken ({reason_of(error, most=120)}); nothing of it was executed"
+            f"{path} is truncated or broken ({reason_of(error, max_length=120)}); nothing of it was executed"
         ) from None
 
 
@@ -117,7 +117,9 @@ def read_torch(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except _BROKEN as error:
-        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=120)}); copy it again") from None
+        raise CheckpointError(
+            f"{path} is truncated or broken ({reason_of(error, max_length=120)}); copy it again"
+        ) from None
 
 
 def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -131,7 +133,9 @@ def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     except Refused as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (OSError, RuntimeError, *_BROKEN) as error:
-        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=120)}); copy it again") from None
+        raise CheckpointError(
+            f"{path} is truncated or broken ({reason_of(error, max_length=120)}); copy it again"
+        ) from None
 
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.reading import file_digest, read_object
 from headscope.formats.base import FORMATS
@@ -97,13 +97,13 @@ class TransformerLensFormat(OpenedAsFolder):
         state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
         try:
             values = read_object(beside, error=CheckpointError) if files[1:] else {}
-            settings = configured(LensSettings, values, what=beside.name)
+            settings = make_config(LensSettings, values, what=beside.name)
             model = build_model(state, settings)
             tokenizer, without = _open_tokenizer(settings, beside)
         except (CheckpointError, ConfigError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         except (KeyError, RuntimeError, ValueError) as error:
-            why = reason_of(error, most=200)
+            why = reason_of(error, max_length=200)
             raise CheckpointError(f"{path}: its weights do not fit together ({why})") from None
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).to(device).eval()
         opened = HuggingFaceCheckpoint(

@@ -244,7 +244,7 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
                 f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
                 f"cannot run; {interface.advice(base_of(model))}"
             ) from error
-        reason = reason_of(error, most=200)
+        reason = reason_of(error, max_length=200)
         picture = "×".join(map(str, inputs["pixel_values"].shape[2:])) if "pixel_values" in inputs else ""
         experts = "multiple of 16 bytes" in reason  # of torch's product of all experts
         then = 'call model.set_experts_implementation("eager") first' if experts else "it cannot be analysed"

@@ -27,14 +27,14 @@ from pathlib import Path
 import numpy as np
 
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
-from headscope.config.declarations import imported
-from headscope.config.option import changed, flag, identity
+from headscope.config.declarations import import_target
+from headscope.config.option import changed_options, flag, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
 from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, question
-from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
+from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
@@ -66,7 +66,7 @@ from headscope.pruning.sweep.methods import SweepContext, removed_heads, run_cel
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
 from headscope.results.removal import RECORD, Removal
-from headscope.signature import counted
+from headscope.signature import count_of
 
 COMPARED = 32
 """Lines of the text on which the smaller model is compared with the masked one."""
@@ -164,7 +164,7 @@ def divided(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
     if config.searches and judged.count < FEWEST:
         raise ConfigError(
-            f"{counted(judged.count, 'sentence')} to judge on ({judged.name}), and of fewer than {FEWEST} no size is "
+            f"{count_of(judged.count, 'sentence')} to judge on ({judged.name}), and of fewer than {FEWEST} no size is "
             "established to be as good; give more text (--valid-source), or --keep N or --keep-fraction F"
         )
     return text, judged
@@ -215,7 +215,7 @@ def chosen_heads(
             if verdict := verdict_on(context, baseline, tried[-1]):
                 yield verdict
 
-    passed = len(list(established(verdicts())))
+    passed = len(list(take_established(verdicts())))
     if not passed:
         raise ConfigError(_none_is_as_good(opened, baseline, tried[0]))
     stays = set(tried[passed - 1]["kept"])
@@ -251,11 +251,11 @@ def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
     found = verdict_on(context, baseline, largest)
     assert found is not None, "the baseline was checked"
     limits = {"worse_limit": found.worse_limit, "margin": found.margin, "detectable": found.detectable}
-    why = f"; {why_open(**limits, text=counted(sentences, 'sentence'))}" if found.verdict == OPEN else ""
+    why = f"; {why_open(**limits, text=count_of(sentences, 'sentence'))}" if found.verdict == OPEN else ""
     return (
         f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
-        f"established to be within {opened.config.margin}: {bounded(found.worse, found.worse_limit)}{why}; give more "
-        "text to judge on (--valid-source), a wider --max-drop, or --keep N"
+        f"established to be within {opened.config.margin}: {format_bound(found.worse, found.worse_limit)}{why}; give "
+        "more text to judge on (--valid-source), a wider --max-drop, or --keep N"
     )
 
 
@@ -303,7 +303,7 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
                 shutil.copytree(sizes, folder / SIZES)
                 opened.put_sizes(folder / SIZES)
                 write_conclusion(opened.sizes, sweep_record(opened.sizes))
-            imported("headscope.report.page.write:write_removal_page")(folder, config.out.resolve().name)
+            import_target("headscope.report.page.write:write_removal_page")(folder, config.out.resolve().name)
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
             removal = write_shrunk(done, config, engines, build, whole=opened.checkpoint, add=add, began=began)
@@ -384,7 +384,7 @@ def _difference(folder: Path, opened: Opened) -> str:
     options = saved.get("shrink")
     if not isinstance(options, dict):
         return f"{folder / SWEEP_RECORD} cannot be read"
-    if others := changed(now, options):
+    if others := changed_options(now, options):
         name = others[0]
         return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
     return (difference(folder, sweep_record(opened.sizes), saved) or "").partition(";")[0]

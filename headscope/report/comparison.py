@@ -18,7 +18,7 @@ from headscope.results.roles import NONE, role_of
 from headscope.results.study import Study
 from headscope.results.study_answers import LEVEL, main_importance
 from headscope.results.study_tables import HEAD_COLUMNS
-from headscope.signature import counted
+from headscope.signature import count_of
 
 HEAD = list(HEAD_COLUMNS)
 SHOWN = 5  # rows of an answer; all are details
@@ -97,7 +97,7 @@ class StudyComparison(Result):
             rows.append((HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), p_text))
         tested = heads["p_adjusted"].dropna()
         tests = (
-            f"{(tested <= LEVEL).sum()} of {counted(len(tested), 'head')} differ (adjusted p of at most {LEVEL:g}, "
+            f"{(tested <= LEVEL).sum()} of {count_of(len(tested), 'head')} differ (adjusted p of at most {LEVEL:g}, "
             "runs taken as independent samples)"
         )
         question = f"Which heads differ most in {measure_of(self.measure).words}"
@@ -110,7 +110,7 @@ class StudyComparison(Result):
             one, other = (_roles(row[f"functions:{run}"]) for run in "AB")
             if set(one) != set(other):
                 rows.append((HeadId.of_row(row), *(", ".join(own) or NONE for own in (one, other))))
-        text = f"{len(rows):,} of {counted(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
+        text = f"{len(rows):,} of {count_of(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
         yield from self._shown("Which heads changed role", text, ("head", *self.names), rows)
 
     def _orders(self) -> Iterator[Answer]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.config import declarations
-from headscope.config.declarations import AnalysisFigure, analysis_figures, imported
+from headscope.config.declarations import AnalysisFigure, analysis_figures, import_target
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 
@@ -73,15 +73,15 @@ class PlotFigure(AnalysisFigure):
         if not self.source.read:
             return list(runs)
         if self.source.at_once:
-            return list(imported(self.source.read)(runs))
+            return list(import_target(self.source.read)(runs))
         others = {"from_pickle": self.from_pickle, "from_checkpoint": self.from_checkpoint}
-        readers = {name: imported(reader) for name, reader in others.items() if reader}
-        return [imported(self.source.read)(run, **readers) if isinstance(run, Path) else run for run in runs]
+        readers = {name: import_target(reader) for name, reader in others.items() if reader}
+        return [import_target(self.source.read)(run, **readers) if isinstance(run, Path) else run for run in runs]
 
     def drawn(self, runs: Sequence[Any], options: Any = None, style: Any = None) -> Any:
         """The matplotlib Figure (of a page: the report) of runs that were read, in a `FigureStyle`."""
         if self.page:
-            return imported(self.draw)(runs)
+            return import_target(self.draw)(runs)
         from headscope.report.sheet import Sheet
         from headscope.report.styles import FigureStyle
 
@@ -89,7 +89,7 @@ class PlotFigure(AnalysisFigure):
         with style.in_use():
             sheet = Sheet(style, "\n".join(dict.fromkeys(str(run.signature) for run in runs)))
             of = runs[0] if self.runs in ("each", 1) else list(runs)
-            imported(self.draw)(of, sheet, options or self.Options())
+            import_target(self.draw)(of, sheet, options or self.Options())
             return sheet.finish()
 
     def is_of(self, run: Any) -> bool:

@@ -15,7 +15,7 @@ from headscope.results.answer import (
     number_text,
     remark_answers,
 )
-from headscope.signature import counted
+from headscope.signature import count_of
 
 QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
 CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
@@ -68,9 +68,9 @@ def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
         yield Answer("λ", f"{paper} on the sum over heads, {code} on the mean over modules{how}", detail=True)
         if searched:
             count = learning["heads_with_log_a_above_0"]
-            yield Answer("", f"log_a > 0 alone would keep {counted(count, 'head')}", detail=True)
+            yield Answer("", f"log_a > 0 alone would keep {count_of(count, 'head')}", detail=True)
     if "updates" in learning:
-        data = f"{counted(learning['updates'], 'update')} on {counted(learning['sentences'], 'sentence')}"
+        data = f"{count_of(learning['updates'], 'update')} on {count_of(learning['sentences'], 'sentence')}"
         yield Answer("Learnt", f"{data}, by {learning['learnt_by']}", detail=True)
 
 

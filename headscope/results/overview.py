@@ -10,7 +10,7 @@ import pandas as pd
 from headscope.results.answer import Answer, AnswerTable, list_text
 from headscope.results.result import StoredResult
 from headscope.results.study import model_name
-from headscope.signature import counted
+from headscope.signature import count_of
 
 
 class Overview(StoredResult):
@@ -36,7 +36,7 @@ def subject(record: Record) -> Iterator[Answer]:
     """What it is, in one line."""
     heads = sum(sum(site["heads"]) for site in record["sites"])
     kind = f"{record['architecture']} ({record['model_type']}), {record['format']}, {record['dtype']}"
-    yield Answer("", f"{model_name(record['path'])}: {counted(heads, 'head')}, {kind}")
+    yield Answer("", f"{model_name(record['path'])}: {count_of(heads, 'head')}, {kind}")
 
 
 def sites(record: Record) -> Iterator[Answer]:

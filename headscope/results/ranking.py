@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.config.option import converted
+from headscope.config.option import convert_value
 from headscope.errors import ConfigError
 from headscope.files.reading import read_object, read_text
 from headscope.files.tables import read_csv
@@ -96,7 +96,7 @@ class Ranking(StoredResult):
             raise ConfigError("per_layer and uniform both say how many heads each layer keeps; give one of them")
         if self._lowest is None:
             raise ConfigError("this ranking says itself which heads go: `removed`")
-        return self._lowest(converted("count", int, count), "uniform" * uniform or "per-layer" * per_layer)
+        return self._lowest(convert_value("count", int, count), "uniform" * uniform or "per-layer" * per_layer)
 
     def highest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to keep, including all protected ones; options and ConfigError as of `lowest`."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.config.declarations import imported
+from headscope.config.declarations import import_target
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers
 from headscope.results.result import StoredResult
 from headscope.results.study_tables import RunError
-from headscope.signature import counted
+from headscope.signature import count_of
 
 RECORD = "pruning.json"
 KINDS = ("removal", "shrink")
@@ -88,7 +88,7 @@ class Removal(StoredResult):
     @property
     def engines(self) -> list[Any]:
         """The files that were written for engines, and how they were proved (`EngineFile`)."""
-        return [imported("headscope.pruning.engines.base:EngineFile")(**file) for file in self.record["engines"]]
+        return [import_target("headscope.pruning.engines.base:EngineFile")(**file) for file in self.record["engines"]]
 
     def answers(self) -> list[Answer]:
         """Is it any good, what does it save, how was it proved; then all that else is in the record."""
@@ -132,7 +132,7 @@ def merged_text(record: Mapping[str, Any]) -> str:
     layers = [sets for layers in record["merged"].values() for sets in layers.values()]
     counts = sorted({(sum(map(len, sets)), len(sets)) for sets in layers})
     numbers = " and ".join(f"{before} into {after}" for before, after in counts)
-    return numbers and f"key/value heads merged {numbers} in {counted(len(layers), 'layer')}"
+    return numbers and f"key/value heads merged {numbers} in {count_of(len(layers), 'layer')}"
 
 
 def comparison(removal: Removal) -> Iterator[Answer]:
@@ -144,7 +144,7 @@ def comparison(removal: Removal) -> Iterator[Answer]:
     table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
     yield Answer("Quality, size and speed", _advice(record), table)
     measured = [quality for quality in (record["quality"], record["elsewhere"]) if quality is not None]
-    texts = [f"{counted(quality['sentences'], 'line')} of {Path(quality['text']).name}" for quality in measured]
+    texts = [f"{count_of(quality['sentences'], 'line')} of {Path(quality['text']).name}" for quality in measured]
     if texts:
         yield Answer("Measured on", "; other text: ".join(texts), detail=True)
 
@@ -155,7 +155,7 @@ def _quality_rows(quality: Mapping[str, Any] | None, *, other: bool) -> Iterator
         return
     title = f"other text ({quality['metric']})" if other else quality["title"]
     values = [f"{quality[end]['value']:.4g}" for end in ("before", "after")]
-    yield title, *values, _lost_text(quality["verdict"]), counted(quality["sentences"], "line")
+    yield title, *values, _lost_text(quality["verdict"]), count_of(quality["sentences"], "line")
     if quality["loss"] is not None and not other:
         yield "loss (nats)", *(f"{value:.4f}" for value in quality["loss"]), "", ""
 
@@ -180,7 +180,7 @@ def _advice(record: Mapping[str, Any]) -> str:
     if judged is None:
         return str(quality["why"])
     if judged["verdict"] == OPEN and (needed := quality["needed"]):
-        lines = counted(quality["sentences"], "held-out line")
+        lines = count_of(quality["sentences"], "held-out line")
         margin = number_text(judged["margin"], 2)
         return f"{lines} cannot tell a loss of {margin} from none; about {needed:,} could (--valid-source)"
     if judged["verdict"] != WORSE:
@@ -224,7 +224,7 @@ def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
         values = [f"{number_text(1e3 * timing[end])} ms" for end in ("before", "after")]
     alike = ", not told apart" if timing["least"] < 1 < timing["most"] else ""
     ratio = f"{timing['before'] / timing['after']:.2f}× ({timing['least']:.2f}–{timing['most']:.2f}){alike}"
-    return timing["what"], *values, ratio, counted(timing["sentences"], "line")
+    return timing["what"], *values, ratio, count_of(timing["sentences"], "line")
 
 
 def percent(share: float) -> str:
@@ -241,7 +241,7 @@ def most_saved(removal: Removal) -> Iterator[Answer]:
     share = 100 * before["attention_parameters"] / before["parameters"]
     saved = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
     limit = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
-    heads = counted(gone, "head")
+    heads = count_of(gone, "head")
     yield Answer("", f"Attention is {share:.3g} % of this model's parameters: {heads} can save at most {limit:.3g} %")
 
 
@@ -266,7 +266,7 @@ def refit(removal: Removal) -> Iterator[Answer]:
     if not compensation:
         return
     choice = compensation["choice"]
-    text = f"fitted to {counted(compensation['calibration']['sentences'], 'line')}"
+    text = f"fitted to {count_of(compensation['calibration']['sentences'], 'line')}"
     if choice is None:
         if compensation["method"] != "none":
             yield Answer("Refit", f"{compensation['method']}, {text}")
@@ -287,7 +287,7 @@ def checked(removal: Removal) -> Iterator[Answer]:
     yield Answer(
         "Checked",
         f"outputs equal those of the {'refitted ' if compensated else ''}model with {how} to "
-        f"{proof['difference']:.1e} (limit {proof['tolerance']:.0e}), on {counted(proof['sentences'], 'line')}; "
+        f"{proof['difference']:.1e} (limit {proof['tolerance']:.0e}), on {count_of(proof['sentences'], 'line')}; "
         f"reloaded {proof['reloaded'] or 0.0:.1e}",
     )
     for file in removal.engines:
@@ -345,8 +345,8 @@ def compared(removal: Removal) -> Iterator[Answer]:
             taken = " (taken)" if row["name"] == choice["taken"] else ""
             rows.append((f"{name}{taken}", *_numbers(row["held_out"]), *_numbers(row["check"])))
     text = compensation["held_out"]
-    sources = f"held out: {counted(text['sentences'], 'line')} of {Path(text['text']).name}"
-    sources += f"; other: {counted(choice['sentences'], 'line')} of {Path(choice['text']).name}" if choice else ""
+    sources = f"held out: {count_of(text['sentences'], 'line')} of {Path(text['text']).name}"
+    sources += f"; other: {count_of(choice['sentences'], 'line')} of {Path(choice['text']).name}" if choice else ""
     yield Answer("Compensations", sources, AnswerTable(columns, tuple(rows)), detail=True)
 
 

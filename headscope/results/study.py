@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.config.declarations import imported
+from headscope.config.declarations import import_target
 from headscope.data.token_text import MARKS, Marks
 from headscope.errors import ConfigError
 from headscope.files.reading import no_path, read_json
@@ -124,7 +124,7 @@ class Study(StoredResult):
 
     def answers(self) -> list[Answer]:
         """What the study says, most asked first."""
-        answers: list[Answer] = imported("headscope.results.study_answers:study_answers")(self)
+        answers: list[Answer] = import_target("headscope.results.study_answers:study_answers")(self)
         return answers
 
     def interrupt(self, name: str, why: str = INTERRUPTED) -> None:
@@ -276,7 +276,7 @@ class Study(StoredResult):
         no head has, with the nearest one; MissingTable where importance was not measured.
         """
         rows = {row["role"]: row for row in self.table("roles").to_dict("records")}
-        role = name if name in rows else str(imported("headscope.results.roles:role_of")(name))
+        role = name if name in rows else str(import_target("headscope.results.roles:role_of")(name))
         if role not in rows:
             raise ConfigError(f"run {self.name}: {unknown('role', name, list(rows))}")
         return {**{str(key): value for key, value in rows[role].items()}, "which": rows[role]["which"].split()}
@@ -302,7 +302,7 @@ class Study(StoredResult):
         OutputError where the folder is not empty, unless `force` allows to replace a run in it, and where it is or
         contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
         """
-        write_study = imported("headscope.results.study_files:write_study")
+        write_study = import_target("headscope.results.study_files:write_study")
         written: Path = write_study(self, Path(folder), figures=figures, report=report, force=force)
         return written
 
@@ -311,7 +311,7 @@ class Study(StoredResult):
 
         `measure` is a column of heads.csv; default: the importance of both, else the first measure of an overview.
         """
-        return imported("headscope.report.comparison:StudyComparison")([self, other], measure=measure)
+        return import_target("headscope.report.comparison:StudyComparison")([self, other], measure=measure)
 
     def plot(self, name: str = "heads", **options: Any) -> Any:
         """Draw a matplotlib Figure: heads, functions, faithfulness, or that of an analysis (positional, similarity, …).
@@ -321,14 +321,14 @@ class Study(StoredResult):
         those of `headscope.plot`: `out="heads.pdf"` writes the figure. ConfigError for another name or option, and
         where the analysis that a figure shows did not run.
         """
-        return imported("headscope:plot")(self, name, **options)
+        return import_target("headscope:plot")(self, name, **options)
 
     def report(self, out: str | PathLike[str], *, force: bool = False) -> Path:
         """Write the page that `headscope plot report` makes of a run: one HTML file, which needs nothing else.
 
         With `analyze(…, report=True)` it shows the attention on example sentences, too.
         """
-        page: Path = imported("headscope:plot")(self, "report", out=out, force=force)
+        page: Path = import_target("headscope:plot")(self, "report", out=out, force=force)
         return page
 
     def write_alignment(self, model: str | PathLike[str], *, heads: int = 6, force: bool = False) -> str:
@@ -342,8 +342,8 @@ class Study(StoredResult):
         if "alignment_score" not in cross or cross["alignment_score"].isna().all():
             raise ConfigError("this study has no alignment of cross heads; analyse with only='alignment' and a target")
         layout = {(Site.CROSS, int(str(layer))): len(rows) for layer, rows in cross.groupby("layer")}
-        imported("headscope.pruning.engines.alignment:check_alignment_model")(Path(model), layout)
-        write = imported("headscope.pruning.engines.alignment:write_measured")
+        import_target("headscope.pruning.engines.alignment:check_alignment_model")(Path(model), layout)
+        write = import_target("headscope.pruning.engines.alignment:write_measured")
         return str(write(Path(model), cross, heads, force=force))
 
 

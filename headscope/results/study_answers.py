@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headscope.config.declarations import Measure, imported, measure_of
+from headscope.config.declarations import Measure, import_target, measure_of
 from headscope.heads import HeadId
 from headscope.results.answer import Answer, AnswerTable, filled_table, interval_text, list_text, number_text
 from headscope.results.roles import NONE, SINK, role_of, roles_of
-from headscope.signature import counted
+from headscope.signature import count_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ def subject(study: Study) -> Iterator[Answer]:
     shape = "; ".join(
         f"{site} {len(counts)} × {'/'.join(map(str, dict.fromkeys(counts)))}" for site, counts in study.layout.items()
     )
-    text = f"{study.model}: {counted(len(study.heads), 'head')} ({shape}), {study.data}"
+    text = f"{study.model}: {count_of(len(study.heads), 'head')} ({shape}), {study.data}"
     yield Answer("", text, caution=not study.complete)
 
 
@@ -102,9 +102,9 @@ def prompts(study: Study) -> Iterator[Answer]:
     clear = ranked[ranked["p_adjusted"] <= LEVEL]
     if not len(clear):
         few = (
-            f"{counted(study.sentences, 'prompt')} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
+            f"{count_of(study.sentences, 'prompt')} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
         )
-        none = f"no head can be told from zero with {counted(study.sentences, 'prompt')} ({len(ranked)} heads tested)"
+        none = f"no head can be told from zero with {count_of(study.sentences, 'prompt')} ({len(ranked)} heads tested)"
         text = few if study.sentences < FEWEST_PROMPTS else none
         yield Answer("Which heads the answers need", text, caution=True)
         return
@@ -120,7 +120,7 @@ def _estimates(study: Study, exact: str) -> Iterator[Answer]:
     """How estimates agree with the exact effects, on the heads that have one."""
     for row in study.tables["patching_agreement"].to_dict("records"):
         if row["first"] == exact:
-            heads = f"the {counted(row['heads'], 'head')} that {exact} tells from zero"
+            heads = f"the {count_of(row['heads'], 'head')} that {exact} tells from zero"
             sizes, order = (
                 f"{number_text(row[name], 2)} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
                 for name in ("pearson", "spearman")
@@ -165,7 +165,7 @@ def roles(study: Study) -> Iterator[Answer]:
     bare = len(study.heads) - len(labels)
     if bare:
         rows.append((NONE, str(bare), "", *([""] if together else [])))
-    sentence = f"{counted(hidden + 1, 'more role')} in heads.csv" if hidden > 0 else ""
+    sentence = f"{count_of(hidden + 1, 'more role')} in heads.csv" if hidden > 0 else ""
     heads = tuple(dict.fromkeys(name for role, names in by_role.items() if role != SINK for name in names))
     yield Answer("What the heads do", sentence, AnswerTable(columns, tuple(rows)), heads)
 
@@ -199,7 +199,7 @@ def explained(study: Study) -> Iterator[Answer]:
     """What explains the weights of heads, heads of one group together."""
     if "explained" not in study.heads:
         return
-    mostly = imported("headscope.description.sentences:mostly")
+    mostly = import_target("headscope.description.sentences:mostly")
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row in study.heads.dropna(subset=["explained"]).to_dict("records"):
         groups.setdefault(mostly(row), []).append(row)
@@ -265,10 +265,10 @@ def cautions(study: Study) -> Iterator[Answer]:
         part = f"{study.sentences} of {data.get('in_corpus')} sentences" + f", without {lacking}" * bool(lacking)
         yield Answer("Interrupted", f"the numbers are of {part}", caution=True)
     if data.get("truncated"):
-        cut = counted(data["truncated"], "sentence")
+        cut = count_of(data["truncated"], "sentence")
         yield Answer("Cut off", f"{cut} at the length limit (--max-length, --long)", caution=True)
     for reason, count in (data.get("unaligned") or {}).items():
-        yield Answer("Left out of syntactic", f"{counted(count, 'sentence')} ({reason})", caution=True)
+        yield Answer("Left out of syntactic", f"{count_of(count, 'sentence')} ({reason})", caution=True)
 
 
 def unsupported(study: Study) -> Iterator[Answer]:
@@ -280,7 +280,7 @@ def unsupported(study: Study) -> Iterator[Answer]:
             rows.append((study.short_name(str(head)), role_of(label), missing.removesuffix(")")))
     if rows:
         table = AnswerTable(("head", "role", "missing"), tuple(rows[:MOST_ROLES]))
-        sentence = f"{counted(len(rows), 'label')} in all; labels.csv has the evidence"
+        sentence = f"{count_of(len(rows), 'label')} in all; labels.csv has the evidence"
         yield Answer("Not enough evidence", sentence, table, detail=True)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.config.declarations import imported
+from headscope.config.declarations import import_target
 from headscope.errors import OutputError
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind, inputs_of
@@ -62,10 +62,10 @@ def build_study(study: Study, build: Build, *, figures: bool, report: bool) -> P
         try:
             with finishing(study, "figures"):
                 if figures:
-                    imported("headscope.report.registry:draw_standard")(temporary)
+                    import_target("headscope.report.registry:draw_standard")(temporary)
             with finishing(study, "report"):
                 if report:
-                    write_page = imported("headscope.report.page.write:write_page")
+                    write_page = import_target("headscope.report.page.write:write_page")
                     write_page([temporary], temporary / PAGE, names=[build.out.resolve().name])
         except (OutputError, OSError):
             raise

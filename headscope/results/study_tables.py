@@ -92,7 +92,7 @@ def files_of(runs: Sequence[Path]) -> Iterator[None]:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         names = ", ".join(str(run) for run in runs)
-        problem = f"{type(error).__name__}: {reason_of(error, most=120)}"
+        problem = f"{type(error).__name__}: {reason_of(error, max_length=120)}"
         raise RunError(f"{names} cannot be drawn ({problem}); a file was changed or cut: make the run again") from error
 
 

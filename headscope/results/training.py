@@ -19,7 +19,7 @@ from headscope.heads import SITES
 from headscope.results.answer import Answer, AnswerTable, number_text
 from headscope.results.result import Result
 from headscope.results.study_tables import RunError
-from headscope.signature import counted
+from headscope.signature import count_of
 
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
 """Columns that a history can be drawn against, in words."""
@@ -91,7 +91,7 @@ class Training(Result):
         """How well the model does, where it is best, and where its checkpoints are."""
         scores = [f"validation nll {self.nll:.4f}"] if self.nll is not None else []
         scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
-        spent = f"{counted(self.update, 'update')} in {self.seconds:.0f} s"
+        spent = f"{count_of(self.update, 'update')} in {self.seconds:.0f} s"
         spent += f", {self.parameters:,} parameters" * bool(self.parameters)
         ended = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
         found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]

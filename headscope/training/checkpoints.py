@@ -92,7 +92,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged ({reason_of(error, most=120)}); train anew") from None
+        raise CheckpointError(f"{path} is damaged ({reason_of(error, max_length=120)}); train anew") from None
 
 
 def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def load_record(path: Path, *, advice: str) -> dict[str, Any]:
     try:
         record = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
-        raise CheckpointError(f"{path} cannot be read ({reason_of(error, most=120)}); {advice}") from None
+        raise CheckpointError(f"{path} cannot be read ({reason_of(error, max_length=120)}); {advice}") from None
     if not isinstance(record, dict):
         raise CheckpointError(f"{path} holds no record of a run; {advice}")
     return record

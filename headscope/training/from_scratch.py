@@ -17,7 +17,7 @@ import torch
 
 from headscope.config import plain_options
 from headscope.config.option import checked_value
-from headscope.errors import CheckpointError, ConfigError, restated
+from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.files.reading import read_record
 from headscope.files.toml import read_toml
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -127,7 +127,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     hints, entries = get_type_hints(TrainConfig), {entry.name: entry for entry in fields(TrainConfig)}
     if strange := sorted(set(values) - set(entries)):
         raise ConfigError(f"--recipe: {unknown('option', strange[0], sorted(entries))}")
-    with restated(ConfigError, "--recipe: {why}"):
+    with restate(ConfigError, "--recipe: {why}"):
         return {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
 
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from headscope.config.option import WHOLE
-from headscope.errors import ConfigError, restated
+from headscope.errors import ConfigError, restate
 from headscope.files.reading import read_json
 from headscope.files.toml import read_toml
 from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
@@ -248,7 +248,7 @@ class TomlEntry(BaseModel, extra="forbid"):
 
     def swaps(self, location: str, layout: Layout) -> list[Swap]:
         """One swap, or one a head of a layer."""
-        with restated(ConfigError, f"{location}: {{why}}"):
+        with restate(ConfigError, f"{location}: {{why}}"):
             firsts, seconds = (
                 sorted(select_heads(text, layout)) if text.endswith(".*") else [HeadId.parse(text, layout)]
                 for text in (self.first, self.second)

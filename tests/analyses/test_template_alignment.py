@@ -15,7 +15,7 @@ from headscope.config import AnalyzeOptions
 from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus, Pair, Sentence
 from headscope.data.encoded import IGNORED
-from headscope.data.template import scrambled, with_template, words_in_texts
+from headscope.data.template import scramble, with_template, words_in_texts
 from headscope.engine.base import HeadBatch
 from headscope.engine.heads.source_spans import error_rate
 from headscope.engine.plan import analyze
@@ -71,7 +71,7 @@ def test_pairs_before_a_text_are_others() -> None:
 
 def test_scrambling_moves_source_words_and_nothing_else() -> None:
     text = next(iter(with_template(parallel(), TEMPLATE, examples=1)))
-    mixed = scrambled(text, 3)
+    mixed = scramble(text, 3)
     assert text.pair is not None and mixed.pair is not None
     words, (start, target_start) = text.lines[0].split(), mixed.pair.starts
     assert mixed.pair.source.split() == [words[place] for place in mixed.pair.order] != words

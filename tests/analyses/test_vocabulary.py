@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.analyses.vocabulary import BETWEEN, TOKENS, decomposed
+from headscope.analyses.vocabulary import BETWEEN, TOKENS, decompose
 from headscope.description.tokens import TokenReader
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
@@ -78,7 +78,7 @@ def test_equal_singular_values_are_one_group() -> None:
     torch.manual_seed(3)
     basis = torch.linalg.qr(torch.randn(11, 5, dtype=torch.float64))[0]
     sizes = torch.tensor([3.0, 2.0, 2.0, 1.0, 0.0]).double()
-    svd = decomposed(basis * sizes, torch.linalg.qr(torch.randn(13, 5, dtype=torch.float64))[0])
+    svd = decompose(basis * sizes, torch.linalg.qr(torch.randn(13, 5, dtype=torch.float64))[0])
     assert svd.sizes.tolist() == pytest.approx(sizes.tolist()) and svd.sizes[-1] == 0
     assert [(group.start, group.stop) for group in svd.groups(9)] == [(0, 1), (1, 3), (3, 4)]
     assert [(group.start, group.stop) for group in svd.groups(2)] == [(0, 1), (1, 3)]

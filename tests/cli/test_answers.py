@@ -94,7 +94,7 @@ def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Pa
     shown = command("analyze", hs.assets.trained(), "--source", few[0], "--target", few[1], *again)[1]
     assert "Not enough evidence" in shown and "instances, 500 are needed" in shown
     labels, heads = pd.read_csv(out / "labels.csv"), pd.read_csv(out / "heads.csv")
-    assert not labels.given.any() and heads.functions_unsupported.notna().any()
+    assert not labels.companion_values.any() and heads.functions_unsupported.notna().any()
 
 
 def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -> None:

@@ -20,7 +20,7 @@ from headscope.cli.analyze import analyze
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
 from headscope.cli.options import as_typed, read_config
 from headscope.config import EvaluateConfig
-from headscope.config.option import configured, declared_options
+from headscope.config.option import declared_options, make_config
 from headscope.heads import Site, select_heads
 from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
 from tests.oracles.commands import commands
@@ -84,7 +84,7 @@ def test_a_value_of_another_type_is_named_with_its_file(
 
 def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
     given = {"checkpoint": "x", "source": "x", "max_sentences": "3", "metrics": "bleu, chrf", "batch_tokens": "auto"}
-    config = configured(EvaluateConfig, given)
+    config = make_config(EvaluateConfig, given)
     assert (config.max_sentences, config.metrics, config.batch_tokens) == (3, ("bleu", "chrf"), None)
 
 

@@ -57,7 +57,7 @@ def test_what_it_declares_is_read_without_importing_it(monkeypatch: pytest.Monke
     unread: registry.Registry[Any] = registry.Registry("learner", package=LEARNERS.package, group=point.group)
     monkeypatch.setattr(learn, "LEARNERS", unread)
     read = learners()
-    assert not unread.registered() and "headscope_plugin.sigmoid" not in sys.modules
+    assert not unread.loaded_variants() and "headscope_plugin.sigmoid" not in sys.modules
     assert list(read) == ["l0", ADDED, "subset"] and read[ADDED].gate_lr == 0.05
     for known in ("l0", "subset"):
         found, imported = read[known], DeclaredLearner.of(LEARNERS.get(known))

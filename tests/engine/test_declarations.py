@@ -91,7 +91,7 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     attributes = ("Options", "measures", "pairs", "functions", "figures")
     read = {each.name: each for each in declarations.declarations(*attributes)}
     options = analysis_options()
-    assert not unread.registered() and "headscope_plugin.last_key" not in sys.modules
+    assert not unread.loaded_variants() and "headscope_plugin.last_key" not in sys.modules
     monkeypatch.undo()
     assert read.pop("last_key").figures[0].draw == "headscope_plugin.last_key:bars"
     assert options.pop("last_keys").field.metadata["maximum"] == 9

@@ -17,9 +17,9 @@ from headscope.evaluation.metrics.base import METRICS, Translations
 from headscope.evaluation.non_inferiority import (
     NonInferiority,
     dirichlet_mean_quantile,
-    established,
     in_fixed_sequence,
     judge,
+    take_established,
 )
 from tests.oracles import non_inferiority
 
@@ -47,7 +47,7 @@ def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> N
         pairs.append((whole, pruned))
     worse = np.stack([losses_left_out(metric, pruned, whole) for whole, pruned in pairs])
     intact = float(metric.of(whole.sum(axis=0)[None])[0])
-    found = judge(worse, margin=0.03, largest=metric.largest_loss(whole), most=metric.most_lost(intact))
+    found = judge(worse, margin=0.03, largest=metric.largest_loss(whole), max_loss=metric.most_lost(intact))
 
     def value(sums: list[list[float]]) -> float:
         ratio = sum(total for total, _ in sums) / sum(count for _, count in sums)
@@ -121,7 +121,7 @@ def test_a_line_can_be_lost_wholly_by_a_model_of_whatever_accuracy(accuracy: flo
     after = right & (np.arange(lines) >= lost)
     sums, others = (np.stack([hits, np.ones(lines)], axis=1).astype(float) for hits in (right, after))
     worse = losses_left_out(metric, others, sums)
-    found = judge(worse, margin=0.01 * accuracy, largest=metric.largest_loss(sums), most=metric.most_lost(accuracy))
+    found = judge(worse, margin=0.01 * accuracy, largest=metric.largest_loss(sums), max_loss=metric.most_lost(accuracy))
     student = lost / lines + stdtrit(lines - 1, 0.95) * (right & ~after).std(ddof=1) / math.sqrt(lines)
     assert found.worse_limit == pytest.approx(max(betaincinv(lost + 1, lines - lost, 0.95), student), rel=1e-6)
     assert (found.verdict == "non-inferior") is (found.worse_limit <= found.margin)
@@ -159,7 +159,7 @@ def test_a_fixed_sequence_ends_at_the_first_size_that_fails() -> None:
             measured.append(verdict)
             yield verdict
 
-    assert list(established(one_by_one())) == [good, good] and len(measured) == 3
+    assert list(take_established(one_by_one())) == [good, good] and len(measured) == 3
     found = [each.verdict for each in in_fixed_sequence([good, left, good, bad])]
     assert found == ["non-inferior", "not established", "not tested", "worse"]
     assert in_fixed_sequence([good, good]) == [good, good] and in_fixed_sequence([]) == []

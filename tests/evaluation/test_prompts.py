@@ -10,7 +10,7 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import DataError
-from headscope.evaluation.prompts import joined, with_answers
+from headscope.evaluation.prompts import join_answer, with_answers
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from tests.oracles import classifiers, prompts, speakers, tiny
@@ -103,7 +103,7 @@ def test_classes_are_answers() -> None:
     ],
 )
 def test_words_are_kept_apart(before: str, answer: str, text: str) -> None:
-    assert joined(before, answer) == text
+    assert join_answer(before, answer) == text
 
 
 def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() -> None:

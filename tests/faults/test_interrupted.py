@@ -15,7 +15,7 @@ import pytest
 
 from headscope.errors import HeadscopeError
 from headscope.files.tables import read_csv
-from headscope.progress import reported
+from headscope.progress import report_to
 from tests.faults.conftest import Command, one_line
 from tests.makers.runs import make_run
 
@@ -65,7 +65,7 @@ def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFram
     options: Any = {"bootstrap": 20, "batch_tokens": 40, "max_sentences": 8, "analysis_options": own}
     files: Any = {"source": inputs / "source", "target": inputs / "target", "checkpoint": str(inputs / "model")}
     shown: dict[str, list[tuple[int, int]]] = {}
-    progress = reported(lambda title, done, total: shown.setdefault(title, []).append((done, total)))
+    progress = report_to(lambda title, done, total: shown.setdefault(title, []).append((done, total)))
     config = AnalyzeConfig(**files, out=out, only=tuple(MEASURED), figures=False, **options)
     run_analysis(config, progress=progress)
     # Every stage is shown, to its end; a batch that takes long step by step.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.config import EvaluateConfig
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.config.small import TranslateOptions
 from headscope.evaluation.run import run_evaluation
 from headscope.formats.native import NATIVE
@@ -46,7 +46,7 @@ def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
     quick |= {"updates": 3} if {*quick["methods"], *options.get("methods", ())} & set(learners()) else {}
     translates = words.get("target") and options.get("metric", "bleu") in ("bleu", "chrf")
     text = {"text": "tokenised-lowercase"} if translates else {}
-    return configured(SweepConfig, {**words, "out": out, **text, **quick, **options})
+    return make_config(SweepConfig, {**words, "out": out, **text, **quick, **options})
 
 
 def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.training.config import TrainConfig
 from headscope.training.prepare import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
@@ -43,7 +43,7 @@ def texts(folder: Path, *, lines: int = 40) -> dict[str, Any]:
 def config(folder: Path, **options: Any) -> TrainConfig:
     """Options of a tiny run in `folder`."""
     given = SIZES | {"precision": "float64", "max_epochs": 6, "out": folder / "run"} | options
-    return configured(TrainConfig, {**texts(folder), **given})
+    return make_config(TrainConfig, {**texts(folder), **given})
 
 
 def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **options: Any) -> TrainingRun:

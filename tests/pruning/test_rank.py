@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
@@ -122,7 +122,7 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
     given: dict[str, Any] = {"device": "cpu", **texts, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remove, "timings", lambda *_, **__: [])
-        return run_ranking(configured(RankConfig, {"checkpoint": folder / "whole", "out": out, **given}))
+        return run_ranking(make_config(RankConfig, {"checkpoint": folder / "whole", "out": out, **given}))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.formats.native import NATIVE
 from headscope.pruning.gate_layout import gate_layout, top_k
 from headscope.pruning.learning.examples import training_examples
@@ -176,7 +176,7 @@ def learnt(folder: Path, name: str, **options: Any) -> Any:
             source=folder / "a",
             target=folder / "a",
             out=folder / name,
-            method=configured(SubsetOptions, method),
+            method=make_config(SubsetOptions, method),
             device="cpu",
             **given,
         )

@@ -21,7 +21,7 @@ from headscope.bootstrap import Bootstrap
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import ConfigError, DataError, HeadscopeError
 from headscope.evaluation.before_after import compare_scores
-from headscope.evaluation.metrics.base import METRICS, Translations, grouped
+from headscope.evaluation.metrics.base import METRICS, Translations, add_groups
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import Site
@@ -59,7 +59,7 @@ def test_sums_of_groups_give_sacrebleus_corpus_score() -> None:
     assert found.shape == (1024, 10) and wanted > 3
     assert METRICS.get("bleu").of(found.sum(axis=0, keepdims=True))[0] == pytest.approx(wanted, abs=1e-10)
     rows = np.arange(2 * 1026.0).reshape(1026, 2)
-    assert grouped(rows)[:2].tolist() == (rows[:2] + rows[1024:]).tolist()
+    assert add_groups(rows)[:2].tolist() == (rows[:2] + rows[1024:]).tolist()
 
 
 @pytest.mark.parametrize("name", ["bleu", "perplexity", "accuracy"])
@@ -223,8 +223,8 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     folder = tmp_path / "out" / "runs" / "subset-keep5-seed1"
     trained = open_checkpoint(str(folder / "scratch" / "last"), dtype="float32")
     mine = found.survivors[found.survivors["cell"] == "subset-keep5-seed1"]
-    grouped: Any = mine.groupby(["site", "layer"])
-    counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in grouped}
+    add_groups: Any = mine.groupby(["site", "layer"])
+    counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in add_groups}
     assert {place: count for place, count in trained.layout.items() if count} == counts
     again = evaluated(words | {"checkpoint": str(folder / "scratch" / "last")}, text="tokenised-lowercase")
     assert math.exp(found.cells["loss"].iloc[3]) == pytest.approx(again["perplexity"], rel=1e-6)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import headscope as hs
 from headscope import registry
 from headscope.cli.plot import app
-from headscope.config.declarations import imported
+from headscope.config.declarations import import_target
 from headscope.errors import ConfigError
 from headscope.report.registry import PlotFigure, declared_figures, plot_figures
 from tests.makers.runs import make_run
@@ -35,7 +35,7 @@ def test_declarations_are_read_as_they_are_imported() -> None:
     read = {figure.name: figure for figure in declared_figures()}
     assert len(read) >= 15 and read.keys() < plot_figures().keys()
     for name, figure in read.items():
-        draw = imported(figure.draw)
+        draw = import_target(figure.draw)
         made = next(
             (value for value in vars(sys.modules[draw.__module__]).values() if getattr(value, "name", "") == name), None
         )

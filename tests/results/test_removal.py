@@ -92,7 +92,7 @@ def test_lines_that_are_needed_where_nothing_differs_are_those_of_the_rule_of_th
     """Clopper and Pearson's limit of no loss in n lines (SciPy's beta) is within the margin from so many on."""
     margin = 0.01
     exact = next(n for n in range(1, 10_000) if beta.ppf(0.95, 1, n) <= margin)
-    found = judge([0.0] * (1 + sentences), margin=margin, largest=1.0, most=1.0)  # type: ignore[arg-type]
+    found = judge([0.0] * (1 + sentences), margin=margin, largest=1.0, max_loss=1.0)  # type: ignore[arg-type]
     needed = groups_needed(found, sentences)
     assert found.verdict == OPEN and needed is not None and exact <= needed + 5 and needed <= 1.05 * exact
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.config import TrainConfig
@@ -277,9 +277,9 @@ def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
         )
     wide = VARIANTS.get("wide")
     with pytest.raises(ConfigError, match=r"--shared-qkv.*--head-input slice"):
-        configured(wide.Options, {"shared_qkv": True})
+        make_config(wide.Options, {"shared_qkv": True})
     with pytest.raises(ConfigError, match=r"--d-head.*0"):
-        configured(wide.Options, {"d_head": 0})
+        make_config(wide.Options, {"d_head": 0})
     both = wide(wide.Options()).shape(native.config())
     assert (
         both.encoder is not None and both.encoder.d_head == both.decoder.d_head == 13 and both.decoder.d_value is None

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
@@ -79,7 +79,7 @@ def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
     assert [each.source for each in other] != drawn[0.5] and other.digest != whole.share(0.5, seed=1).digest
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="--fraction"):
-            configured(TrainConfig, {"source": tmp_path / "text", "target": tmp_path / "text", "fraction": share})
+            make_config(TrainConfig, {"source": tmp_path / "text", "target": tmp_path / "text", "fraction": share})
 
 
 def run(tune: str, fraction: float, bleu: list[float], **config: Any) -> Training:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import flag, plain_options
-from headscope.config.option import configured
+from headscope.config.option import make_config
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
@@ -68,7 +68,7 @@ def small(folder: Path, **more: Any) -> TrainConfig:
         "bleu_every": 0,
         "beam": 2,
     }
-    return configured(TrainConfig, texts | values | more)
+    return make_config(TrainConfig, texts | values | more)
 
 
 def baseline() -> Baseline:

@@ -125,7 +125,7 @@ class Metric(ABC):
 
     def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
         """The metric of sums by group [g c], with percentiles of resamples of groups."""
-        return interval(torch.from_numpy(resampled(self.of, sums, bootstrap)))
+        return interval(torch.from_numpy(resample(self.of, sums, bootstrap)))
 
     def columns(self, values: Array) -> dict[str, Array]:
         """The columns of the table of `--each-head`, of values [mask]; those of the intact model are the first."""
@@ -201,8 +201,8 @@ class LikelihoodMetric(Metric):
         return total_and_count(read.nll)
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        scored = whole_likelihood(checkpoint, data)
-        return SentenceScores(self.sums(scored)[:, 0], total_and_count(scored.nll)[:, 0])
+        result = whole_likelihood(checkpoint, data)
+        return SentenceScores(self.sums(result)[:, 0], total_and_count(result.nll)[:, 0])
 
 
 class StateMetric(Metric):
@@ -228,12 +228,12 @@ class StateMetric(Metric):
         return {self.name: values}
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        compared = compare_states(checkpoint, data.corpus, data.reading, intact=data.intact)
-        if not compared.complete:
+        comparison = compare_states(checkpoint, data.corpus, data.reading, intact=data.intact)
+        if not comparison.complete:
             raise KeyboardInterrupt
-        loss = total_and_count(compared.tokens if self.tokens else compared.pooled, 0)[:, 0]
+        loss = total_and_count(comparison.tokens if self.tokens else comparison.pooled, 0)[:, 0]
         loss[:, 0] = loss[:, 1] - loss[:, 0]
-        return SentenceScores(self.sums(compared)[:, 0], loss)
+        return SentenceScores(self.sums(comparison)[:, 0], loss)
 
 
 METRICS: Registry[Metric] = Registry(
@@ -258,11 +258,11 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
     ConfigError for an unknown name, and where it does not apply.
     """
     text = {"has_target": has_target, "has_labels": has_labels}
-    wanted = [name] if name else DEFAULTS[checkpoint.predicts]
-    why = {option: METRICS.get(option).applies(checkpoint, **text) for option in wanted}
+    candidates = [name] if name else DEFAULTS[checkpoint.predicts]
+    why = {option: METRICS.get(option).applies(checkpoint, **text) for option in candidates}
     fitting = [option for option, reason in why.items() if reason is None]
     if not fitting:
-        last = wanted[-1]
+        last = candidates[-1]
         raise ConfigError(f"a model of type {checkpoint.model_type!r}: {last} {why[last]}")
     return fitting[0]
 
@@ -270,9 +270,9 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
 def check_search_options(options: Any, metrics: Collection[str]) -> None:
     """ConfigError for an option about translations, where none of the metrics reads any."""
     about = [entry for entry in fields(options) if entry.metadata.get("panel") == SEARCH or entry.name == "text"]
-    given = [flag_of(entry) for entry in about if getattr(options, entry.name) != entry.default]
-    if given and not metrics_in_order(metrics, reads="translations"):
-        raise ConfigError(f"{given[0]} is about translations, and {', '.join(metrics)} needs none; leave it out")
+    flags = [flag_of(entry) for entry in about if getattr(options, entry.name) != entry.default]
+    if flags and not metrics_in_order(metrics, reads="translations"):
+        raise ConfigError(f"{flags[0]} is about translations, and {', '.join(metrics)} needs none; leave it out")
 
 
 def check_hiding(options: Any, checkpoint: Checkpoint, metrics: Collection[str]) -> None:
@@ -284,12 +284,12 @@ def check_hiding(options: Any, checkpoint: Checkpoint, metrics: Collection[str])
 
 def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:
     """All metrics, or those of `names`, of all passes or one, in their order."""
-    found = [
+    metrics = [
         candidate
         for name, candidate in METRICS
         if (names is None or name in names) and reads in (None, candidate.reads)
     ]
-    return sorted(found, key=lambda candidate: (candidate.order, candidate.name))
+    return sorted(metrics, key=lambda candidate: (candidate.order, candidate.name))
 
 
 def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
@@ -308,11 +308,11 @@ def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
 
 def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood:
     """The likelihood of all sentences; KeyboardInterrupt where it was interrupted, DataError where it is of none."""
-    scored = likelihood(checkpoint, data.corpus, data.reading)
-    if not scored.complete:
+    result = likelihood(checkpoint, data.corpus, data.reading)
+    if not result.complete:
         raise KeyboardInterrupt
-    check_predictions(scored.counts.sum(), data.corpus.name)
-    return scored
+    check_predictions(result.counts.sum(), data.corpus.name)
+    return result
 
 
 def reference_texts(checkpoint: Checkpoint, corpus: Corpus) -> list[str]:
@@ -327,14 +327,14 @@ def ratio_of(sums: Array) -> Array:
         return ratios
 
 
-def resampled(of: Callable[[Array], Array], sums: Array, bootstrap: Bootstrap) -> Array:
+def resample(of: Callable[[Array], Array], sums: Array, bootstrap: Bootstrap) -> Array:
     """A function `of` sums of groups [g c], then of their resamples [1 + replicates]; those of one group are NaN."""
     if len(sums) < 2:
         return np.append(of(sums), np.full(bootstrap.replicates, np.nan))
     return of(np.vstack([sums.sum(axis=0), bootstrap.draws(len(sums)).numpy() @ sums]))
 
 
-def grouped(rows: Array) -> Array:
+def add_groups(rows: Array) -> Array:
     """Rows of sentences [n c] summed by group: sentence i is in group i mod 1024."""
     sums = np.zeros((min(len(rows), GROUPS), rows.shape[1]))
     np.add.at(sums, np.arange(len(rows)) % GROUPS, rows)
@@ -346,5 +346,5 @@ def total_and_count(sums: GroupSums, column: int | None = None) -> Array:
     total, count = sums.total[: sums.used], sums.count[: sums.used]
     if column is not None:
         total, count = total[..., column], count[..., 0]
-    both: Array = torch.stack([total, count.expand_as(total)], dim=-1).numpy()
-    return both
+    pair_array: Array = torch.stack([total, count.expand_as(total)], dim=-1).numpy()
+    return pair_array

@@ -11,14 +11,14 @@ import torch
 from headscope.bootstrap import Array, Bootstrap, Estimate, interval
 from headscope.data.batching import Omissions
 from headscope.data.encoded import IGNORED
-from headscope.evaluation.likelihood import Likelihood, hides_tokens, labelled
+from headscope.evaluation.likelihood import Likelihood, hides_tokens, with_labels
 from headscope.evaluation.metrics.base import (
     Floor,
     LikelihoodMetric,
     ValidationText,
     metric,
     ratio_of,
-    resampled,
+    resample,
     total_and_count,
 )
 from headscope.formats.base import Checkpoint
@@ -40,7 +40,7 @@ class Perplexity(LikelihoodMetric):
         return perplexity(ratio_of(sums))
 
     def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
-        nats = interval(torch.from_numpy(resampled(ratio_of, sums, bootstrap)))
+        nats = interval(torch.from_numpy(resample(ratio_of, sums, bootstrap)))
         return Estimate(*map(perplexity, (nats.value, nats.low, nats.high)))
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
@@ -89,7 +89,7 @@ def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:
     """How often each label is the right one; where the corpus has none, each token that the model is to predict."""
     if data.corpus.has_labels:
         return Counter(label for line in data.corpus for label in (line.labels.ids if line.labels else ()))
-    parts = labelled(checkpoint, data.corpus, data.reading, Omissions())
+    parts = with_labels(checkpoint, data.corpus, data.reading, Omissions())
     return Counter(label for part in parts for label in part.labels[part.labels != IGNORED].tolist())
 
 
@@ -115,8 +115,8 @@ class MacroF1(LikelihoodMetric):
         return macro_f1(sums.reshape(len(sums), -1, 3))
 
     def lost(self, sums: Array) -> Array:
-        lost: Array = sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
-        return lost
+        worst: Array = sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
+        return worst
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)
@@ -126,10 +126,10 @@ class MacroF1(LikelihoodMetric):
 
 def macro_f1(counts: Array) -> Array:
     """Macro-F1 [n] of counts [n label 3]; NaN where nothing was labelled."""
-    right, predicted, wanted = np.moveaxis(counts, -1, 0)
-    some = predicted + wanted > 0
+    right, n_predicted, n_true = np.moveaxis(counts, -1, 0)
+    some = n_predicted + n_true > 0
     with np.errstate(invalid="ignore"):
-        f1 = np.where(some, 2 * right / np.where(some, predicted + wanted, 1), 0.0)
+        f1 = np.where(some, 2 * right / np.where(some, n_predicted + n_true, 1), 0.0)
         values: Array = f1.sum(axis=-1) / some.sum(axis=-1)
         return values
 

@@ -13,7 +13,7 @@ from headscope.evaluation.metrics.base import (
     TranslationMetric,
     Translations,
     ValidationText,
-    grouped,
+    add_groups,
     metric,
     reference_texts,
 )
@@ -41,7 +41,7 @@ class Bleu(TranslationMetric):
         for hypothesis, reference in zip(read.hypotheses, read.references, strict=True):
             score = bleu.corpus_score([hypothesis], [[reference]])
             rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
-        return grouped(np.array(rows, dtype=np.float64))[:, None]
+        return add_groups(np.array(rows, dtype=np.float64))[:, None]
 
     def of(self, sums: Array) -> Array:
         from sacrebleu.metrics.bleu import BLEU
@@ -84,20 +84,20 @@ class Chrf(TranslationMetric):
 
     def sums(self, read: Translations) -> Array:
         rows = sacrebleu_chrf(raw=read.text.raw)._extract_corpus_statistics(read.hypotheses, [read.references])
-        return grouped(np.array(rows, dtype=np.float64))[:, None]
+        return add_groups(np.array(rows, dtype=np.float64))[:, None]
 
     def of(self, sums: Array) -> Array:
         chrf = sacrebleu_chrf()
         return np.array([chrf._compute_score_from_stats(row).score for row in sums.tolist()])
 
     def lost(self, sums: Array) -> Array:
-        lost: Array = sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
-        return lost
+        worst: Array = sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
+        return worst
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         texts = reference_texts(checkpoint, data.corpus)
-        others = self.sums(Translations([*texts[1:], *texts[:1]], texts, data.text)).sum(axis=0)
-        return Floor(float(self.of(others)[0]), "what the translation of the next sentence reaches")
+        unrelated = self.sums(Translations([*texts[1:], *texts[:1]], texts, data.text)).sum(axis=0)
+        return Floor(float(self.of(unrelated)[0]), "what the translation of the next sentence reaches")
 
     def signature(self, text: TextMode) -> str:
         chrf = sacrebleu_chrf(raw=text.raw)

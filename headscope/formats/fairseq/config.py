@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headscope.errors import CheckpointError, restated
+from headscope.errors import CheckpointError, restate
 from headscope.formats.fairseq.keys import layer_counts
 from headscope.formats.safe_pickle import StubType
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
@@ -218,7 +218,7 @@ def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> Trans
     two_sided = not settings.arch.startswith("transformer_lm")
     shared = two_sided and settings.on("share_all_embeddings")
     output = state.get("decoder.project_out_dim.weight")
-    with restated(CheckpointError, f"{settings.path}: {{why}}"):
+    with restate(CheckpointError, f"{settings.path}: {{why}}"):
         return TransformerConfig(
             encoder=_stack(settings, state, "encoder") if two_sided else None,
             decoder=_stack(settings, state, "decoder"),

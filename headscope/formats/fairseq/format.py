@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headscope.config import Companions
 from headscope.data.encoded import SideName
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, DataError, restated, shortlist
+from headscope.errors import CheckpointError, DataError, restate, shortlist
 from headscope.files.reading import file_digest, read_bytes, read_text, similar_file
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
@@ -169,7 +169,7 @@ def _splitter(codes: bytes | None, subwords: list[str]) -> Splitter:
         text = not codes.startswith(b"\n") and b"\0" not in codes
     except UnicodeDecodeError:
         text = False
-    with restated(DataError, "{why}"):
+    with restate(DataError, "{why}"):
         return Splitter("bpe" if text else "sentencepiece", codes)
 
 

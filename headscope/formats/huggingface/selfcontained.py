@@ -122,7 +122,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         except Exception as error:  # whatever transformers may raise
             if write_failure(error):
                 raise
-            raise CheckpointError(f"it cannot be saved: {reason_of(error, most=200)}") from error
+            raise CheckpointError(f"it cannot be saved: {reason_of(error, max_length=200)}") from error
         tokenizer = getattr(checkpoint, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)

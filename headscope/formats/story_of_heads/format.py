@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, restated, shortlist
+from headscope.errors import CheckpointError, ConfigError, DataError, restate, shortlist
 from headscope.files.archives import Arrays, first_member, zip_damage
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
@@ -89,7 +89,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         hp_file = companions.hp or _beside(file)
         hp, settings = read_hp(hp_file)
         arrays = Arrays(file)
-        with restated(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
+        with restate(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
             shape = shape_of(arrays, hp)
             model = build_transformer(path, shape.config, _state(arrays, hp, shape))
         stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}

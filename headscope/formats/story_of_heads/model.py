@@ -18,8 +18,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from headscope.config.option import BEAM, POWER, configured
-from headscope.errors import CheckpointError, ConfigError, restated
+from headscope.config.option import BEAM, POWER, make_config
+from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.files.archives import Arrays
 from headscope.files.reading import read_object
 from headscope.files.toml import read_toml
@@ -193,8 +193,8 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
         shown = f"{refused[0]} = {str(values[refused[0]])[:20]}"
         raise ConfigError(f"{path}: {shown} is not supported; set it to 0 to read the model without it")
     names = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
-    with restated(ConfigError, f"{path}: {{why}}"):
-        hp = configured(Hp, {name: value for name, value in values.items() if name in names and value is not None})
+    with restate(ConfigError, f"{path}: {{why}}"):
+        hp = make_config(Hp, {name: value for name, value in values.items() if name in names and value is not None})
         return _with_gates(hp, values.get("concrete_heads"), values.get("alive_heads") or {}), values
 
 

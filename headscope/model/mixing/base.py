@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from headscope.errors import ConfigError, restated
+from headscope.errors import ConfigError, restate
 from headscope.heads import Site
 from headscope.registry import Registry, unknown
 
@@ -127,5 +127,5 @@ def build_mixing(
 ) -> Mixing:
     """A fresh mixing; ConfigError for a name or an option that does not exist."""
     cls = MIXINGS.get(resolve(name))
-    with restated(ConfigError, f"mixing {name!r} does not take these options: {{why}}", TypeError):
+    with restate(ConfigError, f"mixing {name!r} does not take these options: {{why}}", TypeError):
         return cls(heads=heads, d_value=d_value, d_model=d_model, **options)

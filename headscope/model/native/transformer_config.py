@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from headscope.config.option import MOST_LAYERS, MOST_WIDTH, check_fields, configured, plain_config
+from headscope.config.option import MOST_LAYERS, MOST_WIDTH, check_fields, make_config, plain_config
 from headscope.errors import ConfigError
 
 Option = str | int | float | bool
@@ -193,7 +193,7 @@ class TransformerConfig:
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> TransformerConfig:
         """Inverse of `plain`; ConfigError names every unknown, missing and ill-typed field at once."""
-        return configured(cls, values)
+        return make_config(cls, values)
 
 
 def divisors(number: int) -> list[int]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headscope.config.small import TranslateOptions
-from headscope.errors import CheckpointError, ConfigError, restated
+from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.formats.base import Checkpoint
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.native.layers import position_table
@@ -65,7 +65,7 @@ class CTranslate2(EngineExport):
         aligned = align(path, named) if (named := alignment_heads(checkpoint.model)) else []
         splitters = write_splitters(checkpoint, path)
         failed = "CTranslate2 does not run what was written ({why}); nothing was saved"
-        with restated(CheckpointError, failed, RuntimeError, ValueError):
+        with restate(CheckpointError, failed, RuntimeError, ValueError):
             engine = importlib.import_module("ctranslate2").Translator(str(path), device="cpu", compute_type="float32")
             difference, largest = score_difference(engine, checkpoint, translator.tokens, data)
             limit = check_difference(difference, largest, torch.float32, "CTranslate2")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from headscope.errors import CheckpointError, one_line, uncoloured
+from headscope.errors import CheckpointError, one_line, strip_colours
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import Site
@@ -74,7 +74,7 @@ def exported(
         cause: BaseException = error
         while cause.__cause__ is not None:  # torch wraps what began it in a report of many lines
             cause = cause.__cause__
-        lines = [*filter(None, map(one_line, uncoloured(str(cause)).splitlines())), type(cause).__name__]
+        lines = [*filter(None, map(one_line, strip_colours(str(cause)).splitlines())), type(cause).__name__]
         raise CheckpointError(f"this model cannot be exported to ONNX: {lines[0][:200]}") from error
 
 

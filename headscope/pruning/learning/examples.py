@@ -17,7 +17,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_
 from headscope.data.batching import EncodedSentence, Omissions, add_labels, collate, encode_window
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded
-from headscope.errors import CheckpointError, ConfigError, DataError, restated
+from headscope.errors import CheckpointError, ConfigError, DataError, restate
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.evaluation.opened import check_sides
 from headscope.formats.base import Checkpoint
@@ -83,7 +83,7 @@ def training_examples(
         raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
     hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
     hiding = None
-    with restated(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
+    with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
         hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
     rows, losses, sentences = list[EncodedSentence](), Omissions(), iter(corpus)
     while window := list(islice(sentences, WINDOW)):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headscope.data.corpus import check_predictions
 from headscope.distributed import ALONE, Processes, random_state, set_random_state
-from headscope.errors import ConfigError, NumericalError, TrainingError, restated
+from headscope.errors import ConfigError, NumericalError, TrainingError, restate
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
@@ -166,7 +166,7 @@ class Tuner:
         if not len(numbers):
             return None, 0.0, 0
         batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
-        with restated(TrainingError, f"update {self.update + 1}: {{why}}, or a lower --lr", NumericalError):
+        with restate(TrainingError, f"update {self.update + 1}: {{why}}, or a lower --lr", NumericalError):
             loss, measured, count = self.loss.of(self.checkpoint, batch)
         self._check("the loss", loss)
         return loss if count and loss.requires_grad else None, float(measured), count

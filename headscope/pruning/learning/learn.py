@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from headscope.config.option import changed, flag, flag_of, identity
+from headscope.config.option import changed_options, flag, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
@@ -93,7 +93,7 @@ def finished(config: LearnConfig) -> Mapping[str, Any]:
 def _check_same(config: LearnConfig, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     """ConfigError where the run that is to go on was begun with other options."""
     now, before = ({**options, **options.get("method", {}), "method": None} for options in (now, before))
-    if others := changed(now, before):
+    if others := changed_options(now, before):
         flags = {entry.name: flag_of(entry) for entry in fields(config.method)} | {"name": "method"}
         other = min(others, key=lambda name: name != "name")
         raise ConfigError(

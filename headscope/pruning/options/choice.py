@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.declarations import Declared, declared
+from headscope.config.declarations import Declared, read_declarations
 from headscope.config.inputs import batch_tokens_option, data_option, model_option, output_option
 from headscope.config.option import WHOLE, flag
 from headscope.errors import ConfigError, check_one_given
@@ -157,7 +157,7 @@ class DeclaredLearner(Declared):
 
 def learners() -> dict[str, DeclaredLearner]:
     """The learners by name, without torch."""
-    declarations = declared(DeclaredLearner, LEARNERS)
+    declarations = read_declarations(DeclaredLearner, LEARNERS)
     return {learner.name: learner for learner in sorted(declarations, key=lambda learner: learner.name)}
 
 

@@ -24,7 +24,7 @@ from headscope.pruning.removal.verify import Verification
 from headscope.pruning.removal.whole_layers import WholeLayers
 from headscope.results.answer import Answer
 from headscope.results.removal import Removal, merged_text
-from headscope.signature import Signature, counted
+from headscope.signature import Signature, count_of
 from headscope.version import VERSION
 
 
@@ -62,7 +62,9 @@ def padding_note(done: Shrunk) -> tuple[str, ...]:
         return ()
     counts = sorted(set(layout.values()))
     saved = ": nothing is saved" if sum(layout.values()) == done.before.attention_heads else ""
-    return (f"filled up with {counted(zeros, 'head')} of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",)
+    return (
+        f"filled up with {count_of(zeros, 'head')} of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",
+    )
 
 
 def removal_card(removal: Removal) -> Card:

@@ -268,7 +268,7 @@ def write_shrunk(
             "export": done.export.name,
             "file": "." if written.path == made else written.path.name,
         },
-        "source": {**done.source, **{name: str(value) for name, value in config.companions.given().items()}},
+        "source": {**done.source, **{name: str(value) for name, value in config.companions.companion_values().items()}},
         "engines": [asdict(file) for file in files],
         "opens": [*written.opens, *(line for file in files for line in file.opens)],
         "limits": [*written.limits, *(line for file in files for line in file.limits)],

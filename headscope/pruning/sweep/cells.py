@@ -18,14 +18,14 @@ import torch
 
 from headscope.config import AnalyzeConfig, CheckpointOptions
 from headscope.config.declarations import analysis_options, checked_options
-from headscope.config.option import restored
+from headscope.config.option import restore_config
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.engine.base import Analysis
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError, restated
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, restate
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
@@ -206,8 +206,8 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     if not isinstance(recorded, dict) or not isinstance(data, dict):
         raise ConfigError(f"--relabel: {run / 'run.json'} has no options of `headscope analyze`; analyse CKPT again")
     own = {name: value for name, value in recorded.items() if name in analysis_options()}
-    with restated(ConfigError, f"--relabel: the analysis {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
-        config = restored(AnalyzeConfig, {**recorded, "out": run, "analysis_options": checked_options(own)})
+    with restate(ConfigError, f"--relabel: the analysis {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
+        config = restore_config(AnalyzeConfig, {**recorded, "out": run, "analysis_options": checked_options(own)})
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
@@ -234,7 +234,7 @@ def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, 
         written = write_checkpoint(checkpoint, new, companions).path
     else:
         heads = ",".join(map(str, removed))
-        config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.given())
+        config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.companion_values())
         with Build(new, REMOVAL) as build:
             written = write_shrunk(without_heads(checkpoint, removed), config, (), build).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
@@ -258,7 +258,7 @@ def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
     """ConfigError where no heads of a checkpoint can be taken out of it, before anything is learnt."""
     units = range(len(gating.units))
     for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
-        with restated(ConfigError, "--keep-models: {why}", ConfigError, CheckpointError):
+        with restate(ConfigError, "--keep-models: {why}", ConfigError, CheckpointError):
             without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from headscope.config.option import changed, flag, identity
+from headscope.config.option import changed_options, flag, identity
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import check_hiding
@@ -226,7 +226,7 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
     unused = {*record["unused"], *saved.get("unused", ())}
     compared = {name: value for name, value in record["options"].items() if name not in unused}
-    if others := changed(compared, options):
+    if others := changed_options(compared, options):
         return (
             f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])!r}, now "
             f"{record['options'][others[0]]!r}; give the same options, another --out, or --force to begin anew"

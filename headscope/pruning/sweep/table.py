@@ -17,13 +17,13 @@ import pandas as pd
 from headscope.bootstrap import LEVEL, Array, Bootstrap
 from headscope.evaluation.before_after import compare, left_out
 from headscope.evaluation.margin import Margin
-from headscope.evaluation.metrics.base import METRICS, resampled
+from headscope.evaluation.metrics.base import METRICS, resample
 from headscope.evaluation.non_inferiority import (
     NON_INFERIOR,
     OPEN,
     WORSE,
     NonInferiority,
-    bounded,
+    format_bound,
     in_fixed_sequence,
     judge,
     why_open,
@@ -55,7 +55,7 @@ class MeasuredCells:
     def of(cls, records: Sequence[Record], bootstrap: Bootstrap, *, margin: Margin | None) -> MeasuredCells:
         """Resamples are the same for every cell."""
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
-        values = [resampled(metric.of, rows, bootstrap) for metric, rows in sums]
+        values = [resample(metric.of, rows, bootstrap) for metric, rows in sums]
         measured = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
         baseline = measured.unpruned
         if margin is None or baseline is None:
@@ -78,7 +78,7 @@ class MeasuredCells:
         whole = self.left_out[unpruned]
         worse = np.stack([metric.worse(self.left_out[number], whole) for number in numbers])  # [seed 1+g]
         most = metric.most_lost(float(whole[0]))
-        return judge(worse, margin=self.margin, largest=self.largest, most=most, level=level)
+        return judge(worse, margin=self.margin, largest=self.largest, max_loss=most, level=level)
 
 
 def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _conclusion(rows: pd.DataFrame, unit: str) -> str:
     good, left, worse = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN, WORSE))
     row = (good.sort_values("kept") if len(good) else (left if len(left) else worse).sort_values("worse")).iloc[0]
     margin = f"within {row['margin']:.3g} {unit}"
-    numbers = f"with {row['kept']:g} kept {bounded(row['worse'], row['worse_limit'], level=row['level'])}"
+    numbers = f"with {row['kept']:g} kept {format_bound(row['worse'], row['worse_limit'], level=row['level'])}"
     if len(good):
         return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {margin}; {numbers}"
     if len(left):

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.ticker import MaxNLocator
 
-from headscope.data.token_text import shown
+from headscope.data.token_text import display_subword
 from headscope.heads import SITES
 from headscope.report import charts
 from headscope.report.charts import Array, frame_chart
@@ -70,7 +70,7 @@ def _write_tokens(axes: Axes, rows: pd.DataFrame, tokens: pd.DataFrame, start: f
     room = axes.get_window_extent().width / axes.figure.dpi * (1 - start / axes.get_xlim()[1]) - 2 * em()
     for number, expert in enumerate(rows["expert"]):
         own = tokens[tokens["expert"] == expert].sort_values("pmi", ascending=False)
-        text = shorten("  ".join(shown(str(token), "▁") for token in own["token"]), room, size)
+        text = shorten("  ".join(display_subword(str(token), "▁") for token in own["token"]), room, size)
         axes.text(start, number, text, size=size, va="center", parse_math=False)
 
 

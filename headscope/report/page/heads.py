@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.config.declarations import Declaration, measure_of, measured_columns
-from headscope.data.token_text import Marks, shown
+from headscope.data.token_text import Marks, display_subword
 from headscope.description.examples import WINDOW
 from headscope.files.tables import Example
 from headscope.report.figures.layers import PARTS
@@ -218,7 +218,7 @@ def cells_by_head(study: Study, name: str, cell: Any) -> dict[int, list[Any]]:
 
 
 def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:
-    ends = " → ".join(shown(str(row[end]), marks) for end in ("query", "key"))
+    ends = " → ".join(display_subword(str(row[end]), marks) for end in ("query", "key"))
     numbers = (f"{name} {number_text(row[name])}" for name in ("score", "weight", "count"))
     return [KINDS.get(row["kind"], row["kind"]), ends, ", ".join(numbers)]
 
@@ -238,7 +238,7 @@ def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
         near = [place for place in sorted(known) if any(abs(place - ends[end]) <= NEAR for end in sides)]
         for before, place in zip([near[0] - 1, *near], near, strict=False):
             found += [("…", "")] if place - before > 1 else []
-            found.append((shown(known[place], marks), " ".join(end for end in sides if ends[end] == place)))
+            found.append((display_subword(known[place], marks), " ".join(end for end in sides if ends[end] == place)))
     return {"line": int(row["sentence"]) + 1, "weight": number_text(row["weight"], 2), "words": found}
 
 

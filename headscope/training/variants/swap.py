@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError, restated
+from headscope.errors import ConfigError, restate
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.config import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
@@ -150,7 +150,7 @@ class SwapHeads(Variant):
         if forks:
             for epoch, swaps in schedule.items():
                 for swap in swaps:
-                    with restated(ConfigError, f"{path}: epoch {epoch}: {{why}}"):
+                    with restate(ConfigError, f"{path}: epoch {epoch}: {{why}}"):
                         fork_parts(run.model, swap)
         last = run.config.epochs
         late = [epoch for epoch in schedule if last is not None and epoch > last]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headscope.bootstrap import Array
-from headscope.evaluation.metrics.base import TranslationMetric, Translations, grouped, metric
+from headscope.evaluation.metrics.base import TranslationMetric, Translations, add_groups, metric
 
 
 @metric
@@ -18,4 +18,4 @@ class LengthRatio(TranslationMetric):
     def sums(self, read: Translations) -> Array:
         pairs = zip(read.hypotheses, read.references, strict=True)
         lengths = [(len(hypothesis.split()), len(reference.split())) for hypothesis, reference in pairs]
-        return grouped(np.array(lengths, dtype=float))[:, None]
+        return add_groups(np.array(lengths, dtype=float))[:, None]

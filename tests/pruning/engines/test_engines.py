@@ -44,7 +44,7 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
     unread: Registry[Any] = Registry(ENGINES.kind, package=ENGINES.package, group=ENGINES.group)
     monkeypatch.setattr(engines, "ENGINES", unread)
     read = {each.name: each for each in declared_engines()}
-    assert not unread.registered() and sorted(read) == ENGINES.names()
+    assert not unread.loaded_variants() and sorted(read) == ENGINES.names()
     for name, engine in ENGINES:
         assert read[name] == engines.EngineDeclaration.of(engine if isinstance(engine, type) else type(engine))
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)

@@ -59,7 +59,7 @@ def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
 
 def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
     """Read and write the languages of `companions`, also in what is written of it; ConfigError for unknown ones."""
-    named = {name: value for name, value in companions.given().items() if name in ("src_lang", "tgt_lang")}
+    named = {name: value for name, value in companions.companion_values().items() if name in ("src_lang", "tgt_lang")}
     if hasattr(model, "set_default_language"):
         _set_adapters(model, named.pop("src_lang", None), path)
     if companions.task is not None:
