@@ -17,7 +17,7 @@ from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 
 
 @analysis
@@ -88,7 +88,7 @@ class DirectLogit(Analysis):
                 self.scales[place] = norms[place].scale(precise(x), precise(y))
 
         last = {} if self.readout.norm is None else {None: self.readout.norm.module}
-        with watched(last | {place: norm.module for place, norm in norms.items()}, see):
+        with watch_modules(last | {place: norm.module for place, norm in norms.items()}, see):
             try:
                 yield
             finally:

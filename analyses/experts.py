@@ -20,7 +20,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.experts import Experts, expert_mode, experts_of, head_factors, membership, most_responsible
 
@@ -81,7 +81,7 @@ class ExpertUse(Analysis):
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Gates say what they found, just before `observe` sees the heads of their module."""
         gates = {site_layer: mixture.gate for site_layer, mixture in self.mixtures.items() if mixture.gate is not None}
-        with watched(gates, lambda site_layer, _, log_gates: self.gates.update({site_layer: log_gates.detach()})):
+        with watch_modules(gates, lambda site_layer, _, log_gates: self.gates.update({site_layer: log_gates.detach()})):
             yield
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

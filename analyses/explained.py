@@ -21,7 +21,7 @@ from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
 from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sampler, SiteSample, lay_out
-from headscope.description.shares import FOLDS, Explained, explained
+from headscope.description.shares import FOLDS, Explained, explain_shares
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
@@ -196,7 +196,7 @@ class ExplainedShares(Analysis):
                 layout = lay_out(sample, layers, embeddings, exclude_sinks=site in self.beyond)
                 fits, title = FOLDS * len(layout.inventory.groups()), f"describing heads of {site.value}"
                 with aggregates.progress(title, fits, unit="fits") as step:
-                    explanation = explained(layout, steps=self.options.explained_steps, step=step)
+                    explanation = explain_shares(layout, steps=self.options.explained_steps, step=step)
                 pairs = leading_pairs(layout, explanation.position, explanation.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
                 estimates = _estimates(

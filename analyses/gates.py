@@ -18,9 +18,9 @@ from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import CallTracker, DeclaresAttention, base_of, eval_mode, probe_inputs
-from headscope.model.interface import through_attend, watched
+from headscope.model.interface import through_attend, watch_modules
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.linear import open_probability
 
@@ -64,7 +64,7 @@ class InputGates(Analysis):
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         modules = {site_layer: source.module for site_layer, source in self.sources.items()}
-        with watched(modules, lambda site_layer, _, output: self.values.update({site_layer: output.detach()})):
+        with watch_modules(modules, lambda site_layer, _, output: self.values.update({site_layer: output.detach()})):
             try:
                 yield
             finally:
@@ -131,7 +131,7 @@ def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
     names = {part.place: part.name for part in checkpoint.attention_sites.order}
     parts = {site_layer: list(model.get_submodule(name).modules()) for site_layer, name in names.items()}
     linear = {module for modules in parts.values() for module in modules if isinstance(module, nn.Linear)}
-    with watched(linear, see), eval_mode(model), torch.no_grad(), through_attend(model), tapped(tap):
+    with watch_modules(linear, see), eval_mode(model), torch.no_grad(), through_attend(model), tap_contexts(tap):
         base_of(model)(**probe_inputs(model))
     sources = {site_layer: _source(parts[site_layer], activations, context) for site_layer, context in contexts.items()}
     return {site_layer: source for site_layer, source in sources.items() if source is not None}

@@ -95,7 +95,7 @@ class Lrp(Analysis):
         ratios: dict[tuple[str, Site, int], Ratio] = {}
         for name, explanation in self._explanations(checkpoint, batch).items():
             for (site, layer), relevance in explanation.relevance.items():
-                relevance_shares = relevance.normalized()
+                relevance_shares = relevance.normalize()
                 if self.run.detail and name == self.names[0]:
                     self._keep(batch, (site, layer), relevance_shares, explanation.counts)
                 measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)

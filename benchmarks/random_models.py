@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from headscope.assets import captions, demo_checkpoint, trained
+from headscope.assets import captions, demo_checkpoint, trained_model
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.frequencies import token_frequencies
@@ -48,7 +48,7 @@ def of_library(kind: str) -> Checkpoint:
 KINDS: dict[str, Callable[[], Checkpoint]] = {
     "bert": lambda: of_library("bert"),
     "gpt2": lambda: of_library("gpt2"),
-    "en-de": lambda: open_checkpoint(trained(), device="cpu"),
+    "en-de": lambda: open_checkpoint(trained_model(), device="cpu"),
 }
 
 

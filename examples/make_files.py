@@ -18,7 +18,7 @@ from pathlib import Path
 import headscope as hs
 
 ORACLES = Path(__file__).resolve().parents[1] / "tests" / "data" / "oracles"
-MHR, STORY, PAIR = ORACLES / "mhr", ORACLES / "story-of-heads", Path(hs.assets.trained())
+MHR, STORY, PAIR = ORACLES / "mhr", ORACLES / "story-of-heads", Path(hs.assets.trained_model())
 FILES = {
     "CKPT": PAIR,
     "codes": PAIR / "source.codes",

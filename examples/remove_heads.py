@@ -11,7 +11,7 @@ import sys
 
 import headscope as hs
 
-shipped = [hs.assets.trained(), hs.assets.captions("en"), hs.assets.captions("de")]
+shipped = [hs.assets.trained_model(), hs.assets.captions("en"), hs.assets.captions("de")]
 checkpoint, source, target = map(str, sys.argv[1:4] or shipped)
 
 model = hs.load(checkpoint)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headscope.assets import captions, demo_checkpoint, sample, trained
+from headscope.assets import captions, demo_checkpoint, sample, trained_model
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError
@@ -136,7 +136,7 @@ def _prune_translation(out: Path, text: dict[str, Path], progress: Progress) -> 
     """Relevance of all heads for translations; half of the encoder's go. Scores before and after."""
     analysis = _analyze(
         AnalyzeConfig(
-            checkpoint=trained(),
+            checkpoint=trained_model(),
             out=out / "translation",
             source=captions("en"),
             target=captions("de"),
@@ -150,12 +150,14 @@ def _prune_translation(out: Path, text: dict[str, Path], progress: Progress) -> 
     )
     folder, run = out / "translation-ranking", analysis.folder
     choice = run_ranking(
-        RankConfig(checkpoint=trained(), out=folder, by=MEASURE, run=run, keep_fraction=SHARE, sites=("encoder-self",))
+        RankConfig(
+            checkpoint=trained_model(), out=folder, by=MEASURE, run=run, keep_fraction=SHARE, sites=("encoder-self",)
+        )
     )
     calibration = {"source": text["learn.en"], "target": text["learn.de"]}
     calibration |= {"valid_source": text["test.en"], "valid_target": text["test.de"]}
-    removal = _remove(trained(), out / "translation-pruned", choice, calibration)
-    before, after = (_evaluate(path, text, progress) for path in (trained(), str(removal.path)))
+    removal = _remove(trained_model(), out / "translation-pruned", choice, calibration)
+    before, after = (_evaluate(path, text, progress) for path in (trained_model(), str(removal.path)))
     return before, after
 
 

@@ -95,7 +95,7 @@ def python() -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def pair() -> hs.Model:
     """The small translation model that ships, open."""
-    return hs.load(hs.assets.trained(), device="cpu")
+    return hs.load(hs.assets.trained_model(), device="cpu")
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_importing_headscope_is_light_and_lazy(python: Callable[..., str]) -> No
     code = """
 import sys, headscope as hs
 assert {"load", "analyze", "prune", "train", "evaluate", "plot", "Model", "Study"} <= set(dir(hs))
-hs.HeadId.parse("cross.0.1"), hs.HeadscopeError, hs.assets.trained(), hs.AnalyzeConfig, hs.TrainConfig, hs.Refit
+hs.HeadId.parse("cross.0.1"), hs.HeadscopeError, hs.assets.trained_model(), hs.AnalyzeConfig, hs.TrainConfig, hs.Refit
 print([name for name in ("torch", "numpy", "pandas", "transformers", "matplotlib", "rich") if name in sys.modules])
 """
     assert python("-c", code).strip() == "[]"
@@ -73,7 +73,7 @@ def test_a_study_has_the_numbers_and_the_files_of_the_command(
     shared = {**CHEAP, "detail": True, "mask": "cross.1.2"}
     run_analysis(
         AnalyzeConfig(
-            checkpoint=hs.assets.trained(),
+            checkpoint=hs.assets.trained_model(),
             out=tmp_path / "command",
             source=caption_files[0],
             target=caption_files[1],
@@ -172,7 +172,7 @@ def test_nothing_is_written_unless_a_call_says_so(
 
 
 def _checkpoint_and_text(files: tuple[Path, Path]) -> dict[str, Any]:
-    return {"checkpoint": hs.assets.trained(), "source": files[0], "target": files[1]}
+    return {"checkpoint": hs.assets.trained_model(), "source": files[0], "target": files[1]}
 
 
 def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Path, Path]) -> None:
@@ -258,7 +258,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
     told: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
     choice = hs.prune(
-        hs.assets.trained(),
+        hs.assets.trained_model(),
         "subset",
         out=tmp_path / "subset",
         keep=16,
@@ -272,8 +272,8 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
     assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
     assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8
-    ranked = hs.prune(hs.assets.trained(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
-    assert hs.load(hs.assets.trained()).rank(by="magnitude").lowest(52) == ranked.removed
+    ranked = hs.prune(hs.assets.trained_model(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
+    assert hs.load(hs.assets.trained_model()).rank(by="magnitude").lowest(52) == ranked.removed
     assert hs.plot([tmp_path / "rank"], "pruning").axes
 
 

@@ -72,7 +72,7 @@ def test_an_example_runs(
     given: dict[str, list[str]] = {}
     for kind in ("en", "de"):
         written(kind, tmp_path, 8)
-    given["remove_heads.py"] = [hs.assets.trained(), "text.en", "text.de"]
+    given["remove_heads.py"] = [hs.assets.trained_model(), "text.en", "text.de"]
     monkeypatch.setattr(sys, "argv", [str(path), *given.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_an_example_runs(
 
 def test_options_of_methods_are_those_of_commands() -> None:
     """A misspelt one is refused with the nearest, by the class that the command is made of."""
-    model = hs.load(hs.assets.trained(), device="cpu")
+    model = hs.load(hs.assets.trained_model(), device="cpu")
     for call in (
         lambda: model.analyze(["a"], bootstap=3),
         lambda: model.rank(by="magnitude", stepz=3),
@@ -117,6 +117,6 @@ def test_a_sweep_is_made_from_python(tmp_path: Path) -> None:
     source = written("en", tmp_path, 3)
     options = {"methods": "magnitude", "keep": [60], "valid_source": source, "valid_target": written("de", tmp_path, 3)}
     with_checkpoint: Any = hs.prune
-    sweep = with_checkpoint(hs.assets.trained(), "sweep", out="sweep", bootstrap=10, device="cpu", **options)
+    sweep = with_checkpoint(hs.assets.trained_model(), "sweep", out="sweep", bootstrap=10, device="cpu", **options)
     assert list(sweep.cells["method"].unique()) and (tmp_path / "sweep" / "sweep.csv").exists()
     assert_found_again(sweep)

@@ -40,7 +40,7 @@ def test_a_ranking_is_that_of_the_command(
         ranking, more = pair.rank(by=by, text=SOURCES, target=TARGETS), {}
     choice = run_ranking(
         RankConfig(
-            checkpoint=hs.assets.trained(),
+            checkpoint=hs.assets.trained_model(),
             out=tmp_path / "out",
             source=source,
             target=target,
@@ -79,7 +79,7 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     saved = small.save(tmp_path / "small")
     run_removal(
         RemoveConfig(
-            checkpoint=hs.assets.trained(),
+            checkpoint=hs.assets.trained_model(),
             out=tmp_path / "command",
             heads=",".join(map(str, heads)),
             rounds=0,

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from headscope import registry
-from headscope.assets import captions, trained
+from headscope.assets import captions, trained_model
 from headscope.errors import ConfigError
 from headscope.registry import Registry
 
@@ -56,7 +56,7 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         str(source),
     ]
     subprocess.run(install, check=True, capture_output=True)
-    model, english, german = trained(), str(tmp_path / "text.en"), str(tmp_path / "text.de")
+    model, english, german = trained_model(), str(tmp_path / "text.en"), str(tmp_path / "text.de")
     for path, language in ((english, "en"), (german, "de")):
         lines = captions(language).read_text(encoding="utf-8").splitlines()[:24]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -21,7 +21,7 @@ from headscope.config.option import TextLines, convert_value, format_value
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError, python_errors, spell_options
 from headscope.heads import HeadId, Layout, Site, all_heads, select_heads
-from headscope.model.taps import Gates, closed
+from headscope.model.taps import Gates, close_gates
 from headscope.progress import Progress, bar, no_progress, report_to
 from headscope.pruning.options.shared import Refit, anchor_files
 
@@ -211,7 +211,7 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
     ConfigError for heads and layers that the model does not have, and for gates that are no numbers.
     """
     if not isinstance(gates, Mapping):
-        return closed(head_ids_of(gates, layout, name="gates"), layout)
+        return close_gates(head_ids_of(gates, layout, name="gates"), layout)
     by_layer: dict[tuple[Site, int], Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):

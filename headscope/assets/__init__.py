@@ -13,7 +13,7 @@ def sample(kind: str) -> Path:
     return _path(f"sample.{kind}")
 
 
-def varied(language: str) -> Path:
+def varied_sample(language: str) -> Path:
     """Path of text of many kinds (letters, news, reviews, law, speech): `en` and `de` (120 lines each)."""
     return _path(f"varied.{language}")
 
@@ -27,7 +27,7 @@ def captions(kind: str) -> Path:
     return _path(f"captions.{kind}")
 
 
-def trained() -> str:
+def trained_model() -> str:
     """Directory of the translation model that ships: English to German, 3 + 3 layers of 8 heads."""
     return str(_path("en-de"))
 

@@ -83,14 +83,14 @@ def fit_gates(checkpoint: Checkpoint, examples: Sequence[Batch], fit: GatingFit)
     dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
     start = torch.rand(fit.fits, sum(layout.values()), generator=generator, dtype=torch.float64)
     theta = torch.logit(start.clamp(EDGE, 1 - EDGE)).to(checkpoint.device, dtype)
-    order = _shuffled(len(examples), fit.batch, generator)
+    order = _draw_batches(len(examples), fit.batch, generator)
     descent = _Descent(checkpoint, examples, layout, fit, order)
     with eval_mode(checkpoint.model), frozen_parameters(checkpoint.model):
         theta, first = descent.run(theta, theta.new_zeros(fit.fits), fit.rates)
         pull = theta.new_tensor([fit.penalty, -fit.penalty]).repeat_interleave(fit.fits)
         theta, second = descent.run(theta.repeat(2, 1), pull, fit.penalised_rates)
-    kept, shed = theta.sigmoid().double().cpu().split(fit.fits)
-    return FittedGates(kept, shed, torch.cat([first, second]).view(3, fit.fits), layout)
+    gates_kept, gates_shed = theta.sigmoid().double().cpu().split(fit.fits)
+    return FittedGates(gates_kept, gates_shed, torch.cat([first, second]).view(3, fit.fits), layout)
 
 
 def scores(gates: FittedGates) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def gated_losses(checkpoint: Checkpoint, gates: Tensor, batch: Batch, layout: La
     return (nll / counts).view(fits, sentences)
 
 
-def penalised(losses: Tensor, theta: Tensor, pull: Tensor) -> Tensor:
+def penalize(losses: Tensor, theta: Tensor, pull: Tensor) -> Tensor:
     """The objective [r] of every fit, for losses [r], θ [r N] and λ [r]."""
     return losses - pull * theta.clamp(-CLIP, CLIP).mean(dim=-1)
 
@@ -146,7 +146,7 @@ class _Descent:
                 losses = gated_losses(self.checkpoint, theta.sigmoid(), batch, self.layout).sum(dim=1) / len(numbers)
                 gradient += torch.autograd.grad(losses.sum(), theta)[0]
                 total += losses.detach()
-            penalty = penalised(torch.zeros_like(total), theta, pull)
+            penalty = penalize(torch.zeros_like(total), theta, pull)
             gradient += torch.autograd.grad(penalty.sum(), theta)[0]
         if not bool(total.isfinite().all() and gradient.isfinite().all()):
             raise NumericalError("the loss of the gates is no number; take a wider --dtype")
@@ -159,10 +159,10 @@ class _Descent:
         group: list[Batch] = []
         for example in by_length:
             if group and example.positions * (len(group) + 1) * fits > self.fit.tokens:
-                yield joined(group)
+                yield join_batches(group)
                 group = []
             group.append(example)
-        yield joined(group)
+        yield join_batches(group)
 
 
 def single_sentences(batches: Iterator[Batch]) -> list[Batch]:
@@ -184,7 +184,7 @@ def _answers_as_labels(batch: Batch) -> Batch:
     return replace(batch, labels=labels, contrasts=None)
 
 
-def joined(examples: Sequence[Batch]) -> Batch:
+def join_batches(examples: Sequence[Batch]) -> Batch:
     """Batches of one sentence each as one."""
     targets = [example.target for example in examples if example.target is not None]
     labels = [example.labels[0] for example in examples if example.labels is not None]
@@ -206,7 +206,7 @@ def _padded(sides: Sequence[Side]) -> Side:
     return Side(ids, real, special, pad_sequence(segments, batch_first=True) if segments else None)
 
 
-def _shuffled(count: int, batch: int, generator: torch.Generator) -> Iterator[list[int]]:
+def _draw_batches(count: int, batch: int, generator: torch.Generator) -> Iterator[list[int]]:
     """Numbers below `count` without end, `batch` at a time (all of them where there are fewer), in ever new orders."""
     size, waiting = min(batch, count), list[int]()
     while True:
@@ -246,13 +246,16 @@ def streaming_keys(queries: int, keys: int, *, sink: int, recent: int, device: t
     return (s <= t) & ((s < sink) | (t - s < recent))
 
 
-def streaming_weights(weights: Tensor, visible: Tensor, rest: Tensor | float = 0.0) -> Tensor:
+def streaming_weights(weights: Tensor, visible: Tensor, sink_share: Tensor | float = 0.0) -> Tensor:
     """Weights [b h t s] of a softmax over the visible keys [t s] alone, from those over all keys.
 
-    `rest` [b h t] is the share that a learnt sink has of the softmax, where rows sum to less than one (gpt-oss).
+    `sink_share` [b h t] is the share that a learnt sink has of the softmax, where rows sum to less than one (gpt-oss).
     """
     visible_weights = weights * visible
-    return visible_weights / (visible_weights.sum(dim=-1) + rest).clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
+    return (
+        visible_weights
+        / (visible_weights.sum(dim=-1) + sink_share).clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
+    )
 
 
 @contextmanager

@@ -108,12 +108,12 @@ def _ticking(f: Gated, evaluations: int, tick: Tick) -> Gated:
     """f, which tells `tick` after each evaluation how many of them are done."""
     numbers = count(1)
 
-    def evaluated(gates: Tensor) -> Tensor:
+    def evaluate(gates: Tensor) -> Tensor:
         value = f(gates)
         tick(min(next(numbers) / evaluations, 1))
         return value
 
-    return evaluated
+    return evaluate
 
 
 def ablation(f: Gated, gates: Tensor, *, tick: Tick = lambda share: None) -> Tensor:
@@ -198,7 +198,7 @@ def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
     }
 
 
-def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+def shift_contexts(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
     """At each position the head's context at another position of the same sentence.
 
     All heads of a sentence are shifted by the same number of positions, which follows from the seed and the
@@ -217,7 +217,7 @@ def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
 REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
     "zero": lambda contexts, batch, seed: {},  # the head's gate is closed (Voita et al. 2019; Michel et al. 2019)
     "mean": means,
-    "resample": resampled,
+    "resample": shift_contexts,
 }
 
 
@@ -290,7 +290,7 @@ def explained_batch(
     A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.gatevector`), or by that of
     `closed`, which has the contexts of another run over as many positions.
     """
-    gated_objective = GatedObjective(checkpoint, objective, objective.prepared(checkpoint, batch), of)
+    gated_objective = GatedObjective(checkpoint, objective, objective.prepare(checkpoint, batch), of)
 
     def closed_contexts(contexts: Contexts) -> Contexts:
         return REPLACEMENTS[ablate_with](contexts, batch, objective.seed) if closed is None else closed

@@ -24,7 +24,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, by_layer
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite, eval_mode
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
 from headscope.model.taps import differentiable_contexts, gradients_of, tapped_sites
@@ -83,7 +83,7 @@ class Recording:
     contexts: dict[Place, list[Tensor]] = field(default_factory=dict)
 
 
-def recorded(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = False) -> Recording:
+def record_contexts(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = False) -> Recording:
     """One pass over prompts; with `differentiable` its contexts are part of the graph of m."""
     recording = Recording()
 
@@ -113,15 +113,17 @@ def exact_effects(
     Layers below the head are not computed again where the model has a `layer_index`.
     """
     runs = Runs.of(batch, direction)
-    other = recorded(checkpoint, runs.other)
+    other = record_contexts(checkpoint, runs.other)
     with (
         torch.inference_mode(),
         explained_batch(
             checkpoint, AnswerObjective(), runs.base, layer_index=layer_index, of="value", closed=other.contexts
-        ) as explained,
+        ) as ablated_batch,
     ):
-        effects = split_gates(-runs.sign * ablation(explained.f, explained.gates, tick=tick), explained.layout)
-        return PromptEffects.of({CONTEXT: effects}, runs, explained.f(explained.gates), other.values)
+        effects = split_gates(
+            -runs.sign * ablation(ablated_batch.f, ablated_batch.gates, tick=tick), ablated_batch.layout
+        )
+        return PromptEffects.of({CONTEXT: effects}, runs, ablated_batch.f(ablated_batch.gates), other.values)
 
 
 def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Direction) -> PromptEffects:
@@ -134,8 +136,8 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
     heads.
     """
     runs = Runs.of(batch, direction)
-    other = recorded(checkpoint, runs.other)
-    base = recorded(checkpoint, runs.base, differentiable=True)
+    other = record_contexts(checkpoint, runs.other)
+    base = record_contexts(checkpoint, runs.base, differentiable=True)
     places = [(place, turn) for place, calls in base.calls.items() for turn in range(len(calls))]
     before = [base.calls[place][turn].context for place, turn in places]
     after = [base.contexts[place][turn] for place, turn in places]
@@ -161,11 +163,11 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
     The gradient is taken at e_corrupt + (n / steps)(e_clean − e_corrupt) for n from 0 to steps − 1, as in the authors'
     program. It is the same in both directions. CheckpointError where the embeddings of a model are not to be found.
     """
-    clean, corrupt = recorded(checkpoint, batch), recorded(checkpoint, batch.corrupted)
+    clean, corrupt = record_contexts(checkpoint, batch), record_contexts(checkpoint, batch.corrupted)
     effects: dict[Place, Tensor] = {}
     for step in range(steps):
-        with interpolated(checkpoint, batch, step / steps):
-            run = recorded(checkpoint, batch, differentiable=True)
+        with interpolate_prompts(checkpoint, batch, step / steps):
+            run = record_contexts(checkpoint, batch, differentiable=True)
         places = [(place, turn) for place, contexts in run.contexts.items() for turn in range(len(contexts))]
         with torch.enable_grad():
             gradients = gradients_of(run.values, [run.contexts[place][turn] for place, turn in places])
@@ -176,7 +178,9 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
 
 
 @contextmanager
-def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
+def patch_contexts(
+    checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]
+) -> Iterator[None]:
     """Within the block these heads give their contexts of another run over as many positions, call by call."""
     heads_at, turns = by_layer(heads), dict[Place, int]()
 
@@ -193,7 +197,7 @@ def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[P
 
 
 @contextmanager
-def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator[None]:
+def interpolate_prompts(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator[None]:
     """Within the block the clean prompts of a batch are read as this share of the way from the corrupt ones to them.
 
     The embeddings of tokens are mixed: of every embedding that is asked for the ids of the prompts, at its first call
@@ -210,7 +214,7 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
         start: Tensor = module.forward(corrupt)
         return start + share * (output - start)
 
-    with watched([part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)], hook):
+    with watch_modules([part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)], hook):
         yield
     if not mixed_modules:
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")

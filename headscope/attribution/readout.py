@@ -23,7 +23,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 from headscope.model.projections import WeightOwners
 from headscope.model.stored_weights import without_saved_tensors
 from headscope.model.taps import frozen_parameters
@@ -50,8 +50,8 @@ class Norm:
 
     def scale(self, x: Tensor, y: Tensor) -> Tensor:
         """1/σ of every state [… 1], by least squares over x and y [… d]."""
-        unscaled = self.gain * self.centre(x)
-        return ((y - self.shift) * unscaled).sum(-1, keepdim=True) / unscaled.square().sum(-1, keepdim=True)
+        before_scale = self.gain * self.centre(x)
+        return ((y - self.shift) * before_scale).sum(-1, keepdim=True) / before_scale.square().sum(-1, keepdim=True)
 
     def centre(self, x: Tensor) -> Tensor:
         """x, minus its mean if `centred`."""
@@ -112,10 +112,10 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
                 norm = read_norm(module, x.detach(), y.detach())
                 if norm is None:
                     return f"its last norm ({type(module).__name__}) is of an unknown kind"
-                written = _direct(probe, x)
-                return written if isinstance(written, str) else Readout(weight, factor * share, norm, written)
-    written = _direct(probe, probe.final)
-    return written if isinstance(written, str) else Readout(weight, factor, None, written)
+                writing = _direct(probe, x)
+                return writing if isinstance(writing, str) else Readout(weight, factor * share, norm, writing)
+    writing = _direct(probe, probe.final)
+    return writing if isinstance(writing, str) else Readout(weight, factor, None, writing)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class _ReadoutProbe:
             else:
                 self.outputs[place] = output.grad_fn
 
-        with observed_norms(checkpoint.model) as self.norms, watched(modules, see):
+        with observed_norms(checkpoint.model) as self.norms, watch_modules(modules, see):
             yield
 
 
@@ -155,7 +155,7 @@ def observed_norms(model: nn.Module) -> Iterator[ObservedNorms]:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
             norms.append((module, inputs[0], output))
 
-    with watched(filter(normalises, model.modules()), note):
+    with watch_modules(filter(normalises, model.modules()), note):
         yield norms
 
 
@@ -176,32 +176,32 @@ def probe_text(checkpoint: Checkpoint, rows: int = 1) -> Batch:
 
 def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], StreamWriting] | str:
     """How every attention output comes into x, where that is by additions, factors and at most a norm of its own."""
-    norms = {given.grad_fn: (module, read, given) for module, read, given in probe.norms}
+    norms = {output.grad_fn: (module, read, output) for module, read, output in probe.norms}
     outputs = {node: place for place, node in probe.outputs.items() if node is not None}
-    found = dict[tuple[Site, int], StreamWriting]()
-    reached, waiting = set[Any](), [(x.grad_fn, 1.0)]
+    writings = dict[tuple[Site, int], StreamWriting]()
+    visited_nodes, waiting = set[Any](), [(x.grad_fn, 1.0)]
     while waiting:
         node, factor = waiting.pop()
-        if node is None or node in reached:
+        if node is None or node in visited_nodes:
             continue
-        reached.add(node)
+        visited_nodes.add(node)
         if node in outputs:
-            found[outputs[node]] = StreamWriting(factor)
-        elif node in norms and (place := _reshaped(norms[node][1].grad_fn, outputs)):
-            module, read, given = norms[node]
-            if norm := read_norm(module, read.detach(), given.detach()):
-                found[place] = StreamWriting(factor, norm)
-        elif (passed := _factor(node)) is not None:
-            waiting += [(parent, factor * passed) for parent, _ in node.next_functions]
-    if unreached := [f"{site}.{layer}" for site, layer in probe.outputs if (site, layer) not in found]:
+            writings[outputs[node]] = StreamWriting(factor)
+        elif node in norms and (place := _origin(norms[node][1].grad_fn, outputs)):
+            module, read, output = norms[node]
+            if norm := read_norm(module, read.detach(), output.detach()):
+                writings[place] = StreamWriting(factor, norm)
+        elif (node_factor := _factor(node)) is not None:
+            waiting += [(parent, factor * node_factor) for parent, _ in node.next_functions]
+    if unreachable := [f"{site}.{layer}" for site, layer in probe.outputs if (site, layer) not in writings]:
         return (
-            f"what {unreached[0]} writes passes more than additions, constant factors and a norm of its own on its way "
-            "to the last norm (post-norm, say)"
+            f"what {unreachable[0]} writes passes more than additions, constant factors and a norm of its own on its "
+            "way to the last norm (post-norm, say)"
         )
-    return found
+    return writings
 
 
-def _reshaped(node: Any, outputs: Mapping[Any, tuple[Site, int]]) -> tuple[Site, int] | None:
+def _origin(node: Any, outputs: Mapping[Any, tuple[Site, int]]) -> tuple[Site, int] | None:
     """Whose output this step of a graph is, or gives another shape or type; None for anything else."""
     while node not in outputs and type(node).__name__ in SHAPES:
         node = node.next_functions[0][0]
@@ -226,10 +226,10 @@ def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
     """Gain, shift and kind of a norm, from its outputs for a few states; None if they do not give y [… d] for x."""
     far = FAR * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)  # [d]
     shift = module(torch.zeros_like(far))
-    for centred in (True, False):
-        centre = far - far.mean() if centred else far
+    for subtracts_mean in (True, False):
+        centre = far - far.mean() if subtracts_mean else far
         gain = (module(far) - shift) * centre.square().mean().sqrt() / centre
-        norm = Norm(module, gain, shift, centred)
+        norm = Norm(module, gain, shift, subtracts_mean)
         if _near(norm.gain * norm.centre(x) * norm.scale(x, y) + shift, y):
             return norm
     return None

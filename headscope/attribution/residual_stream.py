@@ -27,7 +27,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode
-from headscope.model.interface import through_attend, watched
+from headscope.model.interface import through_attend, watch_modules
 from headscope.model.mixing.base import mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import matrix_of
@@ -109,17 +109,17 @@ class ResidualStream:
         heads = self.factors(site_layer)
         return states @ heads.value @ heads.output
 
-    def unembed(self, written: Tensor, ids: Tensor | None = None) -> Tensor:
+    def unembed(self, vector: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [… V] (or of `ids`) of what is written to the stream [… d], for σ = 1 and without the norm's shift."""
         norm = self.readout.norm
-        read = written if norm is None else norm.centre(written) * constant(norm.gain)
+        read = vector if norm is None else norm.centre(vector) * constant(norm.gain)
         weight = self.readout.weight if ids is None else self.readout.weight[ids]
         return read @ constant(weight).T * self.readout.factor
 
-    def reaches_logits(self, written: Tensor, logits: Tensor) -> Tensor:
+    def reaches_logits(self, vector: Tensor, logits: Tensor) -> Tensor:
         """Whether logits [… V] are more than the rounding of what was written [… d]: […]."""
-        size = written.norm(dim=-1) * constant(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
-        rounding = written.shape[-1] * torch.finfo(written.dtype).eps
+        size = vector.norm(dim=-1) * constant(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
+        rounding = vector.shape[-1] * torch.finfo(vector.dtype).eps
         above_rounding: Tensor = logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
         return above_rounding
 
@@ -227,8 +227,8 @@ def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
 
     The first layer itself reads the embeddings.
     """
-    embedded, after = constant(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
-    return {(site, layer): after if layer > stream.layers[0] else embedded for site, layer in stream.site_layers}
+    embeddings, after = constant(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
+    return {(site, layer): after if layer > stream.layers[0] else embeddings for site, layer in stream.site_layers}
 
 
 @torch.no_grad()
@@ -240,14 +240,14 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     """
     checkpoint, (first, *later) = stream.checkpoint, stream.layers
     model, device = checkpoint.model, checkpoint.device
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     entry = layer_block(model, checkpoint, (Site.DECODER_SELF, first))
     norm = stream.readout.norm
     end = norm.module if norm else checkpoint.unembedding()[0]
     if later:
         end = layer_block(model, checkpoint, (Site.DECODER_SELF, later[0]))
     states = stream.embeddings[ids.to(device)].to(checkpoint.dtype)[:, None]  # [n 1 d]
-    closed = {
+    closed_gates = {
         place: torch.zeros(heads, device=device)
         for place, heads in checkpoint.layout.items()
         if place[0] is not Site.ENCODER_SELF and place[1] == first
@@ -257,11 +257,11 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     with (
         eval_mode(model),
         _replaced_input(entry, states),
-        seen_states([end], lambda _, x: seen.append(x)),
-        gated(model, closed),
+        seen_states([end], lambda _, x: inputs.append(x)),
+        gated(model, closed_gates),
     ):
         checkpoint.forward(batch) if later or norm else checkpoint.logits(batch)
-    return constant(seen[0][:, 0])
+    return constant(inputs[0][:, 0])
 
 
 def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer) -> nn.Module:
@@ -349,8 +349,8 @@ class _Probe:
             self.inputs.setdefault(place, inputs[0])
             self.products.setdefault(place, output)
 
-        tables = watched([part for part in model.modules() if isinstance(part, nn.Embedding)], table)
-        products = watched({key: owner[1] for key, owner in projections.items() if owner}, read)
+        tables = watch_modules([part for part in model.modules() if isinstance(part, nn.Embedding)], table)
+        products = watch_modules({key: owner[1] for key, owner in projections.items() if owner}, read)
         entries = seen_states(self.entries, lambda block, x: self.entries[block].append(x))
         with observed_norms(model) as self.norms, tables, products, entries:
             checkpoint.logits(batch)
@@ -360,7 +360,7 @@ class _Probe:
 
         None where there is a norm of heads that comes later, behind a rotation (HunYuan): its gain cannot be folded in.
         """
-        found, known = list[Norm | None](), list[nn.Module]()
+        norms, norm_modules = list[Norm | None](), list[nn.Module]()
         for name in ("query", "key"):
             product, slices = self.products.get((site_layer, name)), getattr(self.projections[site_layer], name)
             states = torch.empty(0)  # [b t h k]
@@ -368,11 +368,13 @@ class _Probe:
                 states = product[..., torch.stack(slices.units).to(product.device)]
             matching = (norm for norm in self.norms if any(torch.equal(read, states) for read in _by_heads(norm[1])))
             norm = next(matching, None)
-            known += [] if norm is None else [norm[0]]
-            found.append(None if norm is None else read_norm(*norm))
+            norm_modules += [] if norm is None else [norm[0]]
+            norms.append(None if norm is None else read_norm(*norm))
         inside = [*self.attention[site_layer].modules()]
-        later = [module for module, x, _ in self.norms if module in inside and module not in known and _by_heads(x)]
-        return None if later else (found[0], found[1])
+        later = [
+            module for module, x, _ in self.norms if module in inside and module not in norm_modules and _by_heads(x)
+        ]
+        return None if later else (norms[0], norms[1])
 
     def norm(self, site_layer: SiteLayer) -> Norm | str | None:
         """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""

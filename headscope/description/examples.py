@@ -39,11 +39,11 @@ class Sharpest(NamedTuple):
         `visible` [b t] is how many such keys a query sees; `queries` [b t] count, from position `first` on.
         """
         seen_keys = visible[:, None].expand_as(maximum)
-        few = ~queries[:, None] | (seen_keys < SEVERAL)
-        query = (maximum * seen_keys).masked_fill(few, -1.0).argmax(dim=-1, keepdim=True)  # [b h 1]
-        best = (maximum.masked_fill(few, -1.0), seen_keys, place)
-        weight, seen, key = (part.gather(-1, query)[..., 0] for part in best)
-        parts = (weight, seen, query[..., 0] + first, key)
+        too_few = ~queries[:, None] | (seen_keys < SEVERAL)
+        query = (maximum * seen_keys).masked_fill(too_few, -1.0).argmax(dim=-1, keepdim=True)  # [b h 1]
+        best = (maximum.masked_fill(too_few, -1.0), seen_keys, place)
+        weight, n_keys, key = (part.gather(-1, query)[..., 0] for part in best)
+        parts = (weight, n_keys, query[..., 0] + first, key)
         return cls(numbers, torch.stack([part.float() for part in parts]))  # float32 ties whatever rounds
 
 
@@ -58,23 +58,23 @@ class Examples:
     best: dict[tuple[int, int], list[Entry]] = field(default_factory=dict)
     ids: dict[int, tuple[Numbers, Numbers]] = field(default_factory=dict)
 
-    def add(self, layer: int, found: Sharpest) -> None:
+    def add(self, layer: int, sharpest: Sharpest) -> None:
         """Take in a batch, on the CPU."""
-        weight, seen, query, key = found.found.double().numpy()
-        times = weight * seen
+        weight, n_keys, query, key = sharpest.found.double().numpy()
+        times = weight * n_keys
         for head in range(weight.shape[1]):
-            kept = self.best.setdefault((layer, head), [])
-            least = kept[-1][0] if len(kept) == MOST else 0.0
+            best = self.best.setdefault((layer, head), [])
+            least = best[-1][0] if len(best) == MOST else 0.0
             for row in np.flatnonzero(-times[:, head] <= least):
                 if weight[row, head] > 0:
-                    at, on, keys = (int(part[row, head]) for part in (query, key, seen))
-                    kept.append((-float(times[row, head]), found.numbers[row], at, on, keys))
-            self.best[layer, head] = _leading(kept)
+                    at, on, keys = (int(part[row, head]) for part in (query, key, n_keys))
+                    best.append((-float(times[row, head]), sharpest.numbers[row], at, on, keys))
+            self.best[layer, head] = _leading(best)
 
     def forget(self) -> None:
         """Keep the ids of those sentences only that an example is of."""
-        used = {number for kept in self.best.values() for _, number, *_ in kept}
-        self.ids = {number: both for number, both in self.ids.items() if number in used}
+        example_numbers = {number for best in self.best.values() for _, number, *_ in best}
+        self.ids = {number: sides for number, sides in self.ids.items() if number in example_numbers}
 
     def merge(self, other: Examples) -> None:
         """Take in those of other sentences."""
@@ -86,18 +86,18 @@ class Examples:
     def rows(self, readers: tuple[TokenReader, TokenReader]) -> list[dict[str, Any]]:
         """Lines of examples.csv; `readers` are those of queries and keys."""
         query_reader, key_reader = readers
-        found: list[dict[str, Any]] = []
-        for (layer, head), kept in sorted(self.best.items()):
-            for rank, (times, number, query, key, seen) in enumerate(kept, start=1):
+        lines: list[dict[str, Any]] = []
+        for (layer, head), best in sorted(self.best.items()):
+            for rank, (times, number, query, key, n_keys) in enumerate(best, start=1):
                 queries, keys = self.ids[number]
-                found.append(
+                lines.append(
                     {
                         "layer": layer,
                         "head": head,
                         "rank": rank,
                         "sentence": number,
-                        "weight": -times / seen,
-                        "keys_seen": seen,
+                        "weight": -times / n_keys,
+                        "keys_seen": n_keys,
                         "query": query_reader.named(int(queries[query])),
                         "key": key_reader.named(int(keys[key])),
                         "query_position": query,
@@ -106,7 +106,7 @@ class Examples:
                         "key_text": window(key_reader, keys, key),
                     }
                 )
-        return found
+        return lines
 
 
 def _leading(entries: list[Entry]) -> list[Entry]:
@@ -120,8 +120,8 @@ def _leading(entries: list[Entry]) -> list[Entry]:
 def window(reader: TokenReader, ids: Numbers, at: int) -> str:
     """The tokens around a place, that one in brackets."""
     start = max(0, at - WINDOW // 2)
-    shown = ids[start : start + WINDOW].tolist()
-    words = [reader.subword(number) for number in shown]
+    window_ids = ids[start : start + WINDOW].tolist()
+    words = [reader.subword(number) for number in window_ids]
     words[at - start] = f"[{words[at - start]}]"
     text = " ".join(words)
     return ("… " if start else "") + text + (" …" if start + WINDOW < len(ids) else "")
@@ -142,27 +142,28 @@ class TokenPairs:
     whole: Tensor
 
 
-def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
+def token_pairs(stack: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
     """Every pair of tokens, none of them special, that a sampled query sees; some heads."""
     special: tuple[set[int], set[int]] = (set(), set())
-    for sentences in laid.pairs:
+    for sentences in stack.pairs:
         for pairs in sentences:
             special[0].update(pairs.query.ids[pairs.query.special].tolist())
             special[1].update(pairs.key.ids[pairs.key.special].tolist())
     plain = [  # which rows of the tables of queries and keys are no special tokens
-        torch.tensor([number not in odd for number in ids.tolist()]) for ids, odd in zip(laid.ids, special, strict=True)
+        torch.tensor([number not in odd for number in ids.tolist()])
+        for ids, odd in zip(stack.ids, special, strict=True)
     ]
-    stride = len(laid.ids[1])
-    numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in laid.blocks]
+    stride = len(stack.ids[1])
+    numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in stack.blocks]
     usable = [
-        block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in laid.blocks
+        block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in stack.blocks
     ]
     flat = torch.cat([number[where] for number, where in zip(numbers, usable, strict=True)])
     unique, place = flat.unique(return_inverse=True)
     count = torch.bincount(place, minlength=len(unique))
     sums = []
-    counted = [block.counted[:, :, None].expand_as(block.weights) for block in laid.blocks]
-    for parts in ([block.weights for block in laid.blocks], position, counted):
+    row_weights = [block.counted[:, :, None].expand_as(block.weights) for block in stack.blocks]
+    for parts in ([block.weights for block in stack.blocks], position, row_weights):
         values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
         sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
     pairs = unique.numpy()
@@ -170,7 +171,7 @@ def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPa
 
 
 def leading_pairs(
-    laid: Laid, position: Sequence[Tensor], lexical: Sequence[Tables], readers: tuple[TokenReader, TokenReader]
+    stack: Laid, position: Sequence[Tensor], lexical: Sequence[Tables], readers: tuple[TokenReader, TokenReader]
 ) -> list[dict[str, Any]]:
     """Lines of token_pairs.csv: of every head the pairs that the lexical part scores highest, and surprising ones.
 
@@ -179,40 +180,40 @@ def leading_pairs(
     """
     lines: list[dict[str, Any]] = []
     start = 0
-    for layer, count in laid.layers:
+    for layer, count in stack.layers:
         heads = slice(start, start + count)
-        found = token_pairs(laid, position, heads)
-        mean = found.weight / found.whole.clamp(min=1e-6)
-        rows = found.whole * (
-            found.count.sum() / found.whole.double().sum(dim=0).clamp(min=1e-6)
+        pairs = token_pairs(stack, position, heads)
+        mean = pairs.weight / pairs.whole.clamp(min=1e-6)
+        rows = pairs.whole * (
+            pairs.count.sum() / pairs.whole.double().sum(dim=0).clamp(min=1e-6)
         )  # [u h] as many as usual ones
         lift = torch.where(
-            (rows >= LEAST_COUNT) & (mean >= LEAST_WEIGHT), found.weight / found.expected.clamp(min=1e-6), 0.0
+            (rows >= LEAST_COUNT) & (mean >= LEAST_WEIGHT), pairs.weight / pairs.expected.clamp(min=1e-6), 0.0
         )
         kinds = {"surprising": lift}
         if lexical:
-            score = torch.stack([_scores(found, tables, heads) for tables in lexical]).mean(dim=0)
-            seen = (rows >= LEAST_SEEN) & (mean >= LEAST_WEIGHT)
-            kinds["lexical"] = torch.where(seen, score, 0.0)
+            score = torch.stack([_scores(pairs, tables, heads) for tables in lexical]).mean(dim=0)
+            is_frequent = (rows >= LEAST_SEEN) & (mean >= LEAST_WEIGHT)
+            kinds["lexical"] = torch.where(is_frequent, score, 0.0)
         for head in range(count):
             for kind, values in sorted(kinds.items()):
                 lines += _lines(
-                    laid, found, values[:, head], head, readers, {"layer": layer, "head": head, "kind": kind}
+                    stack, pairs, values[:, head], head, readers, {"layer": layer, "head": head, "kind": kind}
                 )
         start += count
     return lines
 
 
-def _scores(found: TokenPairs, tables: Tables, heads: slice) -> Tensor:
+def _scores(pairs: TokenPairs, tables: Tables, heads: slice) -> Tensor:
     """(E[q] U)·(E[k] V) of pairs [u h], less its mean over keys."""
     queries, keys = tables[0][:, heads], tables[1][:, heads]
     keys = keys - keys.mean(dim=0)
-    return (queries[torch.from_numpy(found.query)] * keys[torch.from_numpy(found.key)]).sum(-1)
+    return (queries[torch.from_numpy(pairs.query)] * keys[torch.from_numpy(pairs.key)]).sum(-1)
 
 
 def _lines(
-    laid: Laid,
-    found: TokenPairs,
+    stack: Laid,
+    pairs: TokenPairs,
     values: Tensor,
     head: int,
     readers: tuple[TokenReader, TokenReader],
@@ -223,12 +224,12 @@ def _lines(
         {
             **about,
             "rank": rank,
-            "query": readers[0].named(int(laid.ids[0][found.query[at]])),
-            "key": readers[1].named(int(laid.ids[1][found.key[at]])),
+            "query": readers[0].named(int(stack.ids[0][pairs.query[at]])),
+            "key": readers[1].named(int(stack.ids[1][pairs.key[at]])),
             "score": float(values[at]),
-            "weight": float(found.weight[at, head] / found.whole[at, head]),
-            "expected": float(found.expected[at, head] / found.whole[at, head]),
-            "count": int(found.count[at]),
+            "weight": float(pairs.weight[at, head] / pairs.whole[at, head]),
+            "expected": float(pairs.expected[at, head] / pairs.whole[at, head]),
+            "count": int(pairs.count[at]),
         }
         for rank, at in enumerate(order.tolist(), start=1)
         if values[at] > 0

@@ -45,14 +45,14 @@ class Inventory:
     def of(cls, sentences: Sequence[tuple[Tokens, Tokens]]) -> Inventory:
         """Of queries' and keys' tokens."""
         counts = Counter(number for _, keys in sentences for number in keys.ids[~keys.special].tolist())
-        ordered = sorted(counts, key=lambda number: (-counts[number], number))[:FREQUENT]
+        by_frequency = sorted(counts, key=lambda number: (-counts[number], number))[:FREQUENT]
         relations = (relation for _, keys in sentences for relation in keys.relation)
         return cls(
-            {number: place for place, number in enumerate(ordered)},
+            {number: place for place, number in enumerate(by_frequency)},
             counts,
-            _numbered(tag for queries, _ in sentences for tag in queries.tag),
-            _numbered(tag for _, keys in sentences for tag in keys.tag),
-            _numbered(relations),
+            _number_names(tag for queries, _ in sentences for tag in queries.tag),
+            _number_names(tag for _, keys in sentences for tag in keys.tag),
+            _number_names(relations),
         )
 
     def groups(self) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ class Inventory:
         def category(number: int, odd: bool) -> int:
             if odd:
                 return special
-            found = self.frequent.get(number)
-            return FREQUENT + int(np.digitize(self.counts.get(number, 0), BANDS)) if found is None else found
+            place = self.frequent.get(number)
+            return FREQUENT + int(np.digitize(self.counts.get(number, 0), BANDS)) if place is None else place
 
         entries = zip(pairs.key.ids.tolist(), pairs.key.special.tolist(), strict=True)
         return np.array([category(*entry) for entry in entries])[None]
@@ -95,8 +95,8 @@ class Inventory:
     def _classes(self, pairs: Pairs) -> Numbers:
         queries = np.array([self.query_tags[tag] for tag in pairs.query.tag[pairs.at]])
         keys = np.array([self.key_tags[tag] for tag in pairs.key.tag])
-        found: Numbers = queries[:, None] * len(self.key_tags) + keys[None]
-        return found
+        classes: Numbers = queries[:, None] * len(self.key_tags) + keys[None]
+        return classes
 
     def _relation(self, pairs: Pairs) -> Numbers:
         """0: none; 1: a sibling; then relations from dependent to head, then those from head to dependent."""
@@ -105,16 +105,16 @@ class Inventory:
         names, count = self.relations, len(self.relations)
         numbers = np.array([names[relation] for relation in pairs.key.relation])
         own, word, other = pairs.q("word"), pairs.k("word"), pairs.k("parent")
-        known = (own >= 0) & (word >= 0) & (own != word)
-        sibling = known & (pairs.q("parent") == other) & (other >= 0)
-        down = known & (other == own)
-        up = known & (pairs.q("parent") == word)
+        comparable = (own >= 0) & (word >= 0) & (own != word)
+        sibling = comparable & (pairs.q("parent") == other) & (other >= 0)
+        down = comparable & (other == own)
+        up = comparable & (pairs.q("parent") == word)
         found = np.where(sibling, 1, 0)
         found = np.where(down, 2 + count + numbers[None], found)
         return np.where(up, 2 + numbers[pairs.at][:, None], found)
 
 
-def _numbered(names: Iterable[str]) -> dict[str, int]:
+def _number_names(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted(set(names)))}
 
 
@@ -124,7 +124,7 @@ def _position(pairs: Pairs) -> Numbers:
     size = np.abs(offset)
     step = np.where(size <= NEAR, size, NEAR + np.digitize(size, EDGES, right=True))
     middle = NEAR + len(EDGES)
-    found = middle + np.sign(offset) * step
+    category = middle + np.sign(offset) * step
     special = pairs.key.special
     place = np.flatnonzero(special)
     kinds = np.full(len(special), OTHER_SPECIAL)
@@ -132,17 +132,17 @@ def _position(pairs: Pairs) -> Numbers:
         kinds[-1] = LAST_SPECIAL
     if len(special) and special[0]:
         kinds[0] = FIRST_SPECIAL
-    found = np.where(special[None], kinds[None], found)
-    return np.where(special[None] & (offset == 0) & pairs.same_side, ITSELF, found)
+    category = np.where(special[None], kinds[None], category)
+    return np.where(special[None] & (offset == 0) & pairs.same_side, ITSELF, category)
 
 
 def _identity(pairs: Pairs) -> Numbers:
     """What a key has in common with the query, neither being special: the first of `IDENTITIES` that holds."""
     plain = ~pairs.q("special") & ~pairs.k("special")
     lemma = pairs.q("lemma") == pairs.k("lemma")
-    found = np.where(plain & lemma & (pairs.q("lemma") != ""), 4, 0)
+    identity = np.where(plain & lemma & (pairs.q("lemma") != ""), 4, 0)
     if not pairs.same_side:
-        return np.where(plain & (pairs.q("text") == pairs.k("text")), 3, found)
-    found = np.where(plain & (pairs.q("ids") == pairs.k("ids")), 3, found)
-    found = np.where(plain & (pairs.q("word") == pairs.k("word")) & (pairs.k("word") >= 0), 2, found)
-    return np.where(plain & (pairs.position == pairs.key_position), 1, found)
+        return np.where(plain & (pairs.q("text") == pairs.k("text")), 3, identity)
+    identity = np.where(plain & (pairs.q("ids") == pairs.k("ids")), 3, identity)
+    identity = np.where(plain & (pairs.q("word") == pairs.k("word")) & (pairs.k("word") >= 0), 2, identity)
+    return np.where(plain & (pairs.position == pairs.key_position), 1, identity)

@@ -27,9 +27,9 @@ class _Memory:
     pairs: deque[tuple[Tensor, Tensor, Tensor]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     gamma: Tensor | None = None
 
-    def add(self, step: Tensor, change: Tensor, moved: Tensor) -> None:
+    def add(self, step: Tensor, change: Tensor, was_accepted: Tensor) -> None:
         curvature = (step * change).sum(dim=0)  # [h]
-        usable = moved & (curvature > 1e-12)
+        usable = was_accepted & (curvature > 1e-12)
         weight = torch.where(usable, 1 / curvature.clamp(min=1e-12), 0.0)
         self.pairs.append((step, change, weight))
         size = (change * change * self.scale).sum(dim=0)
@@ -56,27 +56,27 @@ def minimise(evaluate: Evaluate, start: Tensor, *, scale: Tensor, steps: int) ->
     The start counts, so no column ends with a larger watched loss than it began with.
     """
     at = start
-    loss, gradient, watched = evaluate(at)
-    best, least = at.clone(), watched
+    loss, gradient, watched_loss = evaluate(at)
+    best, least = at.clone(), watched_loss
     memory, length = _Memory(scale), torch.ones_like(loss)
     direction = memory.direction(gradient)
     slope = (gradient * direction).sum(dim=0)
     for _ in range(steps):
         trial = at + direction * length
         new_loss, new_gradient, new_watched = evaluate(trial)
-        accepted = new_loss <= loss + ARMIJO * length * slope  # [h]; not where a loss is NaN
-        step, change = torch.where(accepted, trial - at, 0.0), torch.where(accepted, new_gradient - gradient, 0.0)
-        at, gradient = torch.where(accepted, trial, at), torch.where(accepted, new_gradient, gradient)
-        loss = torch.where(accepted, new_loss, loss)
-        better = accepted & (new_watched < least)
+        is_accepted = new_loss <= loss + ARMIJO * length * slope  # [h]; not where a loss is NaN
+        step, change = torch.where(is_accepted, trial - at, 0.0), torch.where(is_accepted, new_gradient - gradient, 0.0)
+        at, gradient = torch.where(is_accepted, trial, at), torch.where(is_accepted, new_gradient, gradient)
+        loss = torch.where(is_accepted, new_loss, loss)
+        better = is_accepted & (new_watched < least)
         best, least = torch.where(better, at, best), torch.where(better, new_watched, least)
-        memory.add(step, change, accepted)
-        direction = torch.where(accepted, memory.direction(gradient), direction)
+        memory.add(step, change, is_accepted)
+        direction = torch.where(is_accepted, memory.direction(gradient), direction)
         slope = (gradient * direction).sum(dim=0)
         uphill = slope >= 0
         direction = torch.where(uphill, -gradient * scale, direction)
         slope = torch.where(uphill, (gradient * direction).sum(dim=0), slope)
-        length = torch.where(accepted, 1.0, length * SHRINK)
+        length = torch.where(is_accepted, 1.0, length * SHRINK)
     return best, least
 
 
@@ -149,7 +149,7 @@ class Description:
     theta: Tensor
     pairs: tuple[Tensor, Tensor] | None = None
 
-    def projected(self, tables: Tables) -> Tables | None:
+    def project(self, tables: Tables) -> Tables | None:
         """E U and E V [v h r] of all tokens, from the embeddings of queries and of keys; None without pairs."""
         if self.pairs is None:
             return None
@@ -158,19 +158,19 @@ class Description:
         )
         return first, second
 
-    def log_probabilities(self, block: Block, features: Sequence[int], projected: Tables | None) -> Tensor:
-        """ln p [b n s h] from these features and the pairs (`projected`); far below where nothing can be seen."""
+    def log_probabilities(self, block: Block, features: Sequence[int], token_vectors: Tables | None) -> Tensor:
+        """ln p [b n s h] from these features and the pairs (`token_vectors`); far below where nothing can be seen."""
         logits = torch.zeros((), dtype=self.theta.dtype, device=self.theta.device)
         for feature in features:
             logits = logits + torch.nn.functional.embedding(block.features[feature], self.theta)
-        if projected is not None:
-            queries, keys = _of_block(block, projected)
+        if token_vectors is not None:
+            queries, keys = _of_block(block, token_vectors)
             logits = logits + (queries @ keys.transpose(-1, -2)).permute(0, 2, 3, 1)  # [b h n s]
         return logits.masked_fill(~block.visible[..., None], FAR_BELOW).log_softmax(dim=2)
 
-    def cross_entropy(self, block: Block, features: Sequence[int], projected: Tables | None) -> Tensor:
+    def cross_entropy(self, block: Block, features: Sequence[int], token_vectors: Tables | None) -> Tensor:
         """−Σ w ln p over the rows of each sentence [b h]."""
-        return -(block.weights * self.log_probabilities(block, features, projected)).sum(dim=(1, 2))
+        return -(block.weights * self.log_probabilities(block, features, token_vectors)).sum(dim=(1, 2))
 
     def flat(self) -> Tensor:
         """All parameters as [d h]."""
@@ -179,18 +179,20 @@ class Description:
 
     def like(self, flat: Tensor) -> Description:
         """A description of the same shape from `flat` parameters."""
-        theta, rest = flat.split([len(self.theta), len(flat) - len(self.theta)])
+        theta, pair_parameters = flat.split([len(self.theta), len(flat) - len(self.theta)])
         if self.pairs is None:
             return Description(theta)
         heads, rank = self.pairs[0].shape[1:]
-        parts = rest.split([len(part) * rank for part in self.pairs])  # widths of queries and keys may differ
+        parts = pair_parameters.split(
+            [len(part) * rank for part in self.pairs]
+        )  # widths of queries and keys may differ
         first, second = (part.view(-1, rank, heads).permute(0, 2, 1) for part in parts)
         return Description(theta, (first, second))
 
 
-def _of_block(block: Block, projected: Tables) -> tuple[Tensor, Tensor]:
+def _of_block(block: Block, token_vectors: Tables) -> tuple[Tensor, Tensor]:
     """E[q] U [b h n r] and E[k] V [b h s r]."""
-    queries, keys = projected[0][block.queries], projected[1][block.keys]
+    queries, keys = token_vectors[0][block.queries], token_vectors[1][block.keys]
     return queries.transpose(1, 2), keys.transpose(1, 2)
 
 
@@ -201,38 +203,40 @@ def loss_and_gradient(
 
     `rows` [b] says of every block's sentences whether they are chosen.
     """
-    of_theta, projected = torch.zeros_like(description.theta), description.projected(tables)
-    of_tokens = None if projected is None else [torch.zeros_like(part) for part in projected]  # [v h r]
+    of_theta, token_vectors = torch.zeros_like(description.theta), description.project(tables)
+    of_tokens = None if token_vectors is None else [torch.zeros_like(part) for part in token_vectors]  # [v h r]
     loss = torch.zeros(description.theta.shape[1], dtype=of_theta.dtype, device=of_theta.device)
-    watched = loss.clone()
+    watched_loss = loss.clone()
     pieces = (
-        (piece, chosen[lines]) for block, chosen in zip(blocks, rows, strict=True) for lines, piece in block.pieces()
+        (piece, is_chosen[lines])
+        for block, is_chosen in zip(blocks, rows, strict=True)
+        for lines, piece in block.pieces()
     )
-    for block, chosen in pieces:
-        logs = description.log_probabilities(block, features, projected)
+    for block, is_chosen in pieces:
+        logs = description.log_probabilities(block, features, token_vectors)
         losses = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
-        loss += (losses * chosen[:, None]).sum(dim=0)
-        watched += (losses * ~chosen[:, None]).sum(dim=0)
+        loss += (losses * is_chosen[:, None]).sum(dim=0)
+        watched_loss += (losses * ~is_chosen[:, None]).sum(dim=0)
         error = logs.exp_().mul_(block.counted[:, :, None]).sub_(block.weights)  # [b n s h]
-        error *= chosen[:, None, None, None]
+        error *= is_chosen[:, None, None, None]
         flat = error.flatten(0, 2)
         for feature in features:
             of_theta.index_add_(0, block.features[feature].flatten(), flat)
-        if projected is not None and of_tokens is not None:
-            queries, keys = _of_block(block, projected)
+        if token_vectors is not None and of_tokens is not None:
+            queries, keys = _of_block(block, token_vectors)
             by_head = error.permute(0, 3, 1, 2)  # [b h n s]
             changes = (by_head @ keys, by_head.transpose(-1, -2) @ queries)  # [b h n r], [b h s r]
             for sums, tokens, change in zip(of_tokens, (block.queries, block.keys), changes, strict=True):
                 sums.index_add_(0, tokens.flatten(), change.transpose(1, 2).flatten(0, 1))
     if of_tokens is None:
-        return loss, of_theta, watched
+        return loss, of_theta, watched_loss
     first, second = (
         (table.T @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, of_tokens, strict=True)
     )
-    return loss, Description(of_theta, (first, second)).flat(), watched
+    return loss, Description(of_theta, (first, second)).flat(), watched_loss
 
 
-def fitted(
+def fit_description(
     start: Description,
     blocks: Sequence[Block],
     features: Sequence[int],
@@ -248,15 +252,15 @@ def fitted(
     """
     number = _number(blocks, rows)
     flat = start.flat()
-    watching = any(bool((~chosen).any()) for chosen in rows)
+    watching = any(bool((~is_chosen).any()) for is_chosen in rows)
     penalty = torch.full_like(flat[:, :1], pair_ridge)
     penalty[: len(start.theta)] = RIDGE
 
     def evaluate(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        loss, gradient, watched = loss_and_gradient(start.like(parameters), blocks, features, rows, tables)
-        ridged = 0.5 * (penalty * parameters.square()).sum(dim=0)
-        value = loss / number + ridged
-        return value, gradient / number + penalty * parameters, watched if watching else value
+        loss, gradient, watched_loss = loss_and_gradient(start.like(parameters), blocks, features, rows, tables)
+        ridge = 0.5 * (penalty * parameters.square()).sum(dim=0)
+        value = loss / number + ridge
+        return value, gradient / number + penalty * parameters, watched_loss if watching else value
 
     scale = torch.full_like(penalty, PAIR_SCALE)
     scale[: len(start.theta)] = 1 / (_even_mass(start.theta, blocks, features, rows) + 1e-2)
@@ -266,16 +270,16 @@ def fitted(
 
 def _number(blocks: Sequence[Block], rows: Sequence[Tensor]) -> Tensor:
     """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
-    counts = [block.counted[chosen].sum(dim=(0, 1)) for block, chosen in zip(blocks, rows, strict=True)]
+    counts = [block.counted[is_chosen].sum(dim=(0, 1)) for block, is_chosen in zip(blocks, rows, strict=True)]
     return torch.stack(counts).sum(dim=0).clamp(min=1.0)
 
 
 def _even_mass(theta: Tensor, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
     """The even weight that falls on each category [c 1], a mean over chosen rows."""
     mass, number = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device), 0.0
-    for block, chosen in zip(blocks, rows, strict=True):
-        even = block.visible / block.visible.sum(-1, keepdim=True).clamp(min=1) * chosen[:, None, None]
-        number += float(block.visible[chosen].any(dim=-1).sum())
+    for block, is_chosen in zip(blocks, rows, strict=True):
+        even = block.visible / block.visible.sum(-1, keepdim=True).clamp(min=1) * is_chosen[:, None, None]
+        number += float(block.visible[is_chosen].any(dim=-1).sum())
         for feature in features:
             mass.index_add_(0, block.features[feature].flatten(), even.flatten().to(mass.dtype))
     return mass[:, None] / max(number, 1.0)
@@ -299,11 +303,11 @@ def with_pairs(
     onto = torch.zeros(
         len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device
     )
-    for block, chosen in zip(blocks, rows, strict=True):
+    for block, is_chosen in zip(blocks, rows, strict=True):
         even = description.log_probabilities(block, features, None).exp_().mul_(block.counted[:, :, None])
-        error = (block.weights - even) * chosen[:, None, None, None]
-        moved = error.transpose(-1, -2) @ tables[1][block.keys][:, None]  # [b n h s] [b 1 s p]
-        onto.index_add_(0, block.queries.flatten(), moved.flatten(0, 1))
+        error = (block.weights - even) * is_chosen[:, None, None, None]
+        expected_keys = error.transpose(-1, -2) @ tables[1][block.keys][:, None]  # [b n h s] [b 1 s p]
+        onto.index_add_(0, block.queries.flatten(), expected_keys.flatten(0, 1))
     slope = torch.einsum("vp,vhq->hpq", tables[0], onto) / _number(blocks, rows)[:, None, None]
     left, size, right = torch.linalg.svd(slope, full_matrices=False)
     rank = min(rank, size.shape[1])

@@ -46,7 +46,7 @@ PAIR_FUNCTIONS: Registry[PairFunction] = Registry(
 
 
 def pair_function(
-    name: str, *, meaning: str = "", sites: frozenset[Site] = SELF, parsed: bool = False
+    name: str, *, meaning: str = "", sites: frozenset[Site] = SELF, needs_parse: bool = False
 ) -> Callable[[Predicate], Predicate]:
     """Register a predicate: `Pairs` → flags [n s] of its n queries and s keys.
 
@@ -55,8 +55,8 @@ def pair_function(
     """
 
     def register(holds: Predicate) -> Predicate:
-        said = meaning or (holds.__doc__ or name).strip().splitlines()[0].rstrip(".")
-        function = PairFunction(name, said[0].lower() + said[1:], holds, sites, parsed)
+        explanation = meaning or (holds.__doc__ or name).strip().splitlines()[0].rstrip(".")
+        function = PairFunction(name, explanation[0].lower() + explanation[1:], holds, sites, needs_parse)
         PAIR_FUNCTIONS.register(name, function, where=getattr(holds, "__module__", __name__))
         return holds
 
@@ -90,51 +90,52 @@ class Masses:
 
 def functions_for(site: Site, sentences: Sequence[Pairs]) -> list[PairFunction]:
     """The pair functions that mean something at a site, with the tokens that there are."""
-    parsed = any(pairs.key.parsed for pairs in sentences)
-    return [function for _, function in PAIR_FUNCTIONS if site in function.sites and (parsed or not function.parsed)]
+    has_parse = any(pairs.key.parsed for pairs in sentences)
+    return [function for _, function in PAIR_FUNCTIONS if site in function.sites and (has_parse or not function.parsed)]
 
 
-def masses(laid: Laid, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
+def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
     """Of all sentences; `position` [b n s h] are the probabilities of every block under position alone."""
-    flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(laid.blocks, laid.pairs, strict=True)]
+    flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(stack.blocks, stack.pairs, strict=True)]
     due = [
-        (found.any(dim=-1) & (block.counted > 0).any(dim=-1)) for found, block in zip(flags, laid.blocks, strict=True)
+        (matching.any(dim=-1) & (block.counted > 0).any(dim=-1))
+        for matching, block in zip(flags, stack.blocks, strict=True)
     ]  # [c b n]
-    right = [_at_offsets(found, pairs) for found, pairs in zip(flags, laid.pairs, strict=True)]  # [o c b n]
+    right = [_at_offsets(matching, pairs) for matching, pairs in zip(flags, stack.pairs, strict=True)]  # [o c b n]
     hits = torch.stack([part.flatten(2).sum(-1) for part in right]).sum(0)  # [o c]
     nearest = torch.arange(-REACH, REACH + 1).abs()[:, None]
     best = (hits * (REACH + 1) - nearest).argmax(dim=0)  # the most hits, the nearest of those that tie
     parts: dict[str, list[Tensor]] = {}
-    for block, found, dues, ok, expected in zip(laid.blocks, flags, due, right, position, strict=True):
+    for block, matching, dues, ok, expected in zip(stack.blocks, flags, due, right, position, strict=True):
         hard = dues & ~ok[best, torch.arange(len(functions))]
-        seen = block.visible.sum(-1).clamp(min=1)
-        weights = found.to(block.weights.dtype)
-        even = weights.sum(-1) / seen  # [c b n]
+        n_visible = block.visible.sum(-1).clamp(min=1)
+        weights = matching.to(block.weights.dtype)
+        even = weights.sum(-1) / n_visible  # [c b n]
         for name, of, where in (("mass", block.weights, dues), ("hard_mass", block.weights, hard)):
             parts.setdefault(name, []).append(_on(of, weights, where))
         parts.setdefault("hard_position", []).append(_on(expected, weights, hard))
         for name, values in (("even", even * dues), ("hard_even", even * hard), ("count", dues), ("hard_count", hard)):
             parts.setdefault(name, []).append(torch.einsum("bnh,cbn->bhc", block.counted, values.to(even.dtype)))
-    joined: Mapping[str, Tensor] = {name: torch.cat(part) for name, part in parts.items()}
-    return Masses(functions, offset=(best - REACH).tolist(), **joined)
+    concatenation: Mapping[str, Tensor] = {name: torch.cat(part) for name, part in parts.items()}
+    return Masses(functions, offset=(best - REACH).tolist(), **concatenation)
 
 
 def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[PairFunction]) -> Tensor:
     """Of which pairs each function holds [c b n s]: keys that are seen and not special."""
-    found = torch.zeros(len(functions), *visible.shape, dtype=torch.bool)
+    holds = torch.zeros(len(functions), *visible.shape, dtype=torch.bool)
     for line, pairs in enumerate(sentences):
         n, s = len(pairs.at), len(pairs.key)
         plain = ~pairs.key.special[None]
         for number, function in enumerate(functions):
             if function.parsed and not pairs.key.parsed:
                 continue
-            found[number, line, :n, :s] = torch.from_numpy(np.ascontiguousarray(function.holds(pairs) & plain))
-    return found & visible
+            holds[number, line, :n, :s] = torch.from_numpy(np.ascontiguousarray(function.holds(pairs) & plain))
+    return holds & visible
 
 
-def _at_offsets(found: Tensor, sentences: Sequence[Pairs]) -> Tensor:
+def _at_offsets(holds: Tensor, sentences: Sequence[Pairs]) -> Tensor:
     """Whether functions hold of the key at each offset [o c b n]."""
-    c, b, n, s = found.shape
+    c, b, n, s = holds.shape
     at = torch.full((b, n), -REACH - s)
     for line, pairs in enumerate(sentences):
         at[line, : len(pairs.at)] = torch.from_numpy(pairs.at)
@@ -143,7 +144,7 @@ def _at_offsets(found: Tensor, sentences: Sequence[Pairs]) -> Tensor:
         place = at + offset
         inside = (place >= 0) & (place < s)
         index = place.clamp(0, s - 1)[None, ..., None].expand(c, -1, -1, 1)
-        right.append(found.gather(-1, index)[..., 0] & inside)
+        right.append(holds.gather(-1, index)[..., 0] & inside)
     return torch.stack(right)
 
 

@@ -49,9 +49,9 @@ class SiteSample:
 
     def add(self, layer: int, number: int, rows: SampledRows) -> None:
         """Sampled rows of one sentence at one layer; of long ones, one block of queries after the other."""
-        known = self.rows.setdefault(layer, {}).get(number)
-        if known is not None:
-            rows = SampledRows(torch.cat([known.weights, rows.weights]), torch.cat([known.visible, rows.visible]))
+        earlier = self.rows.setdefault(layer, {}).get(number)
+        if earlier is not None:
+            rows = SampledRows(torch.cat([earlier.weights, rows.weights]), torch.cat([earlier.visible, rows.visible]))
         self.rows[layer][number] = rows
 
     def merge(self, other: SiteSample) -> None:
@@ -104,16 +104,16 @@ class Sampler:
 
     def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
         """The sampled queries of every sentence of a batch on the CPU, whose tokens are put into the sample."""
-        chosen = []
+        choices = []
         for row, number in enumerate(batch.indices.tolist()):
-            found = self._positions(sides, row, (number, SITES.index(site)))
-            if found is None:
+            positions = self._positions(sides, row, (number, SITES.index(site)))
+            if positions is None:
                 sample.passed_over += 1
-            elif len(found):
+            elif len(positions):
                 parses = [aligned[row] if (aligned := batch.aligned_of(side)) else None for side in sides]
-                sample.tokens[number] = self._pairs(sides, row, found, parses)
-                chosen.append(Chosen(number, row, found))
-        return chosen
+                sample.tokens[number] = self._pairs(sides, row, positions, parses)
+                choices.append(Chosen(number, row, positions))
+        return choices
 
     def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
         """Sorted positions [n]; None for a sentence whose rows are too long to keep any."""
@@ -151,9 +151,9 @@ class Laid:
     @property
     def counted(self) -> tuple[Tensor, Tensor]:
         """How much the rows of every sentence count, and how many there are, each a sum [b h]."""
-        counted = torch.cat([block.counted.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
+        weight_sums = torch.cat([block.counted.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
         rows = torch.cat([block.visible.any(dim=-1).sum(dim=1) for block in self.blocks])
-        return counted, rows[:, None].to(counted.dtype).expand_as(counted)
+        return weight_sums, rows[:, None].to(weight_sums.dtype).expand_as(weight_sums)
 
     @property
     def heads(self) -> int:
@@ -178,7 +178,10 @@ def lay_out(
     inventory = Inventory.of([(pairs.query, pairs.key) for pairs in sentences])
     sides = zip(*((pairs.query.ids[pairs.at], pairs.key.ids) for pairs in sentences), strict=True)
     ids = tuple(np.unique(np.concatenate(parts)) for parts in sides)
-    heads = [(layer, next(iter(found.values())).weights.shape[-1]) for layer, found in zip(layers, rows, strict=True)]
+    heads = [
+        (layer, next(iter(rows_of_sentence.values())).weights.shape[-1])
+        for layer, rows_of_sentence in zip(layers, rows, strict=True)
+    ]
     groups = list(_groups(numbers, sentences, sum(count for _, count in heads)))
     blocks = [_block(group, sample.tokens, rows, inventory, (ids[0], ids[1])) for group in groups]
     if exclude_sinks:
@@ -187,8 +190,8 @@ def lay_out(
             for block, group in zip(blocks, groups, strict=True)
         ]
     tables = (embeddings[0](ids[0]), embeddings[1](ids[1]))
-    kept = [[sample.tokens[number] for number in group] for group in groups]
-    return Laid(blocks, kept, tables, (ids[0], ids[1]), heads, inventory)
+    tokens_by_group = [[sample.tokens[number] for number in group] for group in groups]
+    return Laid(blocks, tokens_by_group, tables, (ids[0], ids[1]), heads, inventory)
 
 
 def _groups(numbers: Sequence[int], sentences: Sequence[Pairs], heads: int) -> Iterator[list[int]]:
@@ -212,28 +215,28 @@ def _block(
     ids: tuple[Numbers, Numbers],
 ) -> Block:
     b, n, s = len(numbers), max(len(tokens[k].at) for k in numbers), max(len(tokens[k].key) for k in numbers)
-    heads = sum(next(iter(found.values())).weights.shape[-1] for found in rows)
+    heads = sum(next(iter(layer_rows.values())).weights.shape[-1] for layer_rows in rows)
     weights = torch.zeros(b, n, s, heads)
-    visible, counted = torch.zeros(b, n, s, dtype=torch.bool), torch.zeros(b, n, 1)
+    visible, row_weights = torch.zeros(b, n, s, dtype=torch.bool), torch.zeros(b, n, 1)
     features = np.zeros((len(inventory.sizes), b, n, s), dtype=np.int64)
     queries, keys = np.zeros((b, n), dtype=np.int64), np.zeros((b, s), dtype=np.int64)
     for line, number in enumerate(numbers):
-        pairs, found = tokens[number], [of_layer[number] for of_layer in rows]
+        pairs, layer_rows = tokens[number], [of_layer[number] for of_layer in rows]
         q, k = len(pairs.at), len(pairs.key)
-        weights[line, :q, :k] = torch.cat([part.weights for part in found], dim=-1)
-        visible[line, :q, :k], counted[line, :q] = found[0].visible, 1.0
+        weights[line, :q, :k] = torch.cat([part.weights for part in layer_rows], dim=-1)
+        visible[line, :q, :k], row_weights[line, :q] = layer_rows[0].visible, 1.0
         features[:, line, :q, :k] = inventory.features(pairs)
         queries[line, :q] = np.searchsorted(ids[0], pairs.query.ids[pairs.at])
         keys[line, :k] = np.searchsorted(ids[1], pairs.key.ids)
     weights = weights / weights.sum(dim=2, keepdim=True).clamp(min=1e-12)  # those of sinks without a token apart
     categories, query_rows, key_rows = (torch.from_numpy(part) for part in (features, queries, keys))
-    return Block(weights, visible, categories, query_rows, key_rows, counted, torch.tensor(numbers))
+    return Block(weights, visible, categories, query_rows, key_rows, row_weights, torch.tensor(numbers))
 
 
 def _without_sinks(block: Block, sentences: Sequence[Pairs]) -> Block:
-    others = torch.zeros(len(sentences), block.visible.shape[-1], dtype=torch.bool)  # [b s]
+    is_no_sink = torch.zeros(len(sentences), block.visible.shape[-1], dtype=torch.bool)  # [b s]
     for line, pairs in enumerate(sentences):
-        others[line, 1 : len(pairs.key)] = torch.from_numpy(~pairs.key.special[1:])
-    weights = block.weights * others[:, None, :, None]
-    counted = weights.sum(dim=2) * (block.counted > 0)  # [b n h]
-    return replace(block, weights=weights, visible=block.visible & others[:, None], counted=counted)
+        is_no_sink[line, 1 : len(pairs.key)] = torch.from_numpy(~pairs.key.special[1:])
+    weights = block.weights * is_no_sink[:, None, :, None]
+    row_weights = weights.sum(dim=2) * (block.counted > 0)  # [b n h]
+    return replace(block, weights=weights, visible=block.visible & is_no_sink[:, None], counted=row_weights)

@@ -31,8 +31,10 @@ def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tup
     parts = [*phrases]
     shares, beyond = leading_shares(row), row.get("beyond_sinks", float("nan"))
     if shares:
-        said = "" if beyond != beyond else f"beyond sinks ({beyond:.2f} of the weight) "
-        parts.append(f"{said}explained by " + ", ".join(f"{_by(group, row)} {share:.2f}" for group, share in shares))
+        condition = "" if beyond != beyond else f"beyond sinks ({beyond:.2f} of the weight) "
+        parts.append(
+            f"{condition}explained by " + ", ".join(f"{_by(group, row)} {share:.2f}" for group, share in shares)
+        )
     if row.get("explained", float("nan")) < 0.5:
         parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
     if pairs and any(group == "lexical" for group, _ in shares):
@@ -42,8 +44,8 @@ def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tup
 
 def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
     """The groups that explain something of a head, with what each adds, the largest first."""
-    found = [(group, float(row.get(f"explained_{group}", 0.0))) for group in GROUPS]
-    return sorted((part for part in found if part[1] >= NAMED), key=lambda part: -part[1])
+    shares = [(group, float(row.get(f"explained_{group}", 0.0))) for group in GROUPS]
+    return sorted((part for part in shares if part[1] >= NAMED), key=lambda part: -part[1])
 
 
 def mostly(row: Mapping[Any, Any]) -> str:
@@ -84,5 +86,5 @@ def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks:
             pairs.setdefault(HeadId.of_row(row), []).append(
                 (display_subword(row["query"], marks), display_subword(row["key"], marks))
             )
-    named = ((HeadId.of_row(row), row) for row in heads.to_dict("records"))
-    return [sentence([*phrases.get(head, {}).values()], row, pairs.get(head, [])) for head, row in named]
+    head_rows = ((HeadId.of_row(row), row) for row in heads.to_dict("records"))
+    return [sentence([*phrases.get(head, {}).values()], row, pairs.get(head, [])) for head, row in head_rows]

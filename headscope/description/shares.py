@@ -16,7 +16,7 @@ from headscope.description.loglinear import (
     Block,
     Description,
     Tables,
-    fitted,
+    fit_description,
     with_pairs,
 )
 from headscope.description.sample import Laid
@@ -51,65 +51,67 @@ def half_of(sentences: Tensor) -> Tensor:
     return sentences % FOLDS
 
 
-def explained(laid: Laid, *, steps: int = STEPS, step: Callable[[int], None] = lambda fits: None) -> Explained:
+def explain_shares(stack: Laid, *, steps: int = STEPS, step: Callable[[int], None] = lambda fits: None) -> Explained:
     """Fit all heads to each half of the sentences, group by group, and look at the other half.
 
     Nothing is chosen there: of the half that a description is fitted to, each fifth sentence only says at which of the
     steps, and with which ridge of pairs, to stop, so a group that does not help is not used. `step` is called after
     each fit: of `FOLDS` halves, every group of the inventory.
     """
-    groups = laid.inventory.groups()
-    halves = (_held_out(laid, half, steps, step) for half in range(FOLDS))
+    groups = stack.inventory.groups()
+    halves = (_held_out(stack, half, steps, step) for half in range(FOLDS))
     gains, positions, tables, unmets = zip(*halves, strict=True)
-    gained = {group: sum((gain[group] for gain in gains), torch.zeros(())) for group in groups}
+    gain_by_group = {group: sum((gain[group] for gain in gains), torch.zeros(())) for group in groups}
     position = [sum(parts, torch.zeros(())) for parts in zip(*positions, strict=True)]
     pairs = [table for table in tables if table is not None]
-    sentences = torch.cat([block.sentences for block in laid.blocks])
-    room = torch.cat([block.room for block in laid.blocks])
-    even = torch.cat([block.even for block in laid.blocks])
+    sentences = torch.cat([block.sentences for block in stack.blocks])
+    room = torch.cat([block.room for block in stack.blocks])
+    even = torch.cat([block.even for block in stack.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
-    gained = {group: torch.where(informative, gain, 0.0) for group, gain in gained.items()}
+    gain_by_group = {group: torch.where(informative, gain, 0.0) for group, gain in gain_by_group.items()}
     unmet_gained, unmet_room, unmet_even = sum(unmets, torch.zeros(()))
-    needed = unmet_even.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
-    present = informative & (unmet_room.sum(dim=0) >= LEAST_ROOM * needed)  # [h]
+    least_even = unmet_even.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
+    present = informative & (unmet_room.sum(dim=0) >= LEAST_ROOM * least_even)  # [h]
     unmet = torch.where(present, unmet_gained, 0.0), torch.where(present, unmet_room, 0.0)
-    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, pairs, unmet)
+    return Explained(sentences, gain_by_group, torch.where(informative, room, 0.0), position, pairs, unmet)
 
 
 def _held_out(
-    laid: Laid, half: int, steps: int, step: Callable[[int], None]
+    stack: Laid, half: int, steps: int, step: Callable[[int], None]
 ) -> tuple[Mapping[str, Tensor], Sequence[Tensor], Tables | None, Tensor]:
     """Fit all heads to one half, group after group, and look at the other after each.
 
     Gained, position and pairs as in `Explained`, and gained, room and even weights [3 b h] of keys that were not met;
     zero for the half that was fitted to.
     """
-    fitting = [_of_half(block, half) for block in laid.blocks]
+    fitting = [_of_half(block, half) for block in stack.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
-    held_out = [half_of(block.sentences) != half for block in laid.blocks]
-    description, used = Description(torch.zeros(sum(laid.inventory.sizes), laid.heads)), list[int]()
-    gained, position, projected = dict[str, Tensor](), list[Tensor](), None
-    for group in laid.inventory.groups():
-        used += FEATURES[group]
-        description = _fit(description, fitting, used, laid.tables, steps, pairs=group == "lexical")
-        projected = description.projected(laid.tables)
+    held_out = [half_of(block.sentences) != half for block in stack.blocks]
+    description, features_used = Description(torch.zeros(sum(stack.inventory.sizes), stack.heads)), list[int]()
+    gain_by_group, position, token_vectors = dict[str, Tensor](), list[Tensor](), None
+    for group in stack.inventory.groups():
+        features_used += FEATURES[group]
+        description = _fit(description, fitting, features_used, stack.tables, steps, pairs=group == "lexical")
+        token_vectors = description.project(stack.tables)
         gains = [
-            (block.even - description.cross_entropy(block, used, projected)) * rows[:, None]
-            for block, rows in zip(laid.blocks, held_out, strict=True)
+            (block.even - description.cross_entropy(block, features_used, token_vectors)) * rows[:, None]
+            for block, rows in zip(stack.blocks, held_out, strict=True)
         ]
-        gained[group] = torch.cat(gains)
+        gain_by_group[group] = torch.cat(gains)
         step(1)
         if group == "position":
             position = [
-                description.log_probabilities(block, used, None).exp()
+                description.log_probabilities(block, features_used, None).exp()
                 * (block.counted * rows[:, None, None])[:, :, None]
-                for block, rows in zip(laid.blocks, held_out, strict=True)
+                for block, rows in zip(stack.blocks, held_out, strict=True)
             ]
-    met, unmet = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), list[Tensor]()
-    for block, rows in zip(laid.blocks, held_out, strict=True):
-        new = block.visible & ~torch.isin(_words(block), met) & rows[:, None, None]
-        unmet.append(torch.stack(among(block.weights, description.log_probabilities(block, used, projected), new)))
-    return gained, position, projected, torch.cat(unmet, dim=1)
+    known_words, unmet = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), list[Tensor]()
+    for block, rows in zip(stack.blocks, held_out, strict=True):
+        new = block.visible & ~torch.isin(_words(block), known_words) & rows[:, None, None]
+        unmet.append(
+            torch.stack(among(block.weights, description.log_probabilities(block, features_used, token_vectors), new))
+        )
+    return gain_by_group, position, token_vectors, torch.cat(unmet, dim=1)
 
 
 def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,23 +124,29 @@ def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, 
     own = weights * inside / mass.clamp(min=torch.finfo(weights.dtype).tiny)
     even = some.sum(dim=-1).clamp(min=1).to(weights.dtype).log()[..., None]  # [b n 1]
     of_p = logs.masked_fill(~inside, FAR_BELOW).log_softmax(dim=2)
-    gained = even + (own * of_p).sum(dim=2)  # [b n h]
+    gain = even + (own * of_p).sum(dim=2)  # [b n h]
     room = even + torch.special.xlogy(own, own).sum(dim=2)
-    counted = mass[:, :, 0] * some.any(dim=-1)[..., None]
-    return (gained * counted).sum(dim=1), (room * counted).sum(dim=1), (even * counted).sum(dim=1)
+    row_weights = mass[:, :, 0] * some.any(dim=-1)[..., None]
+    return (gain * row_weights).sum(dim=1), (room * row_weights).sum(dim=1), (even * row_weights).sum(dim=1)
 
 
 def _fit(
-    description: Description, blocks: Sequence[Block], used: Sequence[int], tables: Tables, steps: int, *, pairs: bool
+    description: Description,
+    blocks: Sequence[Block],
+    features: Sequence[int],
+    tables: Tables,
+    steps: int,
+    *,
+    pairs: bool,
 ) -> Description:
     """Go on from `description` with these features; pairs of tokens begin at nothing, and take every ridge in turn."""
-    chosen = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
+    for_fit = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
     if not pairs or not all(table.shape[1] for table in tables):
-        return fitted(description, blocks, used, chosen, tables, steps=steps)
-    description = with_pairs(description, blocks, used, chosen, tables)
+        return fit_description(description, blocks, features, for_fit, tables, steps=steps)
+    description = with_pairs(description, blocks, features, for_fit, tables)
     for number, ridge in enumerate(PAIR_RIDGES):
         more = steps if number else 2 * steps
-        description = fitted(description, blocks, used, chosen, tables, steps=more, pair_ridge=ridge)
+        description = fit_description(description, blocks, features, for_fit, tables, steps=more, pair_ridge=ridge)
     return description
 
 

@@ -164,19 +164,19 @@ def _with_words(
         for name, head, dependent in reversed(aligned.relations):
             parent[word == dependent], relation[word == dependent] = head, name
     lemma = _lemmas(text, word, aligned)
-    parsed, tagged = aligned is not None, aligned is not None and any(aligned.tags)
-    return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, parsed, tagged)
+    has_parse, has_tags = aligned is not None, aligned is not None and any(aligned.tags)
+    return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, has_parse, has_tags)
 
 
 def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:
     """The lemma of the word of each token [n]; without one, the word in lower case."""
-    spelled: dict[int, str] = {}
+    lemma_of: dict[int, str] = {}
     for piece, number in zip(text, word.tolist(), strict=True):
-        spelled[number] = spelled.get(number, "") + piece.lower()
+        lemma_of[number] = lemma_of.get(number, "") + piece.lower()
     if aligned is not None:
-        spelled |= {number: lemma.lower() for number, lemma in enumerate(aligned.lemmas) if lemma}
-    spelled[-1] = ""
-    return np.array([spelled[number] for number in word.tolist()], dtype=object)
+        lemma_of |= {number: lemma.lower() for number, lemma in enumerate(aligned.lemmas) if lemma}
+    lemma_of[-1] = ""
+    return np.array([lemma_of[number] for number in word.tolist()], dtype=object)
 
 
 def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
@@ -223,11 +223,11 @@ Embeddings = Callable[[Numbers], Tensor]
 
 def static_embeddings(checkpoint: Checkpoint, site: Site) -> tuple[Embeddings, Embeddings]:
     """Embeddings of the queries' side and of the keys' side of a site, of at most `WIDEST` dimensions."""
-    query, key = (partial(_embedded, _table(checkpoint, side)) for side in side_names(site))
+    query, key = (partial(_embed, _table(checkpoint, side)) for side in side_names(site))
     return query, key
 
 
-def _embedded(table: Tensor | None, ids: Numbers) -> Tensor:
+def _embed(table: Tensor | None, ids: Numbers) -> Tensor:
     if table is None:
         return torch.zeros(len(ids), 0)
     rows: Tensor = table[torch.from_numpy(ids).to(table.device)].float().cpu()

@@ -78,14 +78,14 @@ class Aggregator:
 
         Yields what was added: where that is finite, so are the sums.
         """
-        packed: dict[torch.device, list[Observation]] = {}
+        by_device: dict[torch.device, list[Observation]] = {}
         for observation in observations:
             self.analyses[observation.analysis.name] = observation.analysis
             ratio = observation.ratio
             if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.per_batch:
                 self._keep_sentences(observation.statistic, batch, ratio)
             if observation.single:
-                packed.setdefault(ratio.total.device, []).append(observation)
+                by_device.setdefault(ratio.total.device, []).append(observation)
             else:
                 if observation.statistic not in self.others:
                     groups = FOLDS if ratio.per_batch else GROUPS
@@ -94,7 +94,7 @@ class Aggregator:
                 self.others[observation.statistic].add(numbers, ratio)
                 if not ratio.centred:  # histograms are whole numbers
                     yield ratio.total
-        for device, group in packed.items():
+        for device, group in by_device.items():
             yield self._add_packed(group, batch, device)
 
     def has(self, analysis: Analysis) -> bool:
@@ -110,10 +110,10 @@ class Aggregator:
 
     def unstack(self) -> None:
         """Give every statistic sums of its own on the CPU, when the corpus has been read."""
-        for packed, stack in self.stacks.items():
+        for statistics, stack in self.stacks.items():
             stack.settle()
             begin = 0
-            for statistic, totals, counts in packed:
+            for statistic, totals, counts in statistics:
                 middle, end = begin + totals, begin + totals + counts
                 sums = GroupSums(groups=stack.groups, budget=self.budget)
                 sums.used = stack.used
@@ -126,24 +126,24 @@ class Aggregator:
         self.stacks.clear()
         self.others.clear()
 
-    def merge(self, sums: Sums, detailed: Mapping[str, dict[str, dict[int, Tensor]]]) -> None:
+    def merge(self, sums: Sums, sentence_values: Mapping[str, dict[str, dict[int, Tensor]]]) -> None:
         """Add the sums of another process, and its values of single sentences."""
         for name, statistics in sums.items():
             for key, statistic in statistics.items():
                 self._merge(name, key, statistic)
-        for name, sentences in detailed.items():
+        for name, sentences in sentence_values.items():
             self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
 
     def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
-        columns, packed, uploaded = [], [], {}
+        columns, statistics, count_on_device = [], [], {}
         for observation in group:
             ratio = observation.ratio
-            if id(ratio.count) not in uploaded:  # several statistics have the same one
-                uploaded[id(ratio.count)] = upload(ratio.count, device)
-            columns += [ratio.total, uploaded[id(ratio.count)]]
-            packed.append((observation.statistic, ratio.total.shape[1], ratio.count.shape[1]))
+            if id(ratio.count) not in count_on_device:  # several statistics have the same one
+                count_on_device[id(ratio.count)] = upload(ratio.count, device)
+            columns += [ratio.total, count_on_device[id(ratio.count)]]
+            statistics.append((observation.statistic, ratio.total.shape[1], ratio.count.shape[1]))
         values = torch.cat(columns, dim=1)
-        sums = self.stacks.setdefault(tuple(packed), GroupSums(budget=len(group) * self.budget))
+        sums = self.stacks.setdefault(tuple(statistics), GroupSums(budget=len(group) * self.budget))
         sums.add(batch.indices, Ratio(values, values[:, :0]))
         return values
 
@@ -161,7 +161,7 @@ class Aggregator:
             by_sentence.setdefault(f"{sentence}/{statistic.site}", {})[statistic.layer] = value
 
 
-def added(earlier: Ratio, later: Ratio) -> Ratio:
+def add_ratios(earlier: Ratio, later: Ratio) -> Ratio:
     """What blocks of queries contribute together."""
     return replace(later, total=earlier.total + later.total, count=earlier.count + later.count)
 

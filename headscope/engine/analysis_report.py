@@ -76,7 +76,7 @@ class Aggregates:
 
     def site_layers(self, name: str) -> list[tuple[Site, int]]:
         """Where a statistic was measured."""
-        return [(site, layer) for measured, site, layer in self.sums if measured == name]
+        return [(site, layer) for statistic, site, layer in self.sums if statistic == name]
 
     def group_sums(self, name: str, site_layer: tuple[Site, int]) -> GroupSums:
         """The sums of a statistic at one (site, layer)."""

@@ -37,15 +37,15 @@ class Maps:
 
 def attention_maps(checkpoint: Checkpoint, sentence: Sentence, *, limit: int, off: Sequence[HeadId] = ()) -> Maps:
     """The attention of every head on one sentence, with the heads of `off` switched off."""
-    return _maps(checkpoint, _encoded(checkpoint, sentence, limit), off)
+    return _maps(checkpoint, _encode_sides(checkpoint, sentence, limit), off)
 
 
 def _maps(checkpoint: Checkpoint, sides: Mapping[SideName, Encoded], off: Sequence[HeadId]) -> Maps:
     target = pad_side([sides["target"]]) if "target" in sides else None
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([sides["source"]]), target)
-    with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
+    with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as tensors:
         checkpoint.forward(batch.to(checkpoint.device))
-    return Maps(captured, sides)
+    return Maps(tensors, sides)
 
 
 def short_examples(
@@ -55,15 +55,15 @@ def short_examples(
 
     Of a text that has no more sentences (such as one that was typed in) with at most `LONG`.
     """
-    chosen: list[Example] = []
+    examples: list[Example] = []
     room, readers = ROOM, {side: TokenReader.of(checkpoint, side) for side in SIDE_NAMES}
     for sentence, sides in _short(checkpoint, corpus, count, limit):
         example = _example(readers, sentence, sides, off)
         room -= sum(weights.nbytes for weights in example.weights.values())
         if room < 0:
             break
-        chosen.append(example)
-    return chosen
+        examples.append(example)
+    return examples
 
 
 def _example(
@@ -83,12 +83,14 @@ def _example(
     for site in SITES:
         layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
         if layers and all((site, layer) in maps.captured.calls for layer in layers):
-            seen = [maps.captured[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers]  # [h t s]
-            weights[site.value] = torch.cat(seen).round().to(torch.uint8).cpu().numpy()
+            layer_weights = [
+                maps.captured[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers
+            ]  # [h t s]
+            weights[site.value] = torch.cat(layer_weights).round().to(torch.uint8).cpu().numpy()
     return Example(sentence.number, texts, subwords, weights)
 
 
-def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[SideName, Encoded]:
+def _encode_sides(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[SideName, Encoded]:
     source = encode_sources([sentence], checkpoint, limit=limit)
     target = checkpoint.reread(source)
     if checkpoint.two_sided and sentence.target and not target:
@@ -99,11 +101,11 @@ def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[Sid
 def _short(
     checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int
 ) -> Iterator[tuple[Sentence, dict[SideName, Encoded]]]:
-    taken, most = 0, SHORT if corpus.count > count else LONG
+    n_examples, longest = 0, SHORT if corpus.count > count else LONG
     for sentence in corpus.first(LOOKED_AT * count):
-        if taken == count:
+        if n_examples == count:
             return
-        sides = _encoded(checkpoint, sentence, limit)
-        if all(0 < len(side.ids) <= most and not side.cut for side in sides.values()):
-            taken += 1
+        sides = _encode_sides(checkpoint, sentence, limit)
+        if all(0 < len(side.ids) <= longest and not side.cut for side in sides.values()):
+            n_examples += 1
             yield sentence, sides

@@ -188,8 +188,8 @@ class Analysis:
 
         So are the numbers of `exact`, which `inspect` leaves there: by column, at every (site, layer).
         """
-        declared = {measure.name for measure in self.measures}
-        names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in declared or not declared)
+        own_measures = {measure.name for measure in self.measures}
+        names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in own_measures or not own_measures)
         report = AnalysisReport(columns=[aggregates.column(name) for name in names])
         report.columns += [Column(name, estimates) for name, estimates in self.exact.items()]
         if rules := self.rules():

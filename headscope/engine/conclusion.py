@@ -20,7 +20,7 @@ from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, function_need_table, need_table, told_agreement
-from headscope.files.writing import deferred
+from headscope.files.writing import hold_signals
 from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
 from headscope.progress import Progress, no_progress
 from headscope.results.study import INTERRUPTED, LeftOut, Study
@@ -58,13 +58,13 @@ def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId],
     ]
 
 
-def stacked(layers: Mapping[int, Tensor]) -> Array:
+def stack_layers(layers: Mapping[int, Tensor]) -> Array:
     """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
     widest = max(len(values) for values in layers.values())
-    filled = np.full((max(layers) + 1, widest), np.nan)
+    matrix = np.full((max(layers) + 1, widest), np.nan)
     for layer, values in layers.items():
-        filled[layer, : len(values)] = values.numpy()
-    return filled
+        matrix[layer, : len(values)] = values.numpy()
+    return matrix
 
 
 NOTHING = "found nothing to measure"
@@ -72,45 +72,47 @@ NOTHING = "found nothing to measure"
 
 def conclude(
     running: Sequence[Analysis],
-    refused: Sequence[LeftOut],
+    omissions: Sequence[LeftOut],
     aggregator: Aggregator,
     layout: Layout,
     bootstrap: Bootstrap,
-    unmeasured: Mapping[str, str],
-    sampled: Mapping[str, str],
+    unmeasured_reasons: Mapping[str, str],
+    sample_sizes: Mapping[str, str],
     marks: Callable[[], Marks],
     progress: Progress = no_progress,
 ) -> Study:
     """The study of all analyses that observed something; the others are left out with the reason.
 
-    `unmeasured` says by analysis why it could not measure some sentences, `sampled` of how many of all ("64 of 240") it
-    is where it is of a part; `marks` how the vocabulary marks words.
+    `unmeasured_reasons` says by analysis why it could not measure some sentences, `sample_sizes` of how many of all
+    ("64 of 240") it is where it is of a part; `marks` how the vocabulary marks words.
     A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
     """
     sums = aggregator.sums
     empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
     reporting = [analysis for analysis in running if analysis not in empty]
 
-    def reported(analysis: Analysis) -> AnalysisReport:
+    def make_report(analysis: Analysis) -> AnalysisReport:
         return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap, progress))
 
     by_analysis: dict[Analysis, AnalysisReport] = {}
     with suppress(KeyboardInterrupt), torch.no_grad():
-        with deferred():
-            by_analysis |= {analysis: reported(analysis) for analysis in reporting if not analysis.fits}
+        with hold_signals():
+            by_analysis |= {analysis: make_report(analysis) for analysis in reporting if not analysis.fits}
         for analysis in reporting:
             if analysis.fits:
-                by_analysis[analysis] = reported(analysis)
+                by_analysis[analysis] = make_report(analysis)
     if reporting and not by_analysis:
         raise KeyboardInterrupt
-    unfinished = [analysis for analysis in reporting if analysis not in by_analysis]
+    missing_reports = [analysis for analysis in reporting if analysis not in by_analysis]
     reporting = [analysis for analysis in reporting if analysis in by_analysis]
     reports = [by_analysis[analysis] for analysis in reporting]
-    labels = _joined([report.labels for report in reports])
-    unsupported = _joined([report.unsupported for report in reports])
-    observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
-    measured = {layer: heads for layer, heads in layout.items() if layer in observed or not observed}
-    heads = heads_table(list(all_heads(measured)), reports, labels, unsupported)
+    labels = _join_texts([report.labels for report in reports])
+    unsupported = _join_texts([report.unsupported for report in reports])
+    observed_places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    measured_layout = {
+        layer: heads for layer, heads in layout.items() if layer in observed_places or not observed_places
+    }
+    heads = heads_table(list(all_heads(measured_layout)), reports, labels, unsupported)
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
     if any(analysis.functions for analysis in reporting):
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
@@ -119,19 +121,23 @@ def conclude(
         heads["description"] = descriptions(heads, tables, marks())
     objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
     absent = [
-        *refused,
-        *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty),
-        *(LeftOut(analysis.name, INTERRUPTED) for analysis in unfinished),
+        *omissions,
+        *(LeftOut(analysis.name, unmeasured_reasons.get(analysis.name, NOTHING)) for analysis in empty),
+        *(LeftOut(analysis.name, INTERRUPTED) for analysis in missing_reports),
     ]
     record = {
         "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
-        "complete": not unfinished,
-        "signatures": {analysis.name: _signature(analysis, sampled.get(analysis.name)) for analysis in reporting},
-        "sampled": dict(sampled),
+        "complete": not missing_reports,
+        "signatures": {analysis.name: _signature(analysis, sample_sizes.get(analysis.name)) for analysis in reporting},
+        "sampled": dict(sample_sizes),
         "left_out": list(map(asdict, absent)),
         "remarks": [
-            *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
-            *(f"{name} on {part} sentences" for name, part in sampled.items()),
+            *(
+                f"{analysis.name} {unmeasured_reasons[analysis.name]}"
+                for analysis in reporting
+                if analysis.name in unmeasured_reasons
+            ),
+            *(f"{name} on {part} sentences" for name, part in sample_sizes.items()),
             *dict.fromkeys(remark for report in reports for remark in report.remarks),
         ],
         "objective": next(({"name": its.name, "damage": its.damage_words} for its in objectives), {}),
@@ -145,11 +151,11 @@ def conclude(
     )
 
 
-def _joined(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:
+def _join_texts(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:
     texts: dict[HeadId, list[str]] = {}
     for part in parts:
-        for head, added in part.items():
-            texts.setdefault(head, []).extend(added)
+        for head, head_texts in part.items():
+            texts.setdefault(head, []).extend(head_texts)
     return texts
 
 
@@ -195,7 +201,7 @@ def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
 
 def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
     detail = {
-        name: {key: stacked(layers) for key, layers in sentences.items()}
+        name: {key: stack_layers(layers) for key, layers in sentences.items()}
         for name, sentences in aggregator.detailed.items()
     }
     for report in reports:

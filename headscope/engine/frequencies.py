@@ -38,9 +38,9 @@ def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor
     """
     plain = checkpoint.plain_ids(side="source")
     subwords = dict(zip(plain, checkpoint.subwords(plain, side="source"), strict=True))
-    ordered = sorted(plain, key=lambda number: (-counts.get(number, 0), subwords[number] or ""))
+    by_frequency = sorted(plain, key=lambda number: (-counts.get(number, 0), subwords[number] or ""))
     ranks = torch.zeros(checkpoint.vocabulary, dtype=torch.long)
-    ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
+    ranks[torch.tensor(by_frequency)] = torch.arange(1, len(by_frequency) + 1)
     return ranks
 
 
@@ -48,8 +48,8 @@ def count_subwords(checkpoint: Checkpoint, texts: Iterable[str], *, limit: int) 
     """How often each id occurs in texts, special ids left out."""
     counts = np.zeros(checkpoint.vocabulary, dtype=np.int64)
     for chunk in _chunks(texts):
-        for encoded in checkpoint.encode(chunk, side="source", limit=limit):
-            plain = [number for number, special in zip(encoded.ids, encoded.special, strict=True) if not special]
+        for sentence in checkpoint.encode(chunk, side="source", limit=limit):
+            plain = [number for number, special in zip(sentence.ids, sentence.special, strict=True) if not special]
             np.add.at(counts, plain, 1)
     return {int(number): int(counts[number]) for number in counts.nonzero()[0]}
 

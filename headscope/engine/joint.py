@@ -43,11 +43,11 @@ def with_budget(options: AnalyzeOptions) -> AnalyzeOptions:
 
     They are as they were where no importance is measured.
     """
-    asked = options.importance == "all" or {"ablation", "importance"} & {*options.only, *options.also}
-    if options.importance == "none" and not asked and not options.faithfulness:
+    requests_ablation = options.importance == "all" or {"ablation", "importance"} & {*options.only, *options.also}
+    if options.importance == "none" and not requests_ablation and not options.faithfulness:
         return options
-    given = options.analysis_options["ablation_passes"]
-    passes = given if given is not None else 0 if asked else PASSES
+    passes_option = options.analysis_options["ablation_passes"]
+    passes = passes_option if passes_option is not None else 0 if requests_ablation else PASSES
     return replace(options, analysis_options={**options.analysis_options, "ablation_passes": passes})
 
 
@@ -93,14 +93,14 @@ def random_sets(heads: Sequence[HeadId], layout: Layout, *, seed: int) -> list[l
     """
     generator, sets = random.Random(f"{seed} {sorted(map(str, heads))}"), dict[frozenset[HeadId], list[HeadId]]()
     for _ in range(10 * SETS):
-        drawn: list[HeadId] = []
+        random_set: list[HeadId] = []
         for (site, layer), count in Counter((head.site, head.layer) for head in heads).items():
             of_layer = [HeadId(site, layer, number) for number in range(layout[site, layer])]
-            others = [head for head in of_layer if head not in heads]
-            own = generator.sample([head for head in of_layer if head in heads], max(0, count - len(others)))
-            drawn += own + generator.sample(others, count - len(own))
-        if {*drawn} != {*heads}:
-            sets.setdefault(frozenset(drawn), drawn)
+            other_heads = [head for head in of_layer if head not in heads]
+            own = generator.sample([head for head in of_layer if head in heads], max(0, count - len(other_heads)))
+            random_set += own + generator.sample(other_heads, count - len(own))
+        if {*random_set} != {*heads}:
+            sets.setdefault(frozenset(random_set), random_set)
         if len(sets) == SETS:
             break
     return list(sets.values())
@@ -117,43 +117,43 @@ class Together(Analysis):
     layer_index: ClassVar[LayerIndex | None] = None
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        found: dict[tuple[str, Site, int], Ratio] = {}
+        ratios: dict[tuple[str, Site, int], Ratio] = {}
         how = self.run.analysis_options.get("ablate_with", "zero")
         with (
             torch.inference_mode(),
             explained_batch(
                 checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=how
-            ) as explained,
+            ) as ablated_batch,
         ):
-            places = {head: place for place, head in enumerate(all_heads(explained.layout))}
-            intact = explained.f(explained.gates)
+            places = {head: place for place, head in enumerate(all_heads(ablated_batch.layout))}
+            intact = ablated_batch.f(ablated_batch.gates)
             for number, group in enumerate(self.groups):
                 damages = []
                 for heads in (group.heads, *group.others):
-                    gates = explained.gates.clone()
+                    gates = ablated_batch.gates.clone()
                     gates[:, [places[head] for head in heads]] = 0
-                    damages.append(intact - explained.f(gates))
+                    damages.append(intact - ablated_batch.f(gates))
                 first = group.heads[0]
-                found[str(number), first.site, first.layer] = Ratio(
-                    torch.stack(damages, dim=1), explained.counts[:, None]
+                ratios[str(number), first.site, first.layer] = Ratio(
+                    torch.stack(damages, dim=1), ablated_batch.counts[:, None]
                 )
                 self.tick((number + 1) / len(self.groups))
-        return found
+        return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         rows = []
         for (number, _, _), sums in aggregates.sums.items():
             sums.leave_out_empty()
             group, damage = self.groups[int(number)], aggregates.bootstrap.ratio(sums)
-            others = damage.value[1:]
+            random_damage = damage.value[1:]
             rows.append(
                 {
                     **{"role": group.role, "heads": len(group.heads), "which": " ".join(map(str, group.heads))},
                     **{"text": group.text, "value": damage.value[0]},
                     **{"value_low": damage.low[0], "value_high": damage.high[0]},
-                    "random_low": others.min() if len(others) else float("nan"),
-                    "random_high": others.max() if len(others) else float("nan"),
-                    "sets": len(others),
+                    "random_low": random_damage.min() if len(random_damage) else float("nan"),
+                    "random_high": random_damage.max() if len(random_damage) else float("nan"),
+                    "sets": len(random_damage),
                     "sentences": sums.used,
                 }
             )
@@ -179,8 +179,10 @@ def joint_ablation(
     measured is left out with the reason.
     """
     index, groups = resumable_layers(checkpoint.model), role_sets(study, checkpoint.layout, seed=options.seed)
-    repeated = repeated_words(checkpoint, corpus, options) if any(group.text == REPEATED for group in groups) else None
-    texts = {TEXT: corpus} if repeated is None else {TEXT: corpus, REPEATED: repeated}
+    repeated_text = (
+        repeated_words(checkpoint, corpus, options) if any(group.text == REPEATED for group in groups) else None
+    )
+    texts = {TEXT: corpus} if repeated_text is None else {TEXT: corpus, REPEATED: repeated_text}
     groups = [group if group.text in texts else replace(group, text=TEXT) for group in groups]
     tables, signature, numbers = [], dict[str, str](), []
     for name, text in texts.items():
@@ -239,20 +241,26 @@ def repeated_words(checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) 
     if block < 2:
         return None
     generator = random.Random(options.seed)
-    drawn = [{side: " ".join(generator.sample(words[side], block)) for side in sides} for _ in range(RANDOM_SEQUENCES)]
+    word_blocks = [
+        {side: " ".join(generator.sample(words[side], block)) for side in sides} for _ in range(RANDOM_SEQUENCES)
+    ]
 
     def read() -> Iterator[Sentence]:
-        for number, block in enumerate(drawn):
+        for number, block in enumerate(word_blocks):
             twice = {**block, sides[-1]: f"{block[sides[-1]]} {block[sides[-1]]}"}
             yield Sentence(number, twice["source"], twice.get("target"))
 
-    digest = hashlib.sha1(f"{corpus.digest} {drawn}".encode()).hexdigest()
-    return Corpus(corpus.name, len(drawn), digest, read, has_target=corpus.has_target)
+    digest = hashlib.sha1(f"{corpus.digest} {word_blocks}".encode()).hexdigest()
+    return Corpus(corpus.name, len(word_blocks), digest, read, has_target=corpus.has_target)
 
 
 def plain_words(checkpoint: Checkpoint, corpus: Corpus, side: SideName) -> list[str]:
     """Words of letters of the first sentences, sorted, which the model reads as a few subwords each."""
     texts = (getattr(sentence, side) for sentence in islice(corpus, WINDOW))
     words = sorted({word for text in texts for word in text.split() if word.isalpha()})
-    encoded = checkpoint.encode(words, side=side, limit=UNCUT) if words else []
-    return [word for word, each in zip(words, encoded, strict=True) if len(each.ids) - sum(each.special) <= PIECES]
+    encodings = checkpoint.encode(words, side=side, limit=UNCUT) if words else []
+    return [
+        word
+        for word, encoding in zip(words, encodings, strict=True)
+        if len(encoding.ids) - sum(encoding.special) <= PIECES
+    ]

@@ -79,15 +79,15 @@ def fork_batches(
         (len(source.ids), 0 if target is None else len(target.ids))
         for source, target in zip(sources, targets, strict=True)
     ]
-    shuffled = np.random.RandomState(SEED).permutation(len(texts)).tolist()
-    for group in groups(sorted(shuffled, key=lengths.__getitem__), lengths, size or BatchSize()):
+    random_order = np.random.RandomState(SEED).permutation(len(texts)).tolist()
+    for group in groups(sorted(random_order, key=lengths.__getitem__), lengths, size or BatchSize()):
         longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
         numbers = [
             group[position] for position in longest_first.tolist()
         ]  # torch decides about ties, as when fairseq sorts
         read = pad_side([sources[n] for n in numbers], pad=pads["source"])
-        encoded = [target for n in numbers if (target := targets[n]) is not None]
-        target = pad_side(encoded, pad=pads["target"]) if encoded else None
+        targets_read = [target for n in numbers if (target := targets[n]) is not None]
+        target = pad_side(targets_read, pad=pads["target"]) if targets_read else None
         width = read.ids.shape[1]
         order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
         padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))
@@ -104,11 +104,11 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
                 f"--mhr-max-tokens {size.tokens}: sentence {number + 1} has {longest} subwords; raise it, or give "
                 f"--max-length {size.tokens}"
             )
-        crowded = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
-        if batch and (crowded or len(batch) == size.most_sentences):
-            closed = max(MULTIPLE * (len(batch) // MULTIPLE), len(batch) % MULTIPLE)
-            closed_batches.append(batch[:closed])
-            batch = batch[closed:]
+        is_full = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
+        if batch and (is_full or len(batch) == size.most_sentences):
+            n_closed = max(MULTIPLE * (len(batch) // MULTIPLE), len(batch) % MULTIPLE)
+            closed_batches.append(batch[:n_closed])
+            batch = batch[n_closed:]
             longest = max(max(lengths[n]) for n in (*batch, number))
         batch.append(number)
     return [*closed_batches, batch] if batch else closed_batches
@@ -137,7 +137,7 @@ def base(weights: Tensor) -> Tensor:
     return weights.amax(dim=(-1, -2))
 
 
-def advanced(weights: Tensor, widths: Tensor) -> Tensor:
+def advance_share(weights: Tensor, widths: Tensor) -> Tensor:
     """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key."""
     return mean_of_keys(weights.amax(dim=-2), widths)
 
@@ -189,7 +189,7 @@ def mhr_pickles(
         raise ConfigError(f"--mhr-rows {rows!r} is not known; choose one of {', '.join(ROWS)}")
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"--mhr-rows {rows} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
-    collected = _FileRows(summed=rows == "corpus")
+    file_rows = _FileRows(sums_rows=rows == "corpus")
     last: dict[At, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
@@ -210,10 +210,10 @@ def mhr_pickles(
                 checkpoint.forward(batch)
             for at, call in last.items():
                 real = [side.real for side in batch.sides(at[0])] if rows == "corpus" else [None, None]
-                collected.add(at, fork_numbers(call, *real))
+                file_rows.add(at, fork_numbers(call, *real))
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
-    files = {f"{SCORES[kind]}/{name}-{kind}": collected.scores(kind) for kind in SCORES}
-    files |= {f"{folder}/{name}": collected.matrices(kind) for kind, folder in MATRICES.items()}
+    files = {f"{SCORES[kind]}/{name}-{kind}": file_rows.scores(kind) for kind in SCORES}
+    files |= {f"{folder}/{name}": file_rows.matrices(kind) for kind, folder in MATRICES.items()}
     if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
     return {f"mhr/{file}.pkl": nested(attention_sites) for file, attention_sites in files.items()}
@@ -233,7 +233,7 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     keys = weights.new_ones(b, s, dtype=torch.bool) if keys is None else keys
     widths = keys.sum(dim=1)
     weights = without_last_cell(weights, queries, keys)
-    spread = advanced(weights, widths)
+    spread = advance_share(weights, widths)
     flat = (context * queries[:, None, :, None]).flatten(2)  # [b h t·k]
     unit = flat / flat.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     return {
@@ -248,8 +248,8 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
 class _FileRows:
     """Rows of every file, or where `summed` the sums of what one row will say."""
 
-    def __init__(self, *, summed: bool) -> None:
-        self.summed = summed
+    def __init__(self, *, sums_rows: bool) -> None:
+        self.summed = sums_rows
         self.values: dict[str, dict[At, list[Tensor]]] = {kind: {} for kind in (*SCORES, *MATRICES)}
         self.counts: dict[tuple[str, At], int] = {}
 

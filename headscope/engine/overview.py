@@ -69,24 +69,24 @@ def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[di
 
     Read off the attention module, as transformers' have it, or off its config where all layers are alike (Mistral).
     """
-    found: dict[int, list[int]] = {}
+    layers_by_window: dict[int, list[int]] = {}
     for place in places:
         module = checkpoint.model.get_submodule(place.name)
         of_all = getattr(getattr(module, "config", None), "sliding_window", None)
         window = getattr(module, "sliding_window", of_all)
         if isinstance(window, int) and window > 0 and place.site is not Site.CROSS:
-            found.setdefault(window, []).append(place.layer)
-    return [{"tokens": window, "layers": layers} for window, layers in found.items()]
+            layers_by_window.setdefault(window, []).append(place.layer)
+    return [{"tokens": window, "layers": layers} for window, layers in layers_by_window.items()]
 
 
 def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    found: dict[tuple[str, str, str], list[int]] = {}
+    layers_by_mixing: dict[tuple[str, str, str], list[int]] = {}
     for site, layer, mixing in mixings_of(checkpoint.model):
         if mixing.summary:
-            found.setdefault((site.value, mixing_name(mixing), mixing.summary), []).append(layer)
+            layers_by_mixing.setdefault((site.value, mixing_name(mixing), mixing.summary), []).append(layer)
     return [
         {"site": site, "layers": layers, "mixing": name, "summary": summary}
-        for (site, name, summary), layers in found.items()
+        for (site, name, summary), layers in layers_by_mixing.items()
     ]
 
 
@@ -146,8 +146,8 @@ class Kind:
 
     def variants(self) -> dict[str, Any]:
         """Its variants by name."""
-        registered: Any = import_target(self.registry)
-        return registered() if inspect.isfunction(registered) else dict(registered)
+        members: Any = import_target(self.registry)
+        return members() if inspect.isfunction(members) else dict(members)
 
     def items(self, overview: Mapping[str, Any] | None) -> list[Item]:
         """Its variants in the order of their names; with a checkpoint's overview, which of them fit."""
@@ -197,7 +197,7 @@ def _criterion_cost(cls: Any) -> str:
 KINDS: Mapping[str, Kind] = {
     "analyses": Kind("headscope.engine.base:ANALYSES", _analysis_needs, _analysis_cost, "analyses"),
     "pair-functions": Kind(
-        "headscope.description.pair_function:PAIR_FUNCTIONS", lambda each: NEEDS["parse"] if each.parsed else ""
+        "headscope.description.pair_function:PAIR_FUNCTIONS", lambda function: NEEDS["parse"] if function.parsed else ""
     ),
     "criteria": Kind("headscope.pruning.ranking.criterion:CRITERIA", cost=_criterion_cost),
     "objectives": Kind(
@@ -226,7 +226,7 @@ def catalogue(kind: str, overview: Mapping[str, Any] | None = None) -> list[Item
     if kind not in KINDS:
         raise ConfigError(unknown("kind", kind, list(KINDS)))
     if overview is not None and not KINDS[kind].overview:
-        depend = ", ".join(name for name, each in KINDS.items() if each.overview)
+        depend = ", ".join(name for name, kind_entry in KINDS.items() if kind_entry.overview)
         raise ConfigError(f"{kind} are the same for every checkpoint; leave it out, or list {depend}")
     items = KINDS[kind].items(overview)
     if kind == "criteria":

@@ -54,17 +54,19 @@ def choose_analyses(
 
     Names are those of analyses or of their groups. ConfigError for an unknown name, with the nearest known one.
     """
-    registered = dict(ANALYSES)
-    chosen = _members(only) or {name for name, cls in registered.items() if cls.default}
-    chosen = (chosen | _members(also)) - _members(skip)
-    if not chosen:
+    variants = dict(ANALYSES)
+    names = _members(only) or {name for name, cls in variants.items() if cls.default}
+    names = (names | _members(also)) - _members(skip)
+    if not names:
         raise ConfigError("no analysis is left to run; ask for fewer to be skipped")
-    return sorted((registered[name] for name in chosen), key=lambda cls: (cls.order, cls.name))
+    return sorted((variants[name] for name in names), key=lambda cls: (cls.order, cls.name))
 
 
 def _members(names: Sequence[str]) -> set[str]:
-    known = [(member, cls.group) for member, cls in ANALYSES]
-    members = ([member for member, group in known if group == name] or [ANALYSES.get(name).name] for name in names)
+    groups_by_member = [(member, cls.group) for member, cls in ANALYSES]
+    members = (
+        [member for member, group in groups_by_member if group == name] or [ANALYSES.get(name).name] for name in names
+    )
     return {member for of_name in members for member in of_name}
 
 
@@ -81,17 +83,19 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
     has_text = options.parse == "stanza" or getattr(options, "source", None) is not None  # else parses are the text
-    for option, given, need in (
+    for option, option_value, need in (
         ("--parse", has_text and options.parse, "parse"),
         ("--target-parse", options.target_parse, "parse"),
         ("--frequencies", options.frequencies, "frequencies"),
         ("--frequency-corpus", options.frequency_corpus, "frequencies"),
     ):
-        if given and not any(reads(cls, need) for cls in analyses):
+        if option_value and not any(reads(cls, need) for cls in analyses):
             able = [name for name, cls in ANALYSES if reads(cls, need)]
-            raise ConfigError(f"{option} {given} is what {' and '.join(able)} read; ask for one (--also {able[-1]})")
-    others = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
-    refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], others)
+            raise ConfigError(
+                f"{option} {option_value} is what {' and '.join(able)} read; ask for one (--also {able[-1]})"
+            )
+    reasons = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
+    refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], reasons)
     return analyses
 
 
@@ -143,12 +147,12 @@ def run_options(
         analysis_options=config.analysis_options,
     )
     if any("frequencies" in cls.needs for cls in analyses) and not checkpoint.reads_sound:
-        counted = {"file": config.frequencies, "text": config.frequency_corpus}
-        options = replace(options, **token_frequencies(checkpoint, corpus, **counted, limit=limit))
+        frequency_options = {"file": config.frequencies, "text": config.frequency_corpus}
+        options = replace(options, **token_frequencies(checkpoint, corpus, **frequency_options, limit=limit))
     if config.batch_tokens is not None:
         return options, ""
-    tokens, said = batch_tokens(checkpoint, corpus, analyses, options, processes=processes)
-    return replace(options, batching=replace(options.batching, tokens=tokens)), said
+    tokens, remarks = batch_tokens(checkpoint, corpus, analyses, options, processes=processes)
+    return replace(options, batching=replace(options.batching, tokens=tokens)), remarks
 
 
 def analyze(
@@ -191,15 +195,21 @@ def analyze(
             else:
                 runner.leave_out(analysis, text)
         with runner.hooks():
-            scrambled = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
-            with progress(title, corpus.count * (1 + scrambled)) as step, _placed(streams, checkpoint) as stream:
+            reads_scrambled = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
+            with (
+                progress(title, corpus.count * (1 + reads_scrambled)) as step,
+                _place_batches(streams, checkpoint) as stream,
+            ):
                 for number, batch in enumerate(stream):
                     if processes.owns(number):
                         runner.run(batch)
                     step(len(batch.indices) if batch.kind != "random" else 0)
             for analysis in filter(explains, runner.running):
                 own = _streams(checkpoint, texts[analysis.name], running, only="text")
-                with progress(analysis.name, texts[analysis.name].count) as step, _placed(own, checkpoint) as stream:
+                with (
+                    progress(analysis.name, texts[analysis.name].count) as step,
+                    _place_batches(own, checkpoint) as stream,
+                ):
                     for number, batch in enumerate(stream):
                         if analysis not in runner.running:
                             break
@@ -237,7 +247,7 @@ def analyze(
 
 
 @contextmanager
-def _placed(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
+def _place_batches(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
     """Within the block the batches; those of an accelerator are made ready ahead, as a CPU has no time to."""
     if checkpoint.device.type != "cpu":
         stream = ahead(batch.pin(checkpoint.device) for batch in stream)
@@ -293,19 +303,19 @@ def _applicable(
     if not any(checkpoint.layout.values()):
         raise ConfigError(f"{checkpoint.path} has no attention heads (any more), so there is nothing to analyse")
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
-    measured = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
+    measured_sites = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
     left_out = []
-    if unmeasured := sorted(site.value for site in sites - measured):
-        left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
+    if unmeasured_sites := sorted(site.value for site in sites - measured_sites):
+        left_out.append(LeftOut(" and ".join(unmeasured_sites), "need a --target, which the decoder is to read"))
     fitting = []
     for cls in analyses:
-        reason = _missing(cls, checkpoint, corpus, options, sites, measured) or cls.applies(checkpoint)
+        reason = _missing(cls, checkpoint, corpus, options, sites, measured_sites) or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
             fitting.append(cls)
-    unasked = {cls.name for cls in analyses if cls.default}  # of others it is said that they are left out
-    idle = {omission.analysis: f"it {omission.why}" for omission in left_out if omission.analysis in unasked}
+    default_names = {cls.name for cls in analyses if cls.default}  # of others it is said that they are left out
+    idle = {omission.analysis: f"it {omission.why}" for omission in left_out if omission.analysis in default_names}
     refuse_idle_options(options.analysis_options, [cls.name for cls in fitting], idle)
     if not fitting:
         raise ConfigError(
@@ -323,7 +333,7 @@ def _missing(
     corpus: Corpus,
     options: RunOptions,
     sites: set[Site],
-    measured: set[Site],
+    measured_sites: set[Site],
 ) -> str | None:
     """What an analysis lacks here: data that it needs, or heads at its sites. Returns None if it lacks nothing."""
     if "random" in cls.passes and checkpoint.reads_sound:
@@ -334,11 +344,13 @@ def _missing(
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
     if "frequencies" in cls.needs and options.ranks is None:
         return "needs token frequencies"
-    if cls.passes and not cls.sites & measured:
+    if cls.passes and not cls.sites & measured_sites:
         if cls.sites & sites:
             return "needs a --target"
-        supported = " or ".join(site.value for site in SITES if site in cls.sites)
-        return f"is for {supported}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
+        site_names = " or ".join(site.value for site in SITES if site in cls.sites)
+        return (
+            f"is for {site_names}; measured here: {', '.join(site.value for site in SITES if site in measured_sites)}"
+        )
     return None
 
 
@@ -353,8 +365,8 @@ def _streams(
     """The batches of the text, scrambled ones and random tokens, as far as an analysis sees them; `only` one kind."""
     seed, batching = running[0].run.seed, running[0].run.batching
     passes = {name for analysis in running for name in analysis.passes if only in ("", name)}
-    needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
-    labels = needed and gives_labels(checkpoint, corpus)
+    needs_labels = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
+    labels = needs_labels and gives_labels(checkpoint, corpus)
     limit, tokens, long = sentence_limit(checkpoint, batching.limit), batching.tokens, batching.long
     read = partial(batches, encoder=checkpoint, tokens=tokens, limit=limit, long=long)
     if "text" in passes:
@@ -393,8 +405,8 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
     size = max(FOLDS, batching.tokens // (len(start) + 2 * block))
     drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
     for indices in torch.arange(RANDOM_SEQUENCES).split(size):
-        drawn = drawn_ids[indices].tolist()
-        blocks = pad_side([Encoded.plain(once) for once in drawn])
-        repeated = pad_side([Encoded.plain([*once, *once], start=start) for once in drawn])
-        source, target = (blocks, repeated) if two_sided else (repeated, None)
+        blocks_drawn = drawn_ids[indices].tolist()
+        blocks = pad_side([Encoded.plain(once) for once in blocks_drawn])
+        repetitions = pad_side([Encoded.plain([*once, *once], start=start) for once in blocks_drawn])
+        source, target = (blocks, repetitions) if two_sided else (repetitions, None)
         yield Batch(indices, 0, source, target, kind="random")

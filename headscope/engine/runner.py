@@ -16,18 +16,18 @@ from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
-from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
+from headscope.engine.aggregate import Aggregator, Observation, Statistic, add_ratios
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.writing import deferred as signals_deferred
+from headscope.files.writing import hold_signals as signals_deferred
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
-from headscope.model.nonfinite import DeferredChecks, deferred
+from headscope.model.nonfinite import DeferredChecks, defer_checks
 from headscope.model.streaming.context import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.progress import Progress, no_progress
@@ -89,7 +89,7 @@ class AnalysisRunner:
         self.checks = DeferredChecks(self.checkpoint.device)
 
     @property
-    def differentiated(self) -> bool:
+    def needs_gradients(self) -> bool:
         """Whether any analysis needs gradients."""
         return any("gradient" in analysis.needs for analysis in self.running)
 
@@ -100,7 +100,7 @@ class AnalysisRunner:
         with ExitStack() as stack:
             for analysis in self.running:
                 stack.enter_context(analysis.hooks(self.checkpoint))
-            if self.differentiated or any(map(explains, self.running)):
+            if self.needs_gradients or any(map(explains, self.running)):
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.on_attention))
             stack.callback(self.aggregator.unstack)
@@ -114,7 +114,7 @@ class AnalysisRunner:
     def run(self, batch: Batch) -> None:
         """The common pass over a batch, which counts when it is through."""
         with self._passing(batch, "") as on_device:
-            if batch.kind == "text" and self.differentiated:
+            if batch.kind == "text" and self.needs_gradients:
                 self._differentiate(on_device)
             else:
                 self._look(on_device, self.running)
@@ -129,13 +129,13 @@ class AnalysisRunner:
 
         `step` is called with numbers of sentences, which add up to those of the batch.
         """
-        shown, size = 0, len(batch.indices)
+        reported_count, size = 0, len(batch.indices)
 
         def tick(share: float) -> None:
-            nonlocal shown
-            now = max(shown, int(size * share))
-            step(now - shown)
-            shown = now
+            nonlocal reported_count
+            now = max(reported_count, int(size * share))
+            step(now - reported_count)
+            reported_count = now
 
         analysis.tick = tick  # type: ignore[method-assign]
         with self._passing(batch, analysis.name) as on_device:
@@ -147,7 +147,7 @@ class AnalysisRunner:
     def _passing(self, batch: Batch, name: str) -> Iterator[Batch]:
         """Within the block the batch, on the device, goes through the model; what is observed counts at its end."""
         self.observations = {}
-        with deferred(self.checks), streaming() if self.streams(batch) else nullcontext():
+        with defer_checks(self.checks), streaming() if self.streams(batch) else nullcontext():
             yield batch.to(self.checkpoint.device)
         with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
             for values in self.aggregator.add(batch, list(self.observations.values())):
@@ -184,13 +184,13 @@ class AnalysisRunner:
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._observing(batch, observers):
-            self.unseen = set() if any(map(watches, self.running)) else self._awaited(batch, observers)
+            self.unseen = set() if any(map(watches, self.running)) else self._awaited_layers(batch, observers)
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:
                 self._observe(heads, self.observers, afterwards=True)
 
-    def _awaited(self, batch: Batch, observers: Sequence[Analysis]) -> set[tuple[Site, int]]:
+    def _awaited_layers(self, batch: Batch, observers: Sequence[Analysis]) -> set[tuple[Site, int]]:
         """Layers that these analyses see of such a batch; all of them where they see none, which checks the pass."""
         sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
         return {place for place in self.layers if place[0] in sites} or set(self.layers)
@@ -208,7 +208,7 @@ class AnalysisRunner:
                 analysis for analysis in self.running if "gradient" not in analysis.needs and "text" in analysis.passes
             ]:
                 self._look(batch, text_analyses)
-        ready = objective.prepared(self.checkpoint, batch)
+        ready = objective.prepare(self.checkpoint, batch)
         with self._observing(ready, observers):
             with differentiable_contexts():
                 outcome = objective.evaluate(self.checkpoint, objective.output(self.checkpoint, ready), ready)
@@ -257,11 +257,11 @@ class AnalysisRunner:
         return self.batch.kind in analysis.passes and heads.site in analysis.sites
 
     def _observe(self, heads: HeadBatch, observers: Sequence[Analysis], *, afterwards: bool = False) -> None:
-        concerned = [
+        concerned_analyses = [
             analysis for analysis in observers if later(analysis) is afterwards and self._concerns(analysis, heads)
         ]
-        by_rows = [analysis for analysis in concerned if analysis.reads == "rows"]
-        for analysis in concerned:
+        by_rows = [analysis for analysis in concerned_analyses if analysis.reads == "rows"]
+        for analysis in concerned_analyses:
             if analysis not in by_rows and (heads.rows or not _needs_matrix(analysis)):
                 self._show(analysis, heads)
         for block in heads.in_blocks() if by_rows else ():
@@ -275,19 +275,19 @@ class AnalysisRunner:
     def _add(self, analysis: Analysis, statistic: Statistic, ratio: Ratio) -> None:
         """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
         earlier = self.observations.get(statistic)
-        ratio = ratio if earlier is None else added(earlier.ratio, ratio)
+        ratio = ratio if earlier is None else add_ratios(earlier.ratio, ratio)
         self.observations[statistic] = Observation(analysis, statistic, ratio)
 
     def part(self) -> PartialResult:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        measured = (self.aggregator.sums, self.aggregator.detailed)
-        return PartialResult(*measured, self.refused, states, self.streamed, self.unmeasured, self.done)
+        measurements = (self.aggregator.sums, self.aggregator.detailed)
+        return PartialResult(*measurements, self.refused, states, self.streamed, self.unmeasured, self.done)
 
     def merge(self, part: PartialResult) -> None:
         """Add what another process observed in its share of the batches."""
-        refused = {left_out.analysis for left_out in part.refused}
-        self.running = [analysis for analysis in self.running if analysis.name not in refused]
+        refused_names = {left_out.analysis for left_out in part.refused}
+        self.running = [analysis for analysis in self.running if analysis.name not in refused_names]
         self.refused += [left_out for left_out in part.refused if left_out not in self.refused]
         self.aggregator.merge(part.sums, part.detailed)
         self.streamed += part.streamed
@@ -310,8 +310,8 @@ class AnalysisRunner:
 
         `texts` are what each analysis explains.
         """
-        sampled = {name: text.count for name, text in texts.items() if text.count < sentences}
-        for sums in (sums for name in sampled for sums in self.aggregator.sums.get(name, {}).values()):
+        sample_counts = {name: text.count for name, text in texts.items() if text.count < sentences}
+        for sums in (sums for name in sample_counts for sums in self.aggregator.sums.get(name, {}).values()):
             sums.leave_out_empty()
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
@@ -330,7 +330,7 @@ class AnalysisRunner:
             self.checkpoint.layout,
             bootstrap,
             missing,
-            {name: f"{count} of {sentences}" for name, count in sampled.items() if name not in missing},
+            {name: f"{count} of {sentences}" for name, count in sample_counts.items() if name not in missing},
             lambda: TokenReader.of(self.checkpoint, "target").marks,
             progress,
         )

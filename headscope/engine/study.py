@@ -138,8 +138,8 @@ def run_analysis(
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
     """
     began = time.monotonic()
-    chosen = chosen_analyses(config, prompts=config.clean is not None)
-    if config.write_alignment and "alignment" not in [analysis.name for analysis in chosen]:
+    analyses = chosen_analyses(config, prompts=config.clean is not None)
+    if config.write_alignment and "alignment" not in [analysis.name for analysis in analyses]:
         raise ConfigError("--write-alignment is about what the analysis alignment measures; run it: --only alignment")
     written_into = [Input(path, checkpoint=True) for path in [config.write_alignment] if path is not None]
     inputs = [*inputs_of(config), *written_into]
@@ -177,8 +177,8 @@ def run_analysis(
         try:
             if config.write_alignment and study.complete:
                 write = import_target("headscope.pruning.engines.alignment:write_measured")
-                named = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
-                study.record["alignment_heads"] = named
+                named_heads = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
+                study.record["alignment_heads"] = named_heads
         finally:  # what was measured is kept where the other model cannot be written
             build_study(study, build, figures=config.figures, report=config.report)
         return study
@@ -226,21 +226,21 @@ def measure_heads(
         study.record["remarks"] += [remark] if remark else []
         if not processes.main:
             return study
-        with finishing(study, "roles") as wanted:
-            if options.importance != "none" and study.labels and "ablation" in study.heads and wanted():
+        with finishing(study, "roles") as is_wanted:
+            if options.importance != "none" and study.labels and "ablation" in study.heads and is_wanted():
                 joint_ablation(study, checkpoint, corpus, run, replicates=options.bootstrap, progress=progress)
-        with finishing(study, "faithfulness") as wanted:
-            if options.faithfulness and wanted():
+        with finishing(study, "faithfulness") as is_wanted:
+            if options.faithfulness and is_wanted():
                 _add_faithfulness(study, checkpoint, corpus, analyses, options, run, progress)
-        with finishing(study, "mhr_pickles") as wanted:
-            if options.mhr_pickles and wanted():
+        with finishing(study, "mhr_pickles") as is_wanted:
+            if options.mhr_pickles and is_wanted():
                 size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), run.batching.tokens
                 study.pickles = mhr_pickles(
                     checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=tokens, size=size
                 )
                 study.record["data"]["sentences"] = study.sentences or corpus.count  # analyses of weights read none
-        with finishing(study, "examples") as wanted:
-            if options.examples_kept and wanted():
+        with finishing(study, "examples") as is_wanted:
+            if options.examples_kept and is_wanted():
                 study.examples = short_examples(checkpoint, corpus, options.examples_kept, limit=limit, off=off)
     study.record["seconds"] = time.monotonic() - began
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}

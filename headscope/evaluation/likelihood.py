@@ -182,7 +182,7 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
     longest = max(probes, key=lambda batch: batch.longest, default=None)
 
     def run(batch: Batch) -> None:
-        with torch.inference_mode(), PartialForward().recorded():
+        with torch.inference_mode(), PartialForward().record_inputs():
             on_device = batch.to(device)
             if checkpoint.predicts == "nothing":
                 checkpoint.states(on_device)
@@ -207,7 +207,7 @@ def _under_masks(
     def score_logits(logits: Tensor) -> tuple[Tensor, ...]:
         return *token_sums(logits, labels), class_counts(logits, labels, names)
 
-    with reuse.recorded():
+    with reuse.record_inputs():
         shared_memory: Any = checkpoint.memory(batch)
         intact_columns = score_logits(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
     for heads, start in zip(masks, starts, strict=True):

@@ -22,7 +22,7 @@ from headscope.evaluation.opened import OpenedEvaluation, open_all
 from headscope.evaluation.quality import Evaluation, MeasuredMetrics, evaluation_signature, measure, score_corpus
 from headscope.files.folders import check_writable, write_beside
 from headscope.files.output_checks import Input, check_file, inputs_of
-from headscope.files.tables import shielded
+from headscope.files.tables import shield_formulas
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
@@ -203,7 +203,7 @@ def _measure(
     with eval_mode(setup.checkpoint.model), eval_mode(intact.model):
         result = measure(setup, progress=progress if processes.main else no_progress)
     if out is not None and processes.main:
-        frame = shielded(result.table if isinstance(result, EachHead) else result.sentences)
+        frame = shield_formulas(result.table if isinstance(result, EachHead) else result.sentences)
         write_options: dict[str, bool] = {"force": config.force, "complete": result.complete}
         result.remarks += filter(
             None, [write_beside(out, lambda path: frame.to_csv(path, index=False), **write_options)]

@@ -23,7 +23,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import CorpusSums, LikelihoodOptions, read_corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.attention import is_tapped, untapped
+from headscope.model.attention import is_tapped, without_taps
 from headscope.model.taps import masked
 
 
@@ -85,7 +85,7 @@ def _of_batch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distances of pooled states [b mask 2], their sums over tokens [b mask 2], and the number of tokens [b]."""
     real = (batch.source if batch.target is None else batch.target).real
-    with untapped():
+    with without_taps():
         intact = whole.states(batch.to(whole.device)).cpu().double()
     columns = []
     for heads in masks:

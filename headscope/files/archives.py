@@ -51,8 +51,8 @@ def zip_damage(path: Path) -> str | None:
                 if info.file_size > RATIO * max(info.compress_size, 2**16):
                     return f"its member {info.filename[:80]} is said to be far larger than what is stored"
                 archive.open(info).close()  # the names of a member are the same in both places
-            if (damaged := archive.testzip() if has_checksums(members) else None) is not None:
-                return f"the checksum of its member {damaged[:80]} is another one"
+            if (member := archive.testzip() if has_checksums(members) else None) is not None:
+                return f"the checksum of its member {member[:80]} is another one"
     except BROKEN_ZIP as error:
         return " ".join(str(error).split())[:120] or type(error).__name__
     return None

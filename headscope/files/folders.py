@@ -20,8 +20,8 @@ from headscope.files.output_checks import (
     check_inputs,
     contents,
 )
-from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
-from headscope.files.writing import deferred, write_atomically, write_errors
+from headscope.files.replace import BUILD, discard, lock_folder, recover, relocate, remove_temporary, seal, swap_in
+from headscope.files.writing import hold_signals, write_atomically, write_errors
 
 NOWHERE = Path(os.devnull)
 """The output, this very object, of a command whose result stays in memory."""
@@ -56,11 +56,11 @@ class Build:
         if self.writes:
             check_writable(self.out)
             if self.out.exists():
-                self._stack.enter_context(locked(self.out))
+                self._stack.enter_context(lock_folder(self.out))
         return self
 
     def __exit__(self, *_: object) -> None:
-        with deferred():
+        with hold_signals():
             if self.temporary is not None:
                 shutil.rmtree(self.temporary, ignore_errors=True)
             self._stack.close()
@@ -71,10 +71,10 @@ class Build:
         with write_errors(self.out):
             if self.temporary is None:
                 base = _base(self.out)
-                with deferred():
-                    self._stack.enter_context(_created(base))
+                with hold_signals():
+                    self._stack.enter_context(_create_folder(base))
                     self.temporary = Path(tempfile.mkdtemp(dir=base, prefix=f"{BUILD}{self.out.resolve().name}-"))
-                    self._stack.enter_context(locked(self.temporary))
+                    self._stack.enter_context(lock_folder(self.temporary))
             yield self.temporary
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
@@ -83,7 +83,7 @@ class Build:
         A `partial` result replaces nothing: where `out` holds a run it goes to OUT.new.
         """
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
-        with self.writing() as temporary, deferred():
+        with self.writing() as temporary, hold_signals():
             self._check(out)
             seal(temporary, self.kind, dict(record), out)
             swap_in(temporary, out, self.kind, force=self.force)
@@ -104,13 +104,13 @@ class Workplace:
     def finish(self) -> None:
         """Swap the complete run in."""
         if self.path != self.out:
-            with write_errors(self.out), deferred():
+            with write_errors(self.out), hold_signals():
                 relocate(self.path, self.out)
                 swap_in(self.path, self.out, self.kind)
 
     def discard(self) -> None:
         """Remove the files of this run."""
-        with deferred():
+        with hold_signals():
             discard(self.path, self.kind)
 
 
@@ -147,17 +147,17 @@ def workplace(
     with ExitStack() as stack:
         for folder in (out, new):
             if folder.exists():
-                stack.enter_context(locked(folder))
+                stack.enter_context(lock_folder(folder))
         if path == new and resume is None:
-            with deferred():
+            with hold_signals():
                 discard(new, kind)
-        stack.enter_context(_created(path))
-        stack.enter_context(locked(path))
+        stack.enter_context(_create_folder(path))
+        stack.enter_context(lock_folder(path))
         try:
             remove_temporary(path)
             yield Workplace(path, out, kind)
         finally:
-            with deferred():
+            with hold_signals():
                 remove_temporary(path)
 
 
@@ -166,7 +166,7 @@ def clear_killed(out: Path, kind: OutputKind) -> None:
     new = replacing_folder(out)
     for folder in (out, new):
         recover(folder, kind)
-    with suppress(OSError, OutputError), locked(new):
+    with suppress(OSError, OutputError), lock_folder(new):
         remove_temporary(new)
         new.rmdir()
 
@@ -205,7 +205,7 @@ def _base(out: Path) -> Path:
 
 
 @contextmanager
-def _created(folder: Path) -> Iterator[None]:
+def _create_folder(folder: Path) -> Iterator[None]:
     """Within the block the directory and its parents exist; those created here are removed again if left empty."""
     new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     with write_errors(folder):
@@ -229,9 +229,9 @@ def write_beside(path: Path, write: Callable[[Path], object], *, force: bool, co
         return ""
     name = f"{path.name}.{'new' if complete else 'partial'}"
     free = (path.with_name(f"{name}{number}") for number in ("", *range(2, 1000)))
-    beside = next(other for other in free if not other.exists())
-    write_atomically(beside, write)
+    alternative = next(other for other in free if not other.exists())
+    write_atomically(alternative, write)
     if complete:
-        return f"warning: {path} came meanwhile and stays; {beside} has this result"
-    kept = "stays as it was" if path.exists() else "was not written"
-    return f"{path} {kept}; {beside} has the sentences that were done"
+        return f"warning: {path} came meanwhile and stays; {alternative} has this result"
+    outcome = "stays as it was" if path.exists() else "was not written"
+    return f"{path} {outcome}; {alternative} has the sentences that were done"

@@ -34,7 +34,7 @@ class OutputKind:
     unfinished: tuple[str, ...] = ()
     extensible: bool = False
 
-    def described(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
+    def describe(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
         """A record with the kind and the files; by default the patterns of all that the run may write."""
         return {"kind": self.name, **record, "files": list(self.writes if files is None else files)}
 
@@ -76,17 +76,19 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
     kind_name = record.get("kind") if isinstance(record.get("kind"), str) else None
     plain = [name for name in files if not (folder / name).is_symlink()]
     if not kind.record:
-        known = {name for name in plain if matches(name, kind.writes)}
+        run_files = {name for name in plain if matches(name, kind.writes)}
     elif kind_name == kind.name:
-        listed = record["files"] if isinstance(record.get("files"), list) else []
-        known = {name for name in plain if name == kind.record or (matches(name, kind.writes) and name in listed)}
-        known |= {name for name in plain if kind.extensible and matches(name, kind.writes)}
+        record_files = record["files"] if isinstance(record.get("files"), list) else []
+        run_files = {
+            name for name in plain if name == kind.record or (matches(name, kind.writes) and name in record_files)
+        }
+        run_files |= {name for name in plain if kind.extensible and matches(name, kind.writes)}
     elif kind.record not in files and kind.unfinished:
-        known = {name for name in plain if matches(name, kind.unfinished)}
+        run_files = {name for name in plain if matches(name, kind.unfinished)}
     else:
-        known = set()
-    foreign = [name for name in files if name not in known]
-    return Contents(tuple(sorted(known)), tuple(foreign), kind_name, record)
+        run_files = set()
+    foreign = [name for name in files if name not in run_files]
+    return Contents(tuple(sorted(run_files)), tuple(foreign), kind_name, record)
 
 
 def _files(folder: Path) -> Iterable[str]:
@@ -126,10 +128,10 @@ def inputs_of(*options: Any) -> list[Input]:
     Every option counts but those that are declared as written (`headscope.config.option`), lists and mappings of
     options included. A text may be a name or a list of heads; it is a path where there is such a file.
     """
-    named = [(name, value) for part in options for name, value in _named_values(part)]
+    named_values = [(name, value) for part in options for name, value in _named_values(part)]
     return [
         Input(Path(value), name in OPENED)
-        for name, value in named
+        for name, value in named_values
         if (os.path.exists if name in OPENED or isinstance(value, Path) else os.path.isfile)(value)
     ]
 
@@ -173,16 +175,16 @@ def check_folder(
     check_inputs(out, inputs)
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} is a file; give a directory")
-    occupied = contents(out, kind)
-    if occupied and not force:
-        shown = _first_names(sorted({name.split("/")[0] for name in occupied.files}))
+    existing = contents(out, kind)
+    if existing and not force:
+        names = _first_names(sorted({name.split("/")[0] for name in existing.files}))
         advice = "choose another directory"
-        if not occupied.foreign:
+        if not existing.foreign:
             go_on = "--resume to go on with it, " if resumable else ""
             advice += f", {go_on}or --force to replace the run in it"
-        raise OutputError(f"{out} already holds {shown}; {advice}")
-    if occupied.foreign:
-        raise OutputError(_foreign_message(out, kind, occupied))
+        raise OutputError(f"{out} already holds {names}; {advice}")
+    if existing.foreign:
+        raise OutputError(_foreign_message(out, kind, existing))
 
 
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
@@ -202,12 +204,12 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
         raise OutputError(f"{path} is part of the run in {run}; choose another name")
 
 
-def _foreign_message(out: Path, kind: OutputKind, occupied: Contents) -> str:
-    if occupied.kind not in (None, kind.name):
-        kind_name = occupied.kind
+def _foreign_message(out: Path, kind: OutputKind, existing: Contents) -> str:
+    if existing.kind not in (None, kind.name):
+        kind_name = existing.kind
         return f"{out} holds a run of another kind ({kind_name}), which --force does not replace; choose another output"
     return (
-        f"{out} holds {_first_names(occupied.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
+        f"{out} holds {_first_names(existing.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
         "choose another output"
     )
 

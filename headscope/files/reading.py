@@ -28,8 +28,8 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
     try:
         with path.open("rb") as handle:
             content = handle.read(limit + 1)
-    except (OSError, ValueError) as failed:
-        reason = f"{getattr(failed, 'strerror', None) or failed}{similar_file(path)}"
+    except (OSError, ValueError) as exception:
+        reason = f"{getattr(exception, 'strerror', None) or exception}{similar_file(path)}"
         raise error(f"{name or path} cannot be read: {reason}") from None
     if len(content) > limit:
         raise error(f"{name or path} has more than {limit:,} bytes; it is another kind of file")
@@ -53,8 +53,8 @@ def no_path(path: str | os.PathLike[str], what: str = "file") -> str:
         near = get_close_matches(path.name, os.listdir(path.parent), n=1, cutoff=0.75)
     except (OSError, ValueError):
         near = []
-    meant = "".join(f" (did you mean {path.parent / name}?)" for name in near)
-    return f"there is no {what} {path}{similar_file(path) or meant}"
+    hint = "".join(f" (did you mean {path.parent / name}?)" for name in near)
+    return f"there is no {what} {path}{similar_file(path) or hint}"
 
 
 def is_lfs_pointer(path: Path) -> bool:
@@ -70,8 +70,8 @@ def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int
     """A UTF-8 text, with `\\n` as line end and without a byte order mark. Errors as of `read_bytes`."""
     try:
         text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8-sig")
-    except UnicodeDecodeError as failed:
-        raise error(f"{name or path} cannot be read: byte {failed.start + 1} is not UTF-8 text") from None
+    except UnicodeDecodeError as exception:
+        raise error(f"{name or path} cannot be read: byte {exception.start + 1} is not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -80,8 +80,8 @@ def read_json(path: Path, *, error: Kind = DataError, name: str = "", limit: int
     text = read_text(path, error=error, name=name, limit=limit)
     try:
         return json.loads(text, **hooks)
-    except (ValueError, RecursionError) as failed:
-        raise error(f"{name or path} is no JSON: {' '.join(str(failed).split())[:160]}") from None
+    except (ValueError, RecursionError) as exception:
+        raise error(f"{name or path} is no JSON: {' '.join(str(exception).split())[:160]}") from None
 
 
 def read_object(path: Path, *, error: Kind = DataError, name: str = "") -> dict[str, Any]:

@@ -16,13 +16,13 @@ from typing import Any
 from headscope.errors import OutputError
 from headscope.files.output_checks import RECORDS, OutputKind, contents
 from headscope.files.reading import read_record
-from headscope.files.writing import TEMPORARY, deferred, lock, write_errors, write_json
+from headscope.files.writing import TEMPORARY, hold_signals, lock, write_errors, write_json
 
-_held: set[tuple[int, int]] = set()
+_held_locks: set[tuple[int, int]] = set()
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Within the block this process holds the lock of a directory; OutputError where another process holds it.
 
     Re-entrant. On file systems without locks it does nothing.
@@ -33,17 +33,17 @@ def locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     status = os.fstat(handle)
     key = status.st_dev, status.st_ino
-    again = key in _held
+    is_nested = key in _held_locks
     try:
-        if not again:
+        if not is_nested:
             if not lock(handle):
                 raise OutputError(f"another process is writing {folder}; wait for it, or choose another output")
-            _held.add(key)
+            _held_locks.add(key)
         yield
     finally:
         os.close(handle)
-        if not again:
-            _held.discard(key)
+        if not is_nested:
+            _held_locks.discard(key)
 
 
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
@@ -64,8 +64,8 @@ def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> No
     if new.resolve().parent == out:
         inner = out / OLD
         inner.mkdir()
-        known = {name.split("/")[0] for name in contents(out, kind).known}
-        for name in sorted(known, key=lambda entry: entry != kind.record):
+        run_files = {name.split("/")[0] for name in contents(out, kind).known}
+        for name in sorted(run_files, key=lambda entry: entry != kind.record):
             (out / name).rename(inner / name)
         for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
             path.rename(out / path.name)
@@ -110,16 +110,16 @@ def replacing(folder: Path, kind: OutputKind, *, force: bool = True) -> Iterator
     recover(folder, kind)
     with write_errors(folder), ExitStack() as stack:
         try:
-            with deferred():
+            with hold_signals():
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{BUILD}{folder.name}-"))
-                stack.enter_context(locked(temporary))
+                stack.enter_context(lock_folder(temporary))
             yield temporary
-            with deferred():
+            with hold_signals():
                 swap_in(temporary, folder, kind, force=force)
         finally:
             if temporary is not None:
-                with deferred():
+                with hold_signals():
                     shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -132,25 +132,27 @@ def recover(out: Path, kind: OutputKind) -> None:
     old, inner = _old_path(out), out / OLD
     with suppress(OSError, OutputError):
         if old.is_dir():
-            with locked(old):
+            with lock_folder(old):
                 if out.exists():
                     _remove_replaced(old, out, kind)
                 else:
                     old.rename(out)
         if inner.is_dir():
-            with locked(out):
+            with lock_folder(out):
                 if not (out / kind.record).is_file():
                     for build in out.glob(f"{BUILD}{out.name}-*"):  # what of the new run has been moved already
-                        named = {name.split("/")[0] for name in read_record(build / kind.record).get("files", ())}
-                        for name in [name for name in named if not (build / name).exists() and (out / name).exists()]:
+                        new_names = {name.split("/")[0] for name in read_record(build / kind.record).get("files", ())}
+                        for name in [
+                            name for name in new_names if not (build / name).exists() and (out / name).exists()
+                        ]:
                             (out / name).rename(build / name)
-                    for moved in sorted(inner.iterdir(), key=lambda entry: entry.name == kind.record):
-                        moved.replace(out / moved.name)
+                    for entry_path in sorted(inner.iterdir(), key=lambda entry: entry.name == kind.record):
+                        entry_path.replace(out / entry_path.name)
                 shutil.rmtree(inner, ignore_errors=True)
     for folder in (out.parent, out):
         with suppress(OSError):
             for path in [path for path in folder.iterdir() if path.name.startswith(f"{BUILD}{out.name}-")]:
-                with suppress(OSError, OutputError), locked(path):
+                with suppress(OSError, OutputError), lock_folder(path):
                     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -166,9 +168,9 @@ def remove_temporary(folder: Path) -> None:
 
 def discard(folder: Path, kind: OutputKind) -> None:
     """Remove the known files below a directory, the record last, and directories that are then empty."""
-    known = contents(folder, kind).known
+    run_files = contents(folder, kind).known
     remove_temporary(folder)
-    for name in sorted(known, key=lambda name: name == kind.record):
+    for name in sorted(run_files, key=lambda name: name == kind.record):
         (folder / name).unlink(missing_ok=True)
     for directory, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):
@@ -178,7 +180,7 @@ def discard(folder: Path, kind: OutputKind) -> None:
 def seal(folder: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
     """Write the record of a directory that will be `out`: its kind and all its files."""
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    write_json(folder / kind.record, kind.described(record, sorted(files | {kind.record})))
+    write_json(folder / kind.record, kind.describe(record, sorted(files | {kind.record})))
     relocate(folder, out)
 
 
@@ -187,7 +189,7 @@ def relocate(folder: Path, out: Path) -> None:
     names = {str(folder): str(out), str(folder.resolve()): str(out.resolve())}
     for path in [path for path in folder.rglob("*.json") if path.name in RECORDS]:
         before = read_record(path)
-        after = _renamed(before, names)
+        after = _rename_values(before, names)
         if after != before:
             write_json(path, after)
 
@@ -206,11 +208,11 @@ def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:
         discard(old, kind)
 
 
-def _renamed(value: Any, names: dict[str, str]) -> Any:
+def _rename_values(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _renamed(entry, names) for key, entry in value.items()}
+        return {key: _rename_values(entry, names) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_renamed(entry, names) for entry in value]
+        return [_rename_values(entry, names) for entry in value]
     if isinstance(value, str):
         for old, new in names.items():
             if value == old or value.startswith(old + os.sep):

@@ -37,22 +37,22 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SHIELDED = re.compile(r"^'(?='*[=+\-@\t\r])")
 
 
-def shielded(table: pd.DataFrame) -> pd.DataFrame:
+def shield_formulas(table: pd.DataFrame) -> pd.DataFrame:
     """A table to write as CSV: texts that a spreadsheet would calculate have an apostrophe before them.
 
     `read_csv` takes it away. Numbers stay numbers, also where they are texts.
     """
 
     def shield(cell: object) -> object:
-        calculated = isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell)
-        return f"'{cell}" if calculated else cell
+        is_formula = isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell)
+        return f"'{cell}" if is_formula else cell
 
     return table.assign(**{str(name): table[name].map(shield) for name in table.select_dtypes(exclude="number")})
 
 
 def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
     """Write a table without its index, `shielded`, numbers in a format like "%.7g" where one is given."""
-    table = shielded(table)
+    table = shield_formulas(table)
     return write_atomically(path, lambda place: table.to_csv(place, index=False, float_format=number))
 
 
@@ -90,7 +90,7 @@ def read_csv(
     something else stands; its message calls the file `name` and ends with `advice`. Further columns may hold texts.
     """
     file_name, hint = name or str(file), f"; {advice}" if advice else ""
-    required, words = list(columns), list(texts)
+    column_names, words = list(columns), list(texts)
     if isinstance(file, Path) and not file.exists():
         raise error(no_path(file_name))
     if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
@@ -104,18 +104,20 @@ def read_csv(
         table: pd.DataFrame = pd.read_csv(
             file, dtype=dict.fromkeys(words, str), low_memory=False, na_values=missing, **reading
         )
-    except OSError as failed:
-        raise error(f"{file_name} cannot be read: {failed.strerror or failed}") from None
-    except (ValueError, OverflowError, MemoryError) as failed:  # pandas' own errors are ValueErrors
-        raise error(f"{file_name} is malformed ({' '.join(str(failed).split())[:160]}){hint}") from None
-    if lacking := [column for column in required if column not in table.columns]:
+    except OSError as exception:
+        raise error(f"{file_name} cannot be read: {exception.strerror or exception}") from None
+    except (ValueError, OverflowError, MemoryError) as exception:  # pandas' own errors are ValueErrors
+        raise error(f"{file_name} is malformed ({' '.join(str(exception).split())[:160]}){hint}") from None
+    if lacking := [column for column in column_names if column not in table.columns]:
         raise error(f"{file_name} is malformed: it has no column {', '.join(lacking)}{hint}")
-    wrong = [column for column in required if column not in words and not pd.api.types.is_numeric_dtype(table[column])]
+    wrong = [
+        column for column in column_names if column not in words and not pd.api.types.is_numeric_dtype(table[column])
+    ]
     if wrong and len(table):
         raise error(f"{file_name} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
-    others = [str(column) for column in table if required and column not in words]
-    if damaged := [column for column in others if _is_damaged(table, column)]:
-        raise error(f"{file_name} is malformed: column {damaged[0][:60]} must hold numbers, once{hint}")
+    number_columns = [str(column) for column in table if column_names and column not in words]
+    if broken_columns := [column for column in number_columns if _is_damaged(table, column)]:
+        raise error(f"{file_name} is malformed: column {broken_columns[0][:60]} must hold numbers, once{hint}")
     if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
         raise error(f"{file_name} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
     for column in table.select_dtypes(exclude="number"):
@@ -148,10 +150,10 @@ class Example:
     weights: Mapping[str, Bytes] = field(default_factory=dict)
 
 
-def as_arrays(chosen: Sequence[Example]) -> dict[str, Bytes]:
+def as_arrays(examples: Sequence[Example]) -> dict[str, Bytes]:
     """The content of examples.npz."""
-    index = [{"number": e.number, "texts": dict(e.texts), "subwords": dict(e.subwords)} for e in chosen]
-    arrays = {f"{place}/{site}": weights for place, e in enumerate(chosen) for site, weights in e.weights.items()}
+    index = [{"number": e.number, "texts": dict(e.texts), "subwords": dict(e.subwords)} for e in examples]
+    arrays = {f"{place}/{site}": weights for place, e in enumerate(examples) for site, weights in e.weights.items()}
     return {"index": np.frombuffer(json.dumps(index).encode(), dtype=np.uint8), **arrays}
 
 
@@ -162,8 +164,8 @@ def read_arrays(path: Path, error: type[HeadscopeError]) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception as broken:
-        raise error(f"{path} cannot be read ({reason_of(broken)}); analyse again") from None
+    except Exception as exception:
+        raise error(f"{path} cannot be read ({reason_of(exception)}); analyse again") from None
 
 
 def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
@@ -179,5 +181,5 @@ def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
             weights[int(place)][site] = arrays[name]
         examples = zip(index, weights, strict=True)
         return [Example(int(one["number"]), one["texts"], one["subwords"], of_sites) for one, of_sites in examples]
-    except (AttributeError, LookupError, TypeError, ValueError) as broken:
-        raise error(f"{path} is not a file of examples ({reason_of(broken)}); analyse again") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as exception:
+        raise error(f"{path} is not a file of examples ({reason_of(exception)}); analyse again") from None

@@ -35,14 +35,14 @@ _TOKEN = re.compile(r"""(?P<name>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)
 
 def _longest_key(text: str) -> int:
     """The most parts of anything in a TOML text that looks like `a.b."c"`, in time linear in the text."""
-    longest, parts, dotted = 0, 0, False
+    longest, parts, after_dot = 0, 0, False
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "name":
-            parts = parts + 1 if dotted else 1
-            longest, dotted = max(longest, parts), False
+            parts = parts + 1 if after_dot else 1
+            longest, after_dot = max(longest, parts), False
         elif token.lastgroup is None:
-            dotted = token[0] == "." and not dotted
-            parts = parts if dotted else 0
+            after_dot = token[0] == "." and not after_dot
+            parts = parts if after_dot else 0
     return longest
 
 

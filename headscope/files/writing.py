@@ -23,22 +23,22 @@ if sys.platform != "win32":
     import fcntl
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_received: list[int] = []
+_signals_received: list[int] = []
 
 
 def note(number: int) -> None:
     """Record a received signal, for the exit status."""
-    _received.append(number)
+    _signals_received.append(number)
 
 
-def received() -> bool:
+def has_signal() -> bool:
     """Whether a signal was received since `listening` began."""
-    return bool(_received)
+    return bool(_signals_received)
 
 
 def exit_status() -> int:
     """128 + the number of the first signal received: 130 for Ctrl-C (also where none is recorded), 143 for SIGTERM."""
-    return 128 + (_received[0] if _received else signal.SIGINT)
+    return 128 + (_signals_received[0] if _signals_received else signal.SIGINT)
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -52,7 +52,7 @@ def listening() -> Iterator[None]:
 
     SIGTERM and SIGHUP stay ignored where they were, as under nohup.
     """
-    _received.clear()
+    _signals_received.clear()
 
     def interrupt(number: int, _: object) -> None:
         note(number)
@@ -67,7 +67,7 @@ def listening() -> Iterator[None]:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def hold_signals() -> Iterator[None]:
     """Within the block signals are held back; afterwards the first one is delivered to its previous handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -75,7 +75,7 @@ def deferred() -> Iterator[None]:
     waiting: list[int] = []
     before = {n: handler for n in SIGNALS if (handler := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
     for number in before:
-        signal.signal(number, lambda received, _: waiting.append(received))
+        signal.signal(number, lambda signal_number, _: waiting.append(signal_number))
     try:
         yield
     finally:
@@ -130,16 +130,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     temporary: Path | None = None
     with write_errors(path), ExitStack() as stack:
         try:
-            with deferred():
+            with hold_signals():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _remove_abandoned(path.parent)
                 temporary = _locked_file(path, stack)
             write(temporary)
-            with deferred():
+            with hold_signals():
                 os.replace(temporary, path)
         except BaseException:
             if temporary is not None:
-                with deferred():
+                with hold_signals():
                     temporary.unlink(missing_ok=True)
             raise
     return path

@@ -145,7 +145,7 @@ _BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_
 
 
 @contextmanager
-def tapped(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Iterator[None]:
+def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Iterator[None]:
     """Within the block, `tap` is called by every `attend`; taps entered later are called later.
 
     A tap sees contexts as mixing left them, or with `before_mixing` as weights·V gives them. With `first` it is
@@ -160,7 +160,7 @@ def tapped(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Ite
 
 
 @contextmanager
-def untapped() -> Iterator[None]:
+def without_taps() -> Iterator[None]:
     """Within the block `attend` calls no tap: the model is as it is without gates, masks and captures."""
     tokens = [(taps, taps.set(())) for taps in (_TAPS, _BEFORE_MIXING)]
     try:
@@ -310,15 +310,19 @@ def dense_context(
         mask=options.mask,
     )
     weights = attention_weights(scores, sinks=options.sinks).to(value.dtype)  # [b h t s]
-    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights_after_dropout = nn.functional.dropout(weights, p=dropout, training=module.training)
     states, products = repeat_groups(value, heads), _PRODUCTS.get()
-    context = torch.matmul(dropped, states) if products is None else products.context(dropped, states)  # [b h t k]
+    context = (
+        torch.matmul(weights_after_dropout, states)
+        if products is None
+        else products.context(weights_after_dropout, states)
+    )  # [b h t k]
     return context, weights
 
 
 def _through(taps: tuple[Tap, ...], call: AttentionCall | None, context: Tensor) -> Tensor:
     for tap in taps:
         assert call is not None
-        changed = tap(call, context)
-        context = context if changed is None else changed
+        tap_context = tap(call, context)
+        context = context if tap_context is None else tap_context
     return context

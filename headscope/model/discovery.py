@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
-from headscope.model.attention import AttentionCall, is_half, refuse_head_masks, replace_contexts, tapped
+from headscope.model.attention import AttentionCall, is_half, refuse_head_masks, replace_contexts, tap_contexts
 from headscope.model.interface import (
     features_shape,
     reads_input,
@@ -139,10 +139,10 @@ def find_attention(model: nn.Module) -> AttentionSites:
     if isinstance(model, DeclaresAttention):
         return model.declared_attention()
     build = [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
-    cached = _KNOWN.get(model)
-    if cached is None or cached[0] != build:
-        cached = _KNOWN[model] = (build, probe(model))
-    return cached[1]
+    entry = _KNOWN.get(model)
+    if entry is None or entry[0] != build:
+        entry = _KNOWN[model] = (build, probe(model))
+    return entry[1]
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -174,7 +174,7 @@ def probe(model: nn.Module) -> AttentionSites:
             replace_contexts(None),
             through_attend(model),
             _one_call_per_forward(model, kind),
-            tapped(lambda call, _: calls.append(call)),
+            tap_contexts(lambda call, _: calls.append(call)),
         ):
             output = _run_probe(model, inputs, kind)
         with through_attend(model, implementation="eager"):
@@ -201,15 +201,15 @@ def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
     Such calls are terms of one attention (differential attention, DiffLlama), so no head has a context of its own.
     Modules that layers share (ALBERT) call attention once in each of their forward passes.
     """
-    begun: Counter[int] = Counter()
+    call_counts: Counter[int] = Counter()
     turns: set[tuple[int, int]] = set()
     names = {id(part): name for name, part in model.named_modules()}
 
     def begin(module: nn.Module, _: Any) -> None:
-        begun[id(module)] += 1
+        call_counts[id(module)] += 1
 
     def tap(call: AttentionCall, _: Tensor) -> None:
-        turn = (id(call.module), begun[id(call.module)])
+        turn = (id(call.module), call_counts[id(call.module)])
         if turn in turns:
             raise CheckpointError(
                 f"model type {kind!r} calls attention more than once in one layer "
@@ -221,7 +221,7 @@ def _one_call_per_forward(model: nn.Module, kind: str) -> Iterator[None]:
     with ExitStack() as stack:
         for part in model.modules():
             stack.callback(part.register_forward_pre_hook(begin).remove)
-        stack.enter_context(tapped(tap))
+        stack.enter_context(tap_contexts(tap))
         yield
 
 
@@ -236,13 +236,13 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     except CheckpointError:
         raise
     except Exception as error:  # anything that a model's own code may raise
-        taken = inspect.signature(base_of(model).forward).parameters
+        parameters = inspect.signature(base_of(model).forward).parameters
         kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
-        beside = " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken))
-        if beside and "input_ids" in inputs:
+        second_input = " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in parameters))
+        if second_input and "input_ids" in inputs:
             raise CheckpointError(
-                f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
-                f"cannot run; {interface.advice(base_of(model))}"
+                f"model type {kind!r} reads {second_input} beside the text, and headscope gives it text alone, with "
+                f"which it cannot run; {interface.advice(base_of(model))}"
             ) from error
         reason = reason_of(error, max_length=200)
         picture = "×".join(map(str, inputs["pixel_values"].shape[2:])) if "pixel_values" in inputs else ""
@@ -323,8 +323,10 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def _ids(config: Any, length: int, device: torch.device, *, target: bool = False) -> Tensor:
     """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
     text, size = text_config(config, target=target), vocabulary_size(config, target=target)
-    named = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start"))
-    special = {number for some in named for number in (some if isinstance(some, list) else [some])}  # of several ends
+    named_ids = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start"))
+    special = {
+        number for some in named_ids for number in (some if isinstance(some, list) else [some])
+    }  # of several ends
     plain = [number for number in range(size) if number not in special][: 4 * length] or [0]
     return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
 
@@ -369,11 +371,11 @@ def _site(call: AttentionCall, two_sided: bool, kind: str, length: int) -> Site:
         if (t, s) in by_shape:
             return by_shape[t, s]
     elif t == s:
-        seen = call.weights
-        if not seen.shape[1]:  # a layer without heads has no weights that would tell
+        shown_weights = call.weights
+        if not shown_weights.shape[1]:  # a layer without heads has no weights that would tell
             mask = torch.ones(t, s) if call.mask is None else call.mask
-            seen = mask if mask.dtype == torch.bool else mask > -1.0
-        causal = not seen.triu(1).any()
+            shown_weights = mask if mask.dtype == torch.bool else mask > -1.0
+        causal = not shown_weights.triu(1).any()
         return Site.DECODER_SELF if causal and t > 1 else Site.ENCODER_SELF
     raise CheckpointError(
         f"model type {kind!r} attends from {t} to {s} positions on a probe of {length} source and "

@@ -93,8 +93,8 @@ def _in_halves(model: Any, single: ModelInputs) -> Tensor:
         if half == ids.shape[1]:
             logits: Tensor = start.logits[0]
             return logits
-        rest, _ = with_cache(model, cache, **{name: ids[:, half:]}, **more)
-    return torch.cat([start.logits, rest.logits], dim=1)[0]
+        second_half, _ = with_cache(model, cache, **{name: ids[:, half:]}, **more)
+    return torch.cat([start.logits, second_half.logits], dim=1)[0]
 
 
 CELLS = 2**23  # numbers that are compared at a time
@@ -109,13 +109,15 @@ class ModelInputs:
 
     def to(self, device: torch.device) -> ModelInputs:
         """The same on another device."""
-        moved = {name: upload(values, device) for name, values in self.arguments.items()}
-        return ModelInputs(moved, None if self.real is None else upload(self.real, device))
+        arguments = {name: upload(values, device) for name, values in self.arguments.items()}
+        return ModelInputs(arguments, None if self.real is None else upload(self.real, device))
 
     def rows(self, order: Tensor) -> ModelInputs:
         """The sentences `order`, in that order and as often."""
-        picked = {name: values.index_select(0, order.to(values.device)) for name, values in self.arguments.items()}
-        return ModelInputs(picked, None if self.real is None else self.real.index_select(0, order.to(self.real.device)))
+        arguments = {name: values.index_select(0, order.to(values.device)) for name, values in self.arguments.items()}
+        return ModelInputs(
+            arguments, None if self.real is None else self.real.index_select(0, order.to(self.real.device))
+        )
 
 
 def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
@@ -149,8 +151,8 @@ def cache_argument(model: nn.Module) -> str | None:
 
 def with_cache(model: nn.Module, cache: Any = None, **arguments: Any) -> tuple[Any, Any]:
     """What a model of transformers gives after what a cache holds (None: nothing), and its cache after that, if any."""
-    held = {} if cache is None else {cache_argument(model) or "past_key_values": cache}
-    result: Any = model(**arguments, **held, use_cache=True)
+    cache_arguments = {} if cache is None else {cache_argument(model) or "past_key_values": cache}
+    result: Any = model(**arguments, **cache_arguments, use_cache=True)
     return result, result.cache if hasattr(result, "cache") else getattr(result, "past_key_values", None)
 
 
@@ -189,7 +191,8 @@ class _Casts(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype == torch.float32:
             self.noticed = self.noticed or any(
-                isinstance(each, Tensor) and each.dtype == torch.float64 and each.requires_grad for each in args
+                isinstance(argument, Tensor) and argument.dtype == torch.float64 and argument.requires_grad
+                for argument in args
             )
         return result
 
@@ -234,7 +237,7 @@ def finite(method: Callable[Concatenate[C, B, P], R]) -> Callable[Concatenate[C,
     """
 
     @wraps(method)
-    def checked(self: C, batch: B, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def check_result(self: C, batch: B, /, *args: P.args, **kwargs: P.kwargs) -> R:
         def run() -> R:
             return method(self, batch, *args, **kwargs)
 
@@ -252,7 +255,7 @@ def finite(method: Callable[Concatenate[C, B, P], R]) -> Callable[Concatenate[C,
             checks.add(values, lambda: check(run()), masked=True)
         return result
 
-    return checked
+    return check_result
 
 
 def _output(result: Any) -> Tensor | None:
@@ -262,14 +265,14 @@ def _output(result: Any) -> Tensor | None:
 
 def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Text | None = None) -> NoReturn:
     """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
-    counted = (lambda values: values) if batch is None else batch.at_tokens
+    select_tokens = (lambda values: values) if batch is None else batch.at_tokens
     with track_calls(checkpoint.model) as tracker:
 
         def site_name(attention: nn.Module) -> str | None:
             attention_site = tracker.attention_site(attention)
             return None if attention_site is None else f"{attention_site.site}.{attention_site.layer}"
 
-        location = first_non_finite(checkpoint.model, run, site_of=site_name, counted=counted)
+        location = first_non_finite(checkpoint.model, run, site_of=site_name, select_tokens=select_tokens)
     dtype = str(checkpoint.dtype).removeprefix("torch.")
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"

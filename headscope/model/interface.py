@@ -38,8 +38,8 @@ def is_linear(module: object) -> TypeGuard[nn.Linear | Conv1D]:
 
 
 def _is(instance: object, module: str, name: str) -> bool:
-    imported = sys.modules.get(module)
-    return imported is not None and isinstance(instance, getattr(imported, name))
+    imported_module = sys.modules.get(module)
+    return imported_module is not None and isinstance(instance, getattr(imported_module, name))
 
 
 def reads_input(model: nn.Module) -> bool:
@@ -58,16 +58,16 @@ def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 @contextmanager
-def watched(
+def watch_modules(
     modules: Mapping[Any, nn.Module] | Iterable[nn.Module], see: Callable[[Any, Any, Any], Any]
 ) -> Iterator[None]:
     """Within the block `see` is told of every module that runs: its key (or itself), all it reads and what it gives.
 
     What `see` returns, other than None, takes the place of what the module gives.
     """
-    named = modules.items() if isinstance(modules, Mapping) else [(module, module) for module in modules]
+    module_pairs = modules.items() if isinstance(modules, Mapping) else [(module, module) for module in modules]
     with ExitStack() as stack:
-        for key, module in named:
+        for key, module in module_pairs:
             stack.enter_context(module.register_forward_hook(lambda _, *passed, key=key: see(key, *passed)))
         yield
 
@@ -174,8 +174,8 @@ def advice(base: nn.Module) -> str:
     parts = [name for name, part in base.named_children() if _stands_alone(part)]
     if not parts:
         return "it is not supported"
-    others = "".join(f" or model.{name}" for name in parts[1:])
-    return f"open a part of it: save model.{parts[0]}{others} with save_pretrained, and the tokenizer"
+    alternatives = "".join(f" or model.{name}" for name in parts[1:])
+    return f"open a part of it: save model.{parts[0]}{alternatives} with save_pretrained, and the tokenizer"
 
 
 def _stands_alone(part: nn.Module) -> bool:

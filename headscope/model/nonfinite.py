@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, NumericalError, shortlist
-from headscope.model.attention import AttentionCall, tapped
-from headscope.model.interface import watched
+from headscope.model.attention import AttentionCall, tap_contexts
+from headscope.model.interface import watch_modules
 from headscope.model.stored_weights import tensors_in_place
 
 MOST_NESTED = 3
@@ -72,7 +72,7 @@ def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
 
 def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether sums [b t] over a tensor's other axes are finite where counted [b t]; synchronises a GPU once."""
-    wrong = [(~total.isfinite() & counted).any() for total, counted in sums]
+    wrong = [(~total.isfinite() & is_token).any() for total, is_token in sums]
     return not wrong or not bool(torch.stack(wrong).any())
 
 
@@ -91,11 +91,11 @@ class DeferredChecks:
         self.waiting: list[tuple[Tensor, Callable[[], object]]] = []
         self.batches = 0
 
-    def add(self, values: Tensor, otherwise: Callable[[], object], *, masked: bool = False) -> None:
-        """Values that should be finite; `otherwise` says what is wrong. With `masked` they may be -inf."""
+    def add(self, values: Tensor, complain: Callable[[], object], *, masked: bool = False) -> None:
+        """Values that should be finite; `complain` says what is wrong. With `masked` they may be -inf."""
         if values.is_floating_point() and values.numel():
             extremes = (values.detach().amax(),) if masked else values.detach().aminmax()
-            self.waiting += [(extreme, otherwise) for extreme in extremes]
+            self.waiting += [(extreme, complain) for extreme in extremes]
         if self.immediate:
             self.read()
 
@@ -123,7 +123,7 @@ _DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_ch
 
 
 @contextmanager
-def deferred(checks: DeferredChecks) -> Iterator[None]:
+def defer_checks(checks: DeferredChecks) -> Iterator[None]:
     """Within the block checks of what a model computes (`headscope.model.forward`) wait in `checks`."""
     token = _DEFERRED.set(None if checks.immediate else checks)
     try:
@@ -142,15 +142,20 @@ def first_non_finite(
     run: Callable[[], object],
     *,
     site_of: Callable[[nn.Module], object] = lambda attention: None,
-    counted: Callable[[Tensor], Tensor] = lambda values: values,
+    select_tokens: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> str | None:
     """The first module with a non-finite output while `run` makes a forward pass of `model`; None if there is none.
 
     Every module's output and every head's context is checked, so this is for a pass that is known to fail.
-    `site_of` gives the site and layer of an attention module, `counted` the part of a tensor to check.
+    `site_of` gives the site and layer of an attention module, `select_tokens` the part of a tensor to check.
     """
-    trace = _Trace({id(part): name for name, part in model.named_modules()}, site_of, counted)
-    with watched(model.modules(), trace.output), tapped(trace.context), suppress(NumericalError), torch.no_grad():
+    trace = _Trace({id(part): name for name, part in model.named_modules()}, site_of, select_tokens)
+    with (
+        watch_modules(model.modules(), trace.output),
+        tap_contexts(trace.context),
+        suppress(NumericalError),
+        torch.no_grad(),
+    ):
         run()
     return trace.location
 

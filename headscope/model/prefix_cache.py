@@ -27,7 +27,7 @@ from headscope.model.discovery import (
     find_attention,
     probe_inputs,
 )
-from headscope.model.interface import replaced_forwards, suppress_warnings, watched
+from headscope.model.interface import replaced_forwards, suppress_warnings, watch_modules
 from headscope.model.projections import Slices, WeightOwners, projections
 from headscope.model.stored_weights import computing_dtype
 from headscope.model.taps import tapped_sites
@@ -58,8 +58,8 @@ class LayerEntry:
         units = torch.cat([self.slices.units[head] for head in heads.tolist()])
         matrix = self.slices.weight.detach().to(context.dtype)
         weight = matrix.index_select(self.slices.axis, units.to(matrix.device))  # [d h·k] or [h·k d]
-        added: Tensor = context.transpose(1, 2).flatten(2) @ (weight.T if self.slices.axis else weight)
-        return added
+        output: Tensor = context.transpose(1, 2).flatten(2) @ (weight.T if self.slices.axis else weight)
+        return output
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class LayerIndex:
     layers: tuple[tuple[Rank, nn.Module], ...]
     embeddings: tuple[nn.Module, ...]
 
-    def above(self, changed: Iterable[SiteLayer]) -> float:
+    def above(self, changed_places: Iterable[SiteLayer]) -> float:
         """The share of all layers that a pass computes anew whose gates differ from a cached one's there."""
-        first = min(self.of[site_layer].rank[:2] for site_layer in changed)
+        first = min(self.of[site_layer].rank[:2] for site_layer in changed_places)
         return sum(rank[:2] >= first for rank, _ in self.layers) / len(self.layers)
 
 
@@ -89,7 +89,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     stacks = _stacks(model, attention_modules)
     if {attention_site.site for attention_site, _ in attention_modules} != set().union(*(sites for sites, _ in stacks)):
         return None
-    projected = projections(model)
+    projections_by_place = projections(model)
     owners = WeightOwners(model)
     numbers = {site: number for number, (sites, _) in enumerate(stacks) for site in sites}
     rows = {id(layer): row for _, stack in stacks for row, layer in enumerate(stack)}
@@ -97,7 +97,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     for attention_site, module in attention_modules:
         if not attention_site.heads:
             continue
-        output = projected[attention_site.place].output
+        output = projections_by_place[attention_site.place].output
         owner = owners.all(output)
         if output is None or len(owner) != 1:
             return None
@@ -205,16 +205,18 @@ class PrefixCache:
 
         With `keep` this pass is cached and later ones reuse it.
         """
-        cached = self.cached
-        if cached.value is None:
+        prefix = self.cached
+        if prefix.value is None:
             return self._full_pass(gates, keep=keep)
-        changed = [site_layer for site_layer, gate in gates.items() if not torch.equal(gate, cached.gates[site_layer])]
-        if not changed:
-            return cached.value
+        changed_places = [
+            site_layer for site_layer, gate in gates.items() if not torch.equal(gate, prefix.gates[site_layer])
+        ]
+        if not changed_places:
+            return prefix.value
         return (
             self._full_pass(gates, keep=keep)
             if self.layer_index is None
-            else self._partial_pass(self.layer_index, gates, changed, keep)
+            else self._partial_pass(self.layer_index, gates, changed_places, keep)
         )
 
     def _full_pass(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool) -> Tensor:
@@ -222,24 +224,24 @@ class PrefixCache:
             return self._finish(gates, self.work(), keep=keep)
 
     def _partial_pass(
-        self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed: list[SiteLayer], keep: bool
+        self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed_places: list[SiteLayer], keep: bool
     ) -> Tensor:
-        first = min(changed, key=lambda site_layer: layer_index.of[site_layer].rank)
-        entry, cached = layer_index.of[first], self.cached
-        moved = self._shifted(entry, first, gates[first])
-        results = _with_shifted(entry, cached, moved)
+        first = min(changed_places, key=lambda site_layer: layer_index.of[site_layer].rank)
+        entry, prefix = layer_index.of[first], self.cached
+        new_outputs = self._shift_outputs(entry, first, gates[first])
+        results = _with_shifted(entry, prefix, new_outputs)
         if results is None:
             return self._full_pass(gates, keep=keep)
-        answers = {layer: cached.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
-        answers |= {part: cached.outputs[part] for part in layer_index.embeddings}
+        answers = {layer: prefix.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
+        answers |= {part: prefix.outputs[part] for part in layer_index.embeddings}
         for earlier in layer_index.of.values():
             if entry.rank[:2] == earlier.rank[:2] and earlier.rank < entry.rank:
-                answers |= {module: cached.outputs[module] for module in (earlier.attention, earlier.output)}
-        answers |= {entry.output: moved, entry.attention: results}
+                answers |= {module: prefix.outputs[module] for module in (earlier.attention, earlier.output)}
+        answers |= {entry.output: new_outputs, entry.attention: results}
         with self._running(gates, entry.rank if keep else None), stored_output(answers):
             value = self.work()
         if keep:
-            cached.outputs |= {entry.output: moved, entry.attention: results}
+            prefix.outputs |= {entry.output: new_outputs, entry.attention: results}
         return self._finish(gates, value, keep=keep)
 
     def _finish(self, gates: Mapping[SiteLayer, Tensor], value: Tensor, *, keep: bool) -> Tensor:
@@ -247,7 +249,7 @@ class PrefixCache:
             self.cached.gates, self.cached.value = dict(gates), value
         return value
 
-    def _shifted(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
+    def _shift_outputs(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
         step = gate - self.cached.gates[site_layer]
         heads = step.nonzero()[:, 0]
         results = []
@@ -293,40 +295,40 @@ class PrefixCache:
         if self.layer_index is None:
             self.cached.contexts.clear()
             return
-        ranked = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
+        ranked_modules = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
         for site_layer, entry in self.layer_index.of.items():
-            ranked += [(entry.rank, entry.attention), (entry.rank, entry.output)]
+            ranked_modules += [(entry.rank, entry.attention), (entry.rank, entry.output)]
             if entry.rank > after:
                 self.cached.contexts.pop(site_layer, None)
-        later = [module for rank, module in ranked if rank > after]
+        later = [module for rank, module in ranked_modules if rank > after]
         self.cached.outputs.update({module: [] for module in later})
-        stack.enter_context(watched(later, self._cache_output))
+        stack.enter_context(watch_modules(later, self._cache_output))
 
     def _cache_output(self, module: nn.Module, _: Any, output: Any) -> None:
         """Cache an output without its attention weights, which are large and read by no layer."""
         weights = self._plan.weights
-        self.cached.outputs[module].append(output if weights is None else _replaced(output, weights, None))
+        self.cached.outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
 
 
-def _with_shifted(entry: LayerEntry, cached: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
+def _with_shifted(entry: LayerEntry, prefix: CachedPrefix, new_outputs: list[Tensor]) -> list[Any] | None:
     """Outputs of an attention module with the projection's result replaced. Returns None if they do not contain it."""
-    results: list[Any] = cached.outputs[entry.attention]
+    results: list[Any] = prefix.outputs[entry.attention]
     if not entry.output_is_inside:
         return results
-    replaced = [
-        _replaced(output, old, new)
-        for output, old, new in zip(results, cached.outputs[entry.output], moved, strict=True)
+    new_results = [
+        _replace_tensor(output, old, new)
+        for output, old, new in zip(results, prefix.outputs[entry.output], new_outputs, strict=True)
     ]
-    return replaced if all(new is not old for new, old in zip(replaced, results, strict=True)) else None
+    return new_results if all(new is not old for new, old in zip(new_results, results, strict=True)) else None
 
 
-def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
+def _replace_tensor(output: Any, old: Tensor, new: Tensor | None) -> Any:
     """An output (tensors in tuples or lists) with one tensor replaced; the same object if it is not there."""
     if isinstance(output, Tensor):
         is_old = output.data_ptr() == old.data_ptr() and output.shape == old.shape and output.stride() == old.stride()
         return new if is_old else output
     if type(output) in (tuple, list):
-        parts = [_replaced(part, old, new) for part in output]
+        parts = [_replace_tensor(part, old, new) for part in output]
         return type(output)(parts) if any(a is not b for a, b in zip(parts, output, strict=True)) else output
     return output
 
@@ -334,7 +336,7 @@ def _replaced(output: Any, old: Tensor, new: Tensor | None) -> Any:
 def stored_output(answers: Mapping[nn.Module, list[Any]]) -> AbstractContextManager[None]:
     """Within the block these modules return the given outputs, one per call, instead of computing them."""
     return replaced_forwards(
-        {module: partial(lambda replies, *_, **__: next(replies), iter(each)) for module, each in answers.items()}
+        {module: partial(lambda replies, *_, **__: next(replies), iter(outputs)) for module, outputs in answers.items()}
     )
 
 

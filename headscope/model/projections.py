@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.interface import is_linear, through_attend
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
@@ -130,7 +130,7 @@ def probe_gradients(
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         Unclipped(),
-        tapped(tap_heads),
+        tap_contexts(tap_heads),
     ):
         base_of(model)(**probe_inputs(model))
 
@@ -151,7 +151,7 @@ def _slices(states: Tensor) -> Slices | None:
     return slices if slices is not None and len(slices.units[0]) == states.shape[-1] else None
 
 
-def slices_of(heads: list[Tensor], source: Any, stored: Tensor | StoredWeight, axis: int) -> Slices | None:
+def slices_of(heads: list[Tensor], source: Any, weight: Tensor | StoredWeight, axis: int) -> Slices | None:
     """What of a weight each of `heads` has a gradient of. Returns None if heads share any (or have none).
 
     `source` is the weight, or the edge of its product in the graph.
@@ -168,7 +168,7 @@ def slices_of(heads: list[Tensor], source: Any, stored: Tensor | StoredWeight, a
     together = torch.cat(units)
     if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
         return None
-    return Slices(stored, axis, tuple(units)) if len(together.unique()) == len(together) else None
+    return Slices(weight, axis, tuple(units)) if len(together.unique()) == len(together) else None
 
 
 def _stops(node: Any) -> bool:
@@ -177,12 +177,12 @@ def _stops(node: Any) -> bool:
 
 def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:
     """`node` and those above it in the autograd graph, breadth first, none of them twice; none above where `stop`."""
-    queue, visited = deque([node]), set()
+    queue, visited_nodes = deque([node]), set()
     while queue:
         current = queue.popleft()
-        if current is None or current in visited:
+        if current is None or current in visited_nodes:
             continue
-        visited.add(current)
+        visited_nodes.add(current)
         yield current
         if not stop(current):
             queue.extend(parent for parent, _ in current.next_functions)
@@ -201,11 +201,11 @@ def output_axis(module: nn.Module) -> int:
 def weight_of(product: Any) -> tuple[Tensor, int] | None:
     """The weight matrix of a product and its axis of outputs. Returns None if that is no parameter."""
     for parent, _ in reversed(product.next_functions):
-        transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
-        leaf = parent.next_functions[0][0] if transposed else parent
+        is_transposed = parent is not None and type(parent).__name__ in ("TBackward0", "TransposeBackward0")
+        leaf = parent.next_functions[0][0] if is_transposed else parent
         variable = getattr(leaf, "variable", None)
         if variable is not None and variable.ndim == 2:
-            return variable, 0 if transposed else 1
+            return variable, 0 if is_transposed else 1
     return None
 
 
@@ -228,19 +228,19 @@ def _constant_gate(x: Tensor, context: Tensor) -> float | None:
     x, flat = pair
     if torch.equal(x, flat):
         return 1.0
-    found, wanted = x.detach().double(), flat.detach().double()
-    gate = float((found * wanted).sum() / wanted.square().sum())
-    rounding = 4 * torch.finfo(x.dtype).eps * float(found.abs().max())
-    return gate if gate and float((found - gate * wanted).abs().max()) <= rounding else None
+    gated_values, context_values = x.detach().double(), flat.detach().double()
+    gate = float((gated_values * context_values).sum() / context_values.square().sum())
+    rounding = 4 * torch.finfo(x.dtype).eps * float(gated_values.abs().max())
+    return gate if gate and float((gated_values - gate * context_values).abs().max()) <= rounding else None
 
 
 def columns_of(module: nn.Module, heads: int, width: int, *, gate: float = 1.0) -> Slices:
     """The columns of an output projection that read each head's context, head after head."""
-    stored = module.get_parameter("weight") if is_plain(module) else StoredWeight(module)
+    weight = module.get_parameter("weight") if is_plain(module) else StoredWeight(module)
     axis = 1 if isinstance(module, nn.Linear) else 0
-    device = stored.device if isinstance(stored, Tensor) else None
+    device = weight.device if isinstance(weight, Tensor) else None
     order = torch.arange(heads * width, device=device).view(heads, width)
-    return Slices(stored, axis, tuple(order), gate)
+    return Slices(weight, axis, tuple(order), gate)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     refuse_absent(sorted(going), layout)
     if not going:
         raise ConfigError("no head is to be removed; name some with --heads, or those to keep with --keep-only")
-    kept = {
+    heads_kept = {
         (site, layer): tuple(head for head in range(count) if HeadId(site, layer, head) not in going)
         for (site, layer), count in layout.items()
     }
@@ -52,15 +52,15 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     for attention_site in attention_sites.order:
         site_layer = attention_site.place
         shared = attention_site.heads // max(attention_site.groups, 1)
-        groups[site_layer] = _groups(site_layer, kept[site_layer], shared, whole_groups=whole_groups)
+        groups[site_layer] = _groups(site_layer, heads_kept[site_layer], shared, whole_groups=whole_groups)
     for calls in attention_sites.modules:
-        if len({kept[attention_site.place] for attention_site in calls}) > 1:
+        if len({heads_kept[attention_site.place] for attention_site in calls}) > 1:
             layers = ", ".join(str(attention_site.layer) for attention_site in calls)
             raise ConfigError(
                 f"{calls[0].site} layers {layers} are one module with one set of weights; "
                 "remove the same heads from all of them"
             )
-    return RemovalPlan(tuple(sorted(going)), kept, groups)
+    return RemovalPlan(tuple(sorted(going)), heads_kept, groups)
 
 
 def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_heads: bool = False) -> RemovalPlan:
@@ -73,14 +73,14 @@ def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_head
     per_group = {place: _by_group(plan.kept[place], site) for place, site in sites.items()}
     most_groups = max(len(groups) for groups in per_group.values())
     most_heads = max((len(heads) for groups in per_group.values() for heads in groups.values()), default=1)
-    union = {head for kept in plan.kept.values() for head in kept}
-    kept, groups = {}, {}
+    union = {head for heads_kept in plan.kept.values() for head in heads_kept}
+    heads_kept, groups = {}, {}
     for place, site in sites.items():
-        filled = _by_group(tuple(sorted(union)), site) if same_heads else per_group[place]
-        count, size = (len(filled), 0) if same_heads else (max(most_groups, 1), most_heads)
-        groups[place], kept[place] = _filled(filled, site, groups=count, heads=size)
-    removed = [head for head in plan.removed if head.head not in kept[head.site, head.layer]]
-    return RemovalPlan(tuple(removed), kept, groups)
+        filled_groups = _by_group(tuple(sorted(union)), site) if same_heads else per_group[place]
+        count, size = (len(filled_groups), 0) if same_heads else (max(most_groups, 1), most_heads)
+        groups[place], heads_kept[place] = _fill_groups(filled_groups, site, groups=count, heads=size)
+    removed_heads = [head for head in plan.removed if head.head not in heads_kept[head.site, head.layer]]
+    return RemovalPlan(tuple(removed_heads), heads_kept, groups)
 
 
 def _by_group(heads: tuple[int, ...], site: AttentionSite) -> dict[int, list[int]]:
@@ -91,18 +91,20 @@ def _by_group(heads: tuple[int, ...], site: AttentionSite) -> dict[int, list[int
     return by_group
 
 
-def _filled(
+def _fill_groups(
     by_group: Mapping[int, list[int]], site: AttentionSite, *, groups: int, heads: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers of `groups` groups with at least `heads` heads each, those of `by_group` among them; and of the heads."""
     shared = site.heads // max(site.groups, 1)
-    chosen = sorted(range(site.groups), key=lambda group: (group not in by_group, group))[:groups]
-    kept: list[int] = []
-    for group in sorted(chosen):
-        there = by_group.get(group, [])
+    chosen_groups = sorted(range(site.groups), key=lambda group: (group not in by_group, group))[:groups]
+    heads_kept: list[int] = []
+    for group in sorted(chosen_groups):
+        group_heads = by_group.get(group, [])
         members = range(group * shared, (group + 1) * shared)
-        kept += sorted(sorted(members, key=lambda head: (head not in there, head))[: max(heads, len(there))])
-    return tuple(sorted(chosen)), tuple(kept)
+        heads_kept += sorted(
+            sorted(members, key=lambda head: (head not in group_heads, head))[: max(heads, len(group_heads))]
+        )
+    return tuple(sorted(chosen_groups)), tuple(heads_kept)
 
 
 def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
@@ -111,10 +113,12 @@ def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
     return [head for head in all_heads(layout) if head.site in sites and head not in set(heads)]
 
 
-def _groups(site_layer: tuple[Site, int], kept: tuple[int, ...], shared: int, *, whole_groups: bool) -> tuple[int, ...]:
+def _groups(
+    site_layer: tuple[Site, int], heads_kept: tuple[int, ...], shared: int, *, whole_groups: bool
+) -> tuple[int, ...]:
     """The groups of `shared` heads each that still have a head."""
     sizes: dict[int, int] = {}
-    for head in kept:
+    for head in heads_kept:
         sizes[head // shared] = sizes.get(head // shared, 0) + 1
     if whole_groups and len(set(sizes.values())) > 1:
         site, layer = site_layer
@@ -133,8 +137,8 @@ def _groups(site_layer: tuple[Site, int], kept: tuple[int, ...], shared: int, *,
 def alignment_heads(model: nn.Module) -> list[HeadId]:
     """The cross heads [[layer, head], …] that Whisper takes the times of words from; none where none are named."""
     settings: Any = getattr(model, "generation_config", None)
-    named = getattr(settings, "alignment_heads", None)
-    pairs = named if isinstance(named, list) else []
+    head_pairs = getattr(settings, "alignment_heads", None)
+    pairs = head_pairs if isinstance(head_pairs, list) else []
     return [HeadId(Site.CROSS, *pair) for pair in pairs if len(pair) == 2 and all(type(n) is int for n in pair)]
 
 
@@ -144,21 +148,21 @@ def renumber_alignment(model: Any, removal: RemovalPlan) -> None:
     Where none is left the entry goes: transformers then says that there are no times of words.
     """
     if heads := alignment_heads(model):
-        kept = {head: removal.kept.get((head.site, head.layer), ()) for head in heads}
-        stay = [[head.layer, kept[head].index(head.head)] for head in heads if head.head in kept[head]]
+        heads_kept = {head: removal.kept.get((head.site, head.layer), ()) for head in heads}
+        stay = [[head.layer, heads_kept[head].index(head.head)] for head in heads if head.head in heads_kept[head]]
         if stay:
             model.generation_config.alignment_heads = stay
         else:
             del model.generation_config.alignment_heads
 
 
-def alignment_note(whole: nn.Module, made: nn.Module) -> tuple[str, ...]:
+def alignment_note(whole: nn.Module, smaller: nn.Module) -> tuple[str, ...]:
     """What became of the alignment heads of a model whose copy lacks some heads."""
-    before, after = alignment_heads(whole), alignment_heads(made)
+    before, after = alignment_heads(whole), alignment_heads(smaller)
     if before == after:
         return ()
     stay = f"{len(after)} of {len(before)} alignment heads (generation_config.json) stay, renumbered"
     if len(after) == len(before):
         return (stay,)
-    without = "" if after else "; without any there are no times of words"
-    return (f"{stay}{without} (prune rank --protect alignment keeps all)",)
+    suffix = "" if after else "; without any there are no times of words"
+    return (f"{stay}{suffix} (prune rank --protect alignment keeps all)",)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.model.interface import is_linear, watched
+from headscope.model.interface import is_linear, watch_modules
 
 PACKING = "support_avx512bf16_for_cpu"
 HALF = 2  # bytes of the smallest type that a plain matrix is stored in
@@ -48,24 +48,24 @@ class StoredWeight:
 
 def written_type(name: str, tensor: Tensor, written_in: Callable[[str], torch.dtype | None]) -> torch.dtype:
     """The type in which a tensor of a model is written: the narrower one of the file where it was widened."""
-    stored = written_in(name) if tensor.is_floating_point() else None
-    narrower = stored is not None and torch.promote_types(tensor.dtype, stored) == tensor.dtype
-    return stored if stored is not None and narrower else tensor.dtype
+    stored_dtype = written_in(name) if tensor.is_floating_point() else None
+    narrower = stored_dtype is not None and torch.promote_types(tensor.dtype, stored_dtype) == tensor.dtype
+    return stored_dtype if stored_dtype is not None and narrower else tensor.dtype
 
 
 def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
     """Round weights, in place, to the narrower types that they are written in; the types of those that change by it."""
-    changed = set()
+    changed_types = set()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             dtype = written_type(name, weight, written_in)
             if weight.is_meta:
                 continue  # offloaded weights, which nothing changes, are on no device
-            rounded = weight.to(dtype).to(weight.dtype)
-            if not torch.equal(rounded, weight):
-                weight.copy_(rounded)
-                changed.add(dtype)
-    return changed
+            narrow_weight = weight.to(dtype).to(weight.dtype)
+            if not torch.equal(narrow_weight, weight):
+                weight.copy_(narrow_weight)
+                changed_types.add(dtype)
+    return changed_types
 
 
 def rounding_note(types: Iterable[torch.dtype]) -> str:
@@ -103,8 +103,8 @@ def in_place(module: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
     from accelerate.utils import align_module_device
 
-    placed: AbstractContextManager[None] = align_module_device(module)
-    return placed
+    context: AbstractContextManager[None] = align_module_device(module)
+    return context
 
 
 def quantised_by(module: nn.Module) -> str | None:
@@ -208,11 +208,11 @@ def marked_products(model: nn.Module) -> Iterator[None]:
     """Within the block outputs of linear layers that are offloaded or quantised begin a graph of their own."""
 
     def mark(module: nn.Module, _: Any, output: Tensor) -> Tensor:
-        marked: Tensor = Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
-        return marked
+        output_mark: Tensor = Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
+        return output_mark
 
     linear = filter(is_linear, model.modules())
-    with watched([module for module in linear if readable(module) and not is_plain(module)], mark):
+    with watch_modules([module for module in linear if readable(module) and not is_plain(module)], mark):
         yield
 
 
@@ -230,15 +230,15 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
         for module in model.modules()
         if "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
     }
-    counted: set[int] = set()
+    counted_ids: set[int] = set()
     inside: set[str] = set()
     for name, module in model.named_modules():
         if id(module) in attention:
             inside.add(name)
         inside_attention = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
         for parameter in module.parameters(recurse=False):
-            if id(parameter) not in counted:
-                counted.add(id(parameter))
+            if id(parameter) not in counted_ids:
+                counted_ids.add(id(parameter))
                 parts[_part(module, inside_attention)] += parameter.numel()
     return {**dict(sorted(parts.items())), "total": sum(parts.values())}
 

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, describe_heads
-from headscope.model.attention import AttentionCall, repeat_groups, tapped
+from headscope.model.attention import AttentionCall, repeat_groups, tap_contexts
 from headscope.model.discovery import AttentionSite, find_attention, track_calls
 from headscope.model.stored_weights import computing_dtype, is_offloaded
 
@@ -52,7 +52,7 @@ def tapped_sites(model: nn.Module, tap: SiteTap, **order: bool) -> Iterator[None
             has_heads = attention_site is not None and attention_site.heads  # a pruned layer may have none
             return tap(attention_site, call, context) if attention_site is not None and has_heads else None
 
-        with tapped(on_call, **order):
+        with tap_contexts(on_call, **order):
             yield
 
 
@@ -93,19 +93,15 @@ class Captured:
         if not layers:
             return "<Captured nothing yet: run the model within the block>"
         calls = list(self.calls.values())
-        shown = layers if len(layers) <= LAYERS else [*layers[: LAYERS - 1], "…", layers[-1]]
-        return f"<Captured {', '.join(calls[0][-1])} of {', '.join(shown)}; {max(map(len, calls))} calls at most>"
+        layer_names = layers if len(layers) <= LAYERS else [*layers[: LAYERS - 1], "…", layers[-1]]
+        return f"<Captured {', '.join(calls[0][-1])} of {', '.join(layer_names)}; {max(map(len, calls))} calls at most>"
 
     def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
         by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
         site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
         if len(attention_site) != 2 or (site, attention_site[1]) not in by_name:
-            captured = (
-                ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
-            )
-            raise ConfigError(
-                f"{'.'.join(map(str, (site, *attention_site[1:])))} was not captured; captured: {captured}"
-            )
+            names = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
+            raise ConfigError(f"{'.'.join(map(str, (site, *attention_site[1:])))} was not captured; captured: {names}")
         return by_name[site, attention_site[1]][-1]
 
     def weights(self, site: Site) -> list[Tensor]:
@@ -144,7 +140,7 @@ Gates = Mapping[tuple[Site, int], Tensor]
 """Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""
 
 
-def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Tensor]:
+def close_gates(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Tensor]:
     """Gates [h] of zero for `heads` and of one for the others of their layers.
 
     ConfigError for a head that `layout` lacks.
@@ -176,7 +172,7 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
     layout = find_attention(model).layout
     if isinstance(gates, Mapping):
         _check(gates, layout, computing_dtype(model))
-    gate_of = gates if isinstance(gates, Mapping) else closed(gates, layout)
+    gate_of = gates if isinstance(gates, Mapping) else close_gates(gates, layout)
 
     def tap(attention_site: AttentionSite, _: AttentionCall, context: Tensor) -> Tensor | None:
         gate = gate_of.get(attention_site.place)
@@ -199,9 +195,11 @@ def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
                 f"the model has {describe_heads(layout)}"
             )
     finite = [gate.detach().to(dtype).isfinite().all() for gate in gates.values()]
-    if not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all()):  # a GPU waits once
+    if not finite or bool(
+        torch.stack([is_finite.to(finite[0].device) for is_finite in finite]).all()
+    ):  # a GPU waits once
         return
-    (site, layer), gate = next(entry for entry, each in zip(gates.items(), finite, strict=True) if not each)
+    (site, layer), gate = next(entry for entry, is_finite in zip(gates.items(), finite, strict=True) if not is_finite)
     rows = gate.detach().reshape(-1, gate.shape[-1])  # [b h]
     row, head = (~rows.to(dtype).isfinite()).nonzero()[0].tolist()
     raise ConfigError(
@@ -222,8 +220,8 @@ def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[
         for name, parameter in module.named_parameters(recurse=False)
     ]
     for module, name, _ in before:
-        kept = isinstance(module, nn.Embedding) or not is_offloaded(module)
-        _require_gradient(module, name, trainable and kept)
+        keeps_gradient = isinstance(module, nn.Embedding) or not is_offloaded(module)
+        _require_gradient(module, name, trainable and keeps_gradient)
     try:
         yield
     finally:
@@ -264,7 +262,7 @@ def differentiable_contexts() -> Iterator[None]:
         if not call.context.requires_grad:
             call.context.requires_grad_()
 
-    with torch.enable_grad(), tapped(tap, before_mixing=True, first=True):
+    with torch.enable_grad(), tap_contexts(tap, before_mixing=True, first=True):
         yield
 
 

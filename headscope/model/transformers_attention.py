@@ -142,7 +142,7 @@ def _known_spans(arguments: Mapping[str, Any], sizes: list[int]) -> Spans | None
     if padding.ndim != 2 or padding.shape[1] != s or int(arguments.get("kv_offset", 0)):
         return None
     keys = spans_of(padding)
-    return None if keys is None else spans.clipped(keys)
+    return None if keys is None else spans.clip(keys)
 
 
 AttentionInterface.register(IMPLEMENTATION, attend_interface)

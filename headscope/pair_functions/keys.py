@@ -33,14 +33,18 @@ WORDS = {
 }
 
 
-def _tagged(tags: frozenset[str], pairs: Pairs) -> Flags:
+def _keys_tagged(tags: frozenset[str], pairs: Pairs) -> Flags:
     return pairs.keys_that(np.array([pairs.key.tagged and tag in tags for tag in pairs.key.tag], dtype=bool))
 
 
-pair_function("content-words", meaning="content words", sites=EVERYWHERE, parsed=True)(partial(_tagged, CONTENT))
-pair_function("function-words", meaning="function words", sites=EVERYWHERE, parsed=True)(partial(_tagged, FUNCTION))
+pair_function("content-words", meaning="content words", sites=EVERYWHERE, needs_parse=True)(
+    partial(_keys_tagged, CONTENT)
+)
+pair_function("function-words", meaning="function words", sites=EVERYWHERE, needs_parse=True)(
+    partial(_keys_tagged, FUNCTION)
+)
 for _tag, _words in WORDS.items():
-    pair_function(_tag, meaning=_words, sites=EVERYWHERE, parsed=True)(partial(_tagged, frozenset({_tag})))
+    pair_function(_tag, meaning=_words, sites=EVERYWHERE, needs_parse=True)(partial(_keys_tagged, frozenset({_tag})))
 
 
 @pair_function("numbers", sites=EVERYWHERE)
@@ -50,7 +54,7 @@ def numbers(pairs: Pairs) -> Flags:
 
 
 @pair_function("capitals", sites=EVERYWHERE)
-def capitalised(pairs: Pairs) -> Flags:
+def capital_letters(pairs: Pairs) -> Flags:
     """Words with a capital letter."""
     return pairs.keys_that(np.array([text[:1].isupper() for text in pairs.key.text], dtype=bool))
 
@@ -73,23 +77,23 @@ def nearest(pairs: Pairs, holds: Flags, *, before: bool) -> Flags:
     else:
         at = np.where(holds, np.arange(len(holds)), len(holds))
         ahead = np.concatenate([np.minimum.accumulate(at[::-1])[::-1][1:], [len(holds)]])
-    found: Flags = ahead[pairs.at][:, None] == pairs.key_position
-    return found
+    is_nearest: Flags = ahead[pairs.at][:, None] == pairs.key_position
+    return is_nearest
 
 
 def matches(tokens: Tokens) -> list[tuple[int, int]]:
     """Brackets and quotes that belong together: opening and closing position."""
     open_marks: list[tuple[str, int]] = []
-    found = []
+    pairs_found = []
     for place, text in enumerate(tokens.text):
-        wanted = CLOSING.get(text) or (text if text in EITHER else "")
-        last = max((n for n, (mark, _) in enumerate(open_marks) if mark == wanted), default=None)
-        if wanted and last is not None:
-            found.append((open_marks[last][1], place))
+        opening = CLOSING.get(text) or (text if text in EITHER else "")
+        last = max((n for n, (mark, _) in enumerate(open_marks) if mark == opening), default=None)
+        if opening and last is not None:
+            pairs_found.append((open_marks[last][1], place))
             del open_marks[last:]
         elif text in CLOSING.values() or text in EITHER:
             open_marks.append((text, place))
-    return found
+    return pairs_found
 
 
 @pair_function("punctuation", sites=EVERYWHERE)
@@ -126,17 +130,17 @@ def previous_sentence_end(pairs: Pairs) -> Flags:
 @pair_function("final-punctuation", sites=frozenset({Site.CROSS}))
 def final_punctuation(pairs: Pairs) -> Flags:
     """The punctuation at the end of the source."""
-    found = marks(pairs.key) | pairs.key.special
-    return pairs.keys_that(np.logical_and.accumulate(found[::-1])[::-1] & marks(pairs.key))
+    is_mark = marks(pairs.key) | pairs.key.special
+    return pairs.keys_that(np.logical_and.accumulate(is_mark[::-1])[::-1] & marks(pairs.key))
 
 
 @pair_function("bracket")
 def matching_bracket(pairs: Pairs) -> Flags:
     """The bracket or quote that belongs to it."""
-    found = np.zeros((len(pairs.key), len(pairs.key)), dtype=bool)
+    is_match = np.zeros((len(pairs.key), len(pairs.key)), dtype=bool)
     for one, other in matches(pairs.key):
-        found[one, other] = found[other, one] = True
-    return found[pairs.at]
+        is_match[one, other] = is_match[other, one] = True
+    return is_match[pairs.at]
 
 
 def _other(pairs: Pairs) -> Flags:
@@ -162,14 +166,14 @@ def same_token_earlier(pairs: Pairs) -> Flags:
     return pairs.equal("ids") & (pairs.key_position < pairs.position)
 
 
-@pair_function("same-lemma", parsed=True)
+@pair_function("same-lemma", needs_parse=True)
 def same_lemma(pairs: Pairs) -> Flags:
     """Another form of its word."""
     other_word = ~pairs.equal("word")
     return pairs.equal("lemma") & pairs.keys_that(pairs.key.lemma != "") & other_word
 
 
-@pair_function("same-class", parsed=True)
+@pair_function("same-class", needs_parse=True)
 def same_class(pairs: Pairs) -> Flags:
     """Other words of its class."""
     return pairs.equal("tag") & ~pairs.equal("word") & pairs.key.tagged
@@ -188,26 +192,26 @@ def other_text_of_the_pair(pairs: Pairs) -> Flags:
     return ~pairs.equal("segment")
 
 
-@pair_function("parent", parsed=True)
+@pair_function("parent", needs_parse=True)
 def parent(pairs: Pairs) -> Flags:
     """The word that its word depends on."""
     return pairs.equal("parent", "word") & pairs.keys_that(pairs.key.word >= 0)
 
 
-@pair_function("child", parsed=True)
+@pair_function("child", needs_parse=True)
 def child(pairs: Pairs) -> Flags:
     """Words that depend on its word."""
     return pairs.equal("word", "parent") & pairs.keys_that(pairs.key.parent >= 0)
 
 
-@pair_function("sibling", parsed=True)
+@pair_function("sibling", needs_parse=True)
 def sibling(pairs: Pairs) -> Flags:
     """Words that depend on the same word."""
     same = pairs.equal("parent") & pairs.keys_that(pairs.key.parent >= 0)
     return same & ~pairs.equal("word")
 
 
-@pair_function("root", parsed=True)
+@pair_function("root", needs_parse=True)
 def root(pairs: Pairs) -> Flags:
     """The root of the sentence."""
     words = pairs.key.word

@@ -289,7 +289,7 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
         sizes = place.path / SIZES
         opened.put_sizes(sizes)
-        write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": identity(config)}))
+        write_json(sizes / SWEEP_RECORD, SWEEP.describe(sweep_record(opened.sizes) | {"shrink": identity(config)}))
         try:
             done = small_model(opened, progress=progress)
         except HeadscopeError as error:

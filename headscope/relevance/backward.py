@@ -146,8 +146,8 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
 
     CheckpointError, naming the module, where the model does something that a rule set has no rule for.
     """
-    recorded = RecordedPass()
-    operations = Operations(model, recorded.active, dict(rule_sets))
+    recorded_pass = RecordedPass()
+    operations = Operations(model, recorded_pass.active, dict(rule_sets))
     strict = any(not rules.plain for rules in rule_sets.values())
     forwards: dict[nn.Module, Callable[..., Tensor]] = {}
     if strict:
@@ -156,8 +156,8 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
         forwards |= {experts: operations.mixture(experts) for experts in experts_of(model)}
 
     def tap(attention_site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor:
-        context = with_epsilon(context, recorded.active) if operations.epsilon else context
-        recorded.calls.append((attention_site.place, call.query, context))
+        context = with_epsilon(context, recorded_pass.active) if operations.epsilon else context
+        recorded_pass.calls.append((attention_site.place, call.query, context))
         return context
 
     with (
@@ -165,11 +165,11 @@ def recording(model: nn.Module, rule_sets: Mapping[str, Rules]) -> Iterator[Reco
         eval_mode(model),
         frozen_parameters(model),
         replaced_forwards(forwards),
-        replace_products(_Products(recorded.active, operations)),
+        replace_products(_Products(recorded_pass.active, operations)),
         torch.enable_grad(),
         operations,
     ):
-        yield recorded
+        yield recorded_pass
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def explain_backward(
     nothing hidden; classifiers once; models that predict nothing by the projection of their mean-pooled final state on
     its own direction. `steps` "sum" takes one backward pass for the whole batch, "each" one per position.
     """
-    with recording(checkpoint.model, {rule_set.name: rule_set.rules for rule_set in rule_sets}) as recorded:
+    with recording(checkpoint.model, {rule_set.name: rule_set.rules for rule_set in rule_sets}) as recorded_pass:
         output, quantity = explained_output(checkpoint, batch, target)
     with torch.enable_grad():
         values, counts = _quantities(checkpoint, output, batch, quantity)  # [b p] each
@@ -210,7 +210,7 @@ def explain_backward(
         last = number == len(rule_sets) - 1
         # one backward pass for each start; the last of all frees the graph
         parts = [
-            recorded.relevance(start, rule_set.rules, retain=not last or number < len(starts) - 1)
+            recorded_pass.relevance(start, rule_set.rules, retain=not last or number < len(starts) - 1)
             for number, start in enumerate(starts)
         ]
         relevance = {layer: join_relevance([part[layer] for part in parts]) for layer in parts[0]}
@@ -224,14 +224,16 @@ def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: 
         outcome = OBJECTIVES.get(quantity)().evaluate(checkpoint, output, batch)
         return outcome.values[:, None], outcome.counts[:, None]
     logits = output[:, None] if output.ndim == 2 else output  # [b p V]
-    targets, counted = explained_units(checkpoint, batch, logits, quantity)
-    rows, positions = counted.nonzero(as_tuple=True)
-    picked = precise(logits[rows, positions, targets[rows, positions]])
+    targets, is_explained = explained_units(checkpoint, batch, logits, quantity)
+    rows, positions = is_explained.nonzero(as_tuple=True)
+    values_explained = precise(logits[rows, positions, targets[rows, positions]])
     if quantity == "contrastive":
         position_logits = precise(logits[rows, positions])
-        picked = picked - (position_logits.sum(dim=-1) - picked) / position_logits.shape[-1]
-    values = picked.new_zeros(counted.shape).index_put((rows, positions), picked)
-    return values, counted.to(values.dtype)
+        values_explained = (
+            values_explained - (position_logits.sum(dim=-1) - values_explained) / position_logits.shape[-1]
+        )
+    values = values_explained.new_zeros(is_explained.shape).index_put((rows, positions), values_explained)
+    return values, is_explained.to(values.dtype)
 
 
 register(Backward("gradient", "gradient x input: the ordinary gradient (Michel et al. 2019 without absolute values)"))

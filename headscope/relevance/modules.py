@@ -63,21 +63,21 @@ def activation_classes() -> tuple[type[nn.Module], ...]:
 
 def norms_of(model: nn.Module) -> dict[nn.Module, NormParameters]:
     """The norms of a model that are not calls of torch's own, by module."""
-    named = (module for module in model.modules() if "norm" in type(module).__name__.lower())
-    found = {module: _recognise(module) for module in named if not isinstance(module, nn.LayerNorm | nn.RMSNorm)}
-    return {module: norm for module, norm in found.items() if norm is not None}
+    candidates = (module for module in model.modules() if "norm" in type(module).__name__.lower())
+    norms = {module: _recognise(module) for module in candidates if not isinstance(module, nn.LayerNorm | nn.RMSNorm)}
+    return {module: norm for module, norm in norms.items() if norm is not None}
 
 
 @torch.no_grad()
 def _recognise(module: nn.Module) -> NormParameters | None:
     weight: Any = getattr(module, "weight", None)
     bias: Any = getattr(module, "bias", None)
-    given = isinstance(weight, Tensor)
-    if (given and (weight.ndim != 1 or weight.is_meta)) or any(True for _ in module.children()):
+    has_weight = isinstance(weight, Tensor)
+    if (has_weight and (weight.ndim != 1 or weight.is_meta)) or any(True for _ in module.children()):
         return None
     sizes = ("variance_epsilon", "eps", "epsilon")
     size = next((float(getattr(module, name)) for name in sizes if isinstance(getattr(module, name, None), float)), 0.0)
-    like = weight if given else torch.ones(8)
+    like = weight if has_weight else torch.ones(8)
     x = torch.randn(3, len(like), generator=torch.Generator().manual_seed(0)).to(like)
     try:
         y = module(x)
@@ -85,10 +85,10 @@ def _recognise(module: nn.Module) -> NormParameters | None:
         return None
     near = 0.02 if is_half(x.dtype) else 1e-5
     bias = bias.detach() if isinstance(bias, Tensor) else None
-    for scale in (weight.detach(), weight.detach() + 1) if given else (None,):
-        for centred in (False, True):
-            norm = NormParameters(scale, bias, size, centred)
-            centred_x = (x - x.mean(dim=-1, keepdim=True) if centred else x).float()
+    for scale in (weight.detach(), weight.detach() + 1) if has_weight else (None,):
+        for subtracts_mean in (False, True):
+            norm = NormParameters(scale, bias, size, subtracts_mean)
+            centred_x = (x - x.mean(dim=-1, keepdim=True) if subtracts_mean else x).float()
             expected = centred_x * norm.inverse(x.float())
             expected = expected if scale is None else expected * scale.float()
             expected = expected if bias is None else expected + bias.float()

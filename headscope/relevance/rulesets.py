@@ -2,7 +2,7 @@
 
 The relevance of the heads of one (site, layer) is read at the heads' contexts: that of a head is the sum of the
 relevances of its neurons before the output projection (Voita et al. 2019, appendix A; Achtibat et al. 2024). It is
-normalised over the heads of the layer for each explained quantity, and averaged over these (`Relevance.normalized`).
+normalised over the heads of the layer for each explained quantity, and averaged over these (`Relevance.normalize`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Relevance:
     value_share: Tensor | None = None
     qk_share: Tensor | None = None
 
-    def normalized(self) -> Tensor:
+    def normalize(self) -> Tensor:
         """|raw| over its sum over the heads of the layer [p b h]; see `over_heads`."""
         return over_heads(self.raw)
 
@@ -60,11 +60,11 @@ def over_heads(raw: Tensor) -> Tensor:
 def join_relevance(parts: list[Relevance]) -> Relevance:
     """Relevances of different explained positions, concatenated along `p`."""
 
-    def joined(name: str) -> Any:
+    def concatenate(name: str) -> Any:
         tensors = [getattr(part, name) for part in parts]
         return None if any(tensor is None for tensor in tensors) else torch.cat(tensors)
 
-    return Relevance(*(joined(field.name) for field in fields(Relevance)))
+    return Relevance(*(concatenate(field.name) for field in fields(Relevance)))
 
 
 Target = Literal["top1", "reference", "contrastive"]
@@ -118,13 +118,13 @@ def explained_units(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quanti
     likeliest = logits.detach().argmax(dim=-1)
     if checkpoint.predicts == "classes":
         return likeliest, torch.ones_like(likeliest, dtype=torch.bool)
-    side, counted = predicting(batch, decodes=checkpoint.decodes)
+    side, is_explained = predicting(batch, decodes=checkpoint.decodes)
     if quantity != "reference":
-        return likeliest, counted
+        return likeliest, is_explained
     if not checkpoint.decodes:
-        return side.ids, counted
+        return side.ids, is_explained
     assert batch.labels is not None
-    return batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
+    return batch.labels.clamp(min=0), is_explained & (batch.labels != IGNORED)
 
 
 class RuleSet(ABC):

@@ -17,7 +17,7 @@ from headscope.errors import OutputError
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.tables import EXAMPLES, SIMILARITY, as_arrays, write_arrays, write_csv, write_pickle
-from headscope.files.writing import deferred, write_atomically, write_json
+from headscope.files.writing import hold_signals, write_atomically, write_json
 from headscope.heads import SITES, Site
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def build_study(study: Study, build: Build, *, figures: bool, report: bool) -> P
     Where a figure or the page fails for other reasons than the disk, the numbers are kept without it.
     """
     began, seconds = time.monotonic(), study.record["seconds"]
-    with build.writing() as temporary, suppress(KeyboardInterrupt), deferred():
+    with build.writing() as temporary, suppress(KeyboardInterrupt), hold_signals():
         write_tables(temporary, study)
 
     def finish() -> Path:

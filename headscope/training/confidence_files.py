@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headscope.files.tables import write_pickle
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.results.study_files import nested
 from headscope.training.checkpoints import CONFIDENCE
 from headscope.training.config import TrainingPosition
@@ -60,7 +60,7 @@ class ConfidenceFiles(Variant):
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
-        with tapped(self._record_call, before_mixing=True):
+        with tap_contexts(self._record_call, before_mixing=True):
             sums = gradients(batches)
         rows = [row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch)]
         self.rows += [row for process_rows in run.processes.all(rows) for row in process_rows]

@@ -24,7 +24,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId
-from headscope.model.native.shrink import shrink_transformer, unmixed
+from headscope.model.native.shrink import shrink_transformer, without_mixing
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import plan_removal
@@ -97,7 +97,7 @@ def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
 def config_without(model: Transformer, removed: Sequence[HeadId]) -> TransformerConfig:
     """The architecture of a model without some of its heads (and without mixings, as removal leaves it)."""
     if not removed:
-        return unmixed(model.config)
+        return without_mixing(model.config)
     return shrink_transformer(model, plan_removal(model.declared_attention(), removed)).config
 
 

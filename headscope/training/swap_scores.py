@@ -27,7 +27,7 @@ from torch import Tensor
 from headscope.engine import mhr_fork
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, precise_type, tapped
+from headscope.model.attention import AttentionCall, precise_type, tap_contexts
 from headscope.model.native.transformer import Transformer
 from headscope.training.prepare import TrainingBatch
 from headscope.training.swaps import Swap
@@ -209,7 +209,7 @@ def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
 def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = heads.keys.sum(dim=-1)  # [b]
-    return _summed(mhr_fork.advanced(_without_last_cell(heads), widths)[widths > 1])
+    return _summed(mhr_fork.advance_share(_without_last_cell(heads), widths)[widths > 1])
 
 
 SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
@@ -234,7 +234,7 @@ def head_scores(
     site_layers = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
     for batch in batches:
         sides = sides_of(batch, source_special, target_special)
-        with torch.no_grad(), tapped(partial(_add, sums, site_layers, sides, SCORES[score])):
+        with torch.no_grad(), tap_contexts(partial(_add, sums, site_layers, sides, SCORES[score])):
             memory = None if batch.source is None else model.encode(batch.source, batch.source_mask)
             model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
     scores: dict[Site, dict[int, Tensor]] = {}

@@ -98,7 +98,7 @@ def _train(
     about = _about(run, options, command)
     if processes.main:
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
-        write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
+        write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
         for text in run.data.unknown.warnings(cast(Any, run.data)):  # which says why subwords are unknown
             listener.remarked(text)
@@ -130,7 +130,7 @@ def _train(
     if history is not None:
         status = "interrupted" if reason == "interrupted" else "done"
         about |= {"status": status, "result": result.outcome, "ended": time.time() - begun}
-        write_json(config.out / "run.json", TRAINING.described(about))
+        write_json(config.out / "run.json", TRAINING.describe(about))
         lines = config.out / METRICS
         result = replace(result, record=about, metrics=pd.read_csv(lines) if lines.is_file() else pd.DataFrame())
     return result
@@ -147,7 +147,7 @@ def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -
         if history is not None:
             ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": message}
             with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
-                write_json(folder / "run.json", TRAINING.described({**about, **ending}))
+                write_json(folder / "run.json", TRAINING.describe({**about, **ending}))
         raise
     finally:
         if history is not None:

@@ -170,7 +170,7 @@ def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follow
                 at[:, head] = torch.minimum(positions.clamp(min=0), last)
             return super().observe(alignment.looking(heads, at))
 
-    found = study(open_checkpoint(assets.trained()), corpus, Positional, alignments=assets.captions("align"))
+    found = study(open_checkpoint(assets.trained_model()), corpus, Positional, alignments=assets.captions("align"))
     table = found.tables["alignment"]
     table = table[(table.relation == "predicted") & (table["head"] < 4)]
     assert (table.share > 0.4).sum() >= 6  # right often, and no more

@@ -14,8 +14,8 @@ from headscope.attribution.fitted_gates import (
     GatingFit,
     fit_gates,
     gated_losses,
-    joined,
-    penalised,
+    join_batches,
+    penalize,
     scores,
     single_sentences,
 )
@@ -77,7 +77,7 @@ def test_fits_are_those_of_the_authors_program() -> None:
 def test_open_gates_are_the_model_itself(kind: str) -> None:
     its = speakers.checkpoint(kind)
     layout = {place: heads for place, heads in its.layout.items() if heads}
-    together, ones = joined(examples(kind)), torch.ones(1, sum(layout.values()), dtype=torch.float64)
+    together, ones = join_batches(examples(kind)), torch.ones(1, sum(layout.values()), dtype=torch.float64)
     sentences = {sentence.number: sentence for sentence in speakers.corpus(kind, count=SENTENCES)}
     asked = [speakers.asked(kind, sentences[number]) for number in together.indices.tolist()]
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_of_prompts_only_the_answer_counts(kind: str) -> None:
 def test_the_penalty_is_the_mean_and_pulls_no_further_than_four() -> None:
     theta = torch.tensor([[1.0, -2.0, 9.0], [0.0, 4.5, -4.5]], dtype=torch.float64).requires_grad_()
     losses, pull = torch.tensor([5.0, 7.0]).double(), torch.tensor([0.3, -0.3]).double()
-    found = penalised(losses, theta, pull)
+    found = penalize(losses, theta, pull)
     torch.testing.assert_close(found, torch.tensor([5 - 0.3 * (1 - 2 + 4) / 3, 7.0]).double())
     (slope,) = torch.autograd.grad(found.sum(), theta)
     torch.testing.assert_close(slope, torch.tensor([[-0.1, -0.1, 0], [0.1, 0, 0]]).double())

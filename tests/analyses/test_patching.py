@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.attribution.patching import exact_effects, first_order_effects, interpolated, recorded
+from headscope.attribution.patching import exact_effects, first_order_effects, interpolate_prompts, record_contexts
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
@@ -18,7 +18,7 @@ from headscope.evaluation.prompts import with_answers
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.model.attention import tapped
+from headscope.model.attention import tap_contexts
 from headscope.model.discovery import track_calls
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
@@ -111,7 +111,7 @@ def test_first_order_is_the_slope_of_the_exact_effect(kind: str) -> None:
     its, batch, step = speakers.checkpoint(kind), one_batch(kind), 1e-4
     with frozen_parameters(its.model):
         effects = first_order_effects(its, batch, direction="noising").effects["context"]
-    other = recorded(its, batch.corrupted).contexts
+    other = record_contexts(its, batch.corrupted).contexts
 
     def moved(place: Place, head: int, share: float) -> torch.Tensor:
         with track_calls(its.model) as tracker:
@@ -124,8 +124,8 @@ def test_first_order_is_the_slope_of_the_exact_effect(kind: str) -> None:
                 changed[:, head] += share * (other[place][0] - context)[:, head]
                 return changed
 
-            with tapped(tap):
-                return recorded(its, batch).values
+            with tap_contexts(tap):
+                return record_contexts(its, batch).values
 
     for place, values in effects.items():
         for head in range(values.shape[1]):
@@ -218,10 +218,10 @@ def test_where_logits_are_linear_in_contexts_every_measure_is_exact(steps: int) 
 def test_the_path_between_prompts_begins_at_the_corrupt_one_and_ends_at_the_clean_one(kind: str) -> None:
     its, batch = speakers.checkpoint(kind), one_batch(kind)
     for share, expected in ((0.0, batch.corrupted), (1.0, batch)):
-        with interpolated(its, batch, share):
-            found = recorded(its, batch).values
-        torch.testing.assert_close(found, recorded(its, expected).values, atol=1e-10, rtol=0)
-    assert (recorded(its, batch).values - recorded(its, batch.corrupted).values).abs().min() > 1e-4
+        with interpolate_prompts(its, batch, share):
+            found = record_contexts(its, batch).values
+        torch.testing.assert_close(found, record_contexts(its, expected).values, atol=1e-10, rtol=0)
+    assert (record_contexts(its, batch).values - record_contexts(its, batch.corrupted).values).abs().min() > 1e-4
 
 
 @pytest.mark.parametrize("kind", [*speakers.SPEAKERS])

@@ -197,7 +197,7 @@ SAID = "no --target: heads are judged by states of the encoder"
 def test_commands_say_so_first(line: tuple[object, ...], tmp_path: Path, command: Command) -> None:
     source = tmp_path / "text.en"
     source.write_text("A dog runs on the grass.\nTwo men sit.\n")
-    words = [*line[: 1 + (line[0] == "prune")], hs.assets.trained(), *line[1 + (line[0] == "prune") :]]
+    words = [*line[: 1 + (line[0] == "prune")], hs.assets.trained_model(), *line[1 + (line[0] == "prune") :]]
     _, _, said = command(*words, "--source", source, "--out", tmp_path / "run")
     assert said.splitlines()[0].startswith(SAID) and said.count(SAID) == 1
     with warnings.catch_warnings():

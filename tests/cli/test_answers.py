@@ -45,7 +45,7 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     out, text = tmp_path / "run", ("--source", few[0], "--target", few[1])
     names = "ablation,magnitude,sink"
     given = ("--out", out, "--only", names, "--bootstrap", 50, "--no-figures", "--device", "cpu")
-    status, shown, _ = command("analyze", hs.assets.trained(), *text, *given)
+    status, shown, _ = command("analyze", hs.assets.trained_model(), *text, *given)
     assert status == 0
     subject, heading, first, *rest = shown.splitlines()
     assert "72 heads" in subject and heading.startswith("Which heads the model needs ")
@@ -66,7 +66,7 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     words = shlex.split(figure.partition(":  headscope ")[2])
     assert command(*words)[0] == 0
     alone = ("--out", tmp_path / "one", "--only", "ablation", "--max-sentences", 1, *given[4:])
-    status, shown, _ = command("analyze", hs.assets.trained(), *text, *alone)
+    status, shown, _ = command("analyze", hs.assets.trained_model(), *text, *alone)
     assert status == 0 and "1 sentence" in shown and "told from zero" not in shown, "of one nothing is tested"
 
 
@@ -86,21 +86,21 @@ def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Pa
         "--device",
         "cpu",
     )
-    status, shown, _ = command("analyze", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
+    status, shown, _ = command("analyze", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
     assert status == 0 and "instances, 500 are needed" not in shown
     line = shown.splitlines()[-1]
     assert "--importance --out" in line and f"--source {few[0]} --target {few[1]}" in line
     again = (*given[:1], tmp_path / "again", *given[2:], "--verbose")
-    shown = command("analyze", hs.assets.trained(), "--source", few[0], "--target", few[1], *again)[1]
+    shown = command("analyze", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *again)[1]
     assert "Not enough evidence" in shown and "instances, 500 are needed" in shown
     labels, heads = pd.read_csv(out / "labels.csv"), pd.read_csv(out / "heads.csv")
-    assert not labels.companion_values.any() and heads.functions_unsupported.notna().any()
+    assert not labels.given.any() and heads.functions_unsupported.notna().any()
 
 
 def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -> None:
     metrics = ("--metrics", "perplexity,accuracy")
     given = ("--each-head", "--heads", "cross.0.*", *metrics, "--device", "cpu", "--bootstrap", 50)
-    status, shown, _ = command("evaluate", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
+    status, shown, _ = command("evaluate", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
     assert status == 0 and "±" not in shown
     assert "Δ nll/token" in shown and "Δ accuracy" in shown
     first, heading, none, most, *rest = shown.splitlines()
@@ -111,7 +111,7 @@ def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -
 
 def test_evaluate_begins_with_its_scores(command: Command, few: tuple[Path, Path]) -> None:
     given = ("--metrics", "perplexity", "--device", "cpu", "--bootstrap", 50)
-    _, shown, _ = command("evaluate", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
+    _, shown, _ = command("evaluate", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
     first, heading, score, *_ = shown.splitlines()
     assert first.startswith("perplexity ") and heading.startswith("Scores") and "–" in score
 

@@ -76,7 +76,7 @@ def test_a_value_of_another_type_is_named_with_its_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(f"{line}\n", encoding="utf-8")
-    status, shown, error = command("analyze", hs.assets.trained(), "--config", "run.toml", "--out", "o")
+    status, shown, error = command("analyze", hs.assets.trained_model(), "--config", "run.toml", "--out", "o")
     assert (status, shown, error.count("\n")) == (2, "", 1)
     assert error.startswith("error: run.toml: ") and said in error
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
@@ -110,7 +110,7 @@ def test_options_of_analyses_are_set_by_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a").write_text("a b\n", encoding="utf-8")
-    status, _, error = command("analyze", hs.assets.trained(), "--source", "a", "--out", "o", "--set", typed)
+    status, _, error = command("analyze", hs.assets.trained_model(), "--source", "a", "--out", "o", "--set", typed)
     assert (status, error.count("\n")) == (2, 1) and said in error
 
 
@@ -188,7 +188,7 @@ def test_the_command_line_answers(
 # What commands say of files that are not there, before anything heavy is imported, and of what they left out.
 
 
-MODEL = str(hs.assets.trained())
+MODEL = str(hs.assets.trained_model())
 TYPED_COMMANDS = {
     "evaluate": ["evaluate", MODEL],
     "analyze": ["analyze", MODEL, "--out", "o"],

@@ -26,7 +26,7 @@ Command = Callable[..., tuple[int, str, str]]
 def far_away(tmp_path: Path) -> Path:
     """The small model at a path of more than 200 characters."""
     folder = tmp_path.joinpath(*["a-folder-with-a-name-of-some-length"] * 6, "model")
-    return Path(shutil.copytree(hs.assets.trained(), folder))
+    return Path(shutil.copytree(hs.assets.trained_model(), folder))
 
 
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x9b2Jd\u202ee [red]f[/] [/bold] :smile:"
@@ -41,7 +41,7 @@ def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, mon
     """A directory's name in a table, in the lines at the end, and in errors of every kind."""
     monkeypatch.setenv("COLUMNS", "400")
     folder = tmp_path / HOSTILE
-    model = Path(shutil.copytree(hs.assets.trained(), folder / "model"))
+    model = Path(shutil.copytree(hs.assets.trained_model(), folder / "model"))
     for arguments in (
         ("show", model),
         ("show", folder / "nothing"),
@@ -119,7 +119,7 @@ def test_lines_go_to_stderr_and_not_into_json(
     monkeypatch.setattr(progress.Timer, "due", lambda self: True)
     source, target = caption_files
     words = ("--source", source, "--target", target, "--metrics", "perplexity", "--json")
-    status, out, err = command("evaluate", hs.assets.trained(), *words)
+    status, out, err = command("evaluate", hs.assets.trained_model(), *words)
     assert status == 0 and json.loads(out)
     assert err and all(": " in line and line.endswith(" left") for line in err.splitlines())
 

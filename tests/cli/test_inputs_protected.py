@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from headscope.assets import trained
+from headscope.assets import trained_model
 from headscope.cli import main
 from headscope.config import PromptFiles, ValidatedTextFiles
 from headscope.evaluation import quality, run
@@ -177,7 +177,7 @@ def test_two_runs_that_write_one_file_lose_nothing(
 
     monkeypatch.setattr(run, "score_corpus", meanwhile)
     source, target = caption_files
-    line = ["evaluate", trained(), "--source", source, "--target", target, "--metrics", "perplexity"]
+    line = ["evaluate", trained_model(), "--source", source, "--target", target, "--metrics", "perplexity"]
     status, shown, _ = command(*line, "--per-sentence", out)
     assert status == 0 and out.read_text(encoding="utf-8") == "theirs"
     assert "table.csv.new" in shown and "sentence,tokens,nll" in (tmp_path / "table.csv.new").read_text(
@@ -195,6 +195,6 @@ def test_a_conversion_does_not_replace_what_belongs_to_the_checkpoint(
     given = tmp_path / "box" / "more" if name == "dicts" else tmp_path / "box" / "file"
     given.touch()
     status, _, said = command(
-        "convert", trained(), tmp_path / "box", "--to", "huggingface", f"--{name}", given, "--force"
+        "convert", trained_model(), tmp_path / "box", "--to", "huggingface", f"--{name}", given, "--force"
     )
     assert status == 2 and given.exists(), said

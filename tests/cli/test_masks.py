@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.assets import trained
+from headscope.assets import trained_model
 from headscope.cli import main
 from headscope.cli.analyze import typed_text
 from headscope.config import AnalyzeOptions
@@ -179,7 +179,7 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     out, source, target = tmp_path / "run", "A dog plays on the beach .", "Ein Hund spielt am Strand ."
     stdin(monkeypatch, f"{source}\t{target}\n")
     options = ("--only", "confidence", "--bootstrap", 20, "--no-figures")
-    status, _, _ = command("analyze", trained(), "--source", "-", "--target", "-", "--out", out, *options)
+    status, _, _ = command("analyze", trained_model(), "--source", "-", "--target", "-", "--out", out, *options)
     assert status == 0 and (out / "report.html").is_file()
     typed = json.loads((out / "run.json").read_text(encoding="utf-8"))["options"]["typed"]
     assert typed == {"source": [source], "target": [target]}

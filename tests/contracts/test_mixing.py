@@ -11,7 +11,7 @@ import torch
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.attention import repeat_groups, tapped
+from headscope.model.attention import repeat_groups, tap_contexts
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
 from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
@@ -114,7 +114,7 @@ def test_training_computes_the_same_as_testing(name: str) -> None:
     model = disturbed(name, **options)
     tested = model(source, target, **masks)
     torch.testing.assert_close(model.train()(source, target, **masks), tested, rtol=0, atol=1e-10)
-    with tapped(lambda call, context: context):
+    with tap_contexts(lambda call, context: context):
         torch.testing.assert_close(model(source, target, **masks), tested, rtol=0, atol=1e-10)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import headscope as hs
-from headscope.assets import captions, trained
+from headscope.assets import captions, trained_model
 from headscope.data.parses import Parse, Relation, Token, read_conllu
 from headscope.errors import DataError
 
@@ -173,7 +173,7 @@ LINES = 24
 def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     parses = list(islice(read_conllu(captions("de.conllu")), LINES))
     found = Counter(relation.relation for parse in parses for relation in parse.relations)
-    study = hs.load(trained()).analyze(
+    study = hs.load(trained_model()).analyze(
         captions("en"),
         target=captions("de"),
         target_parse=captions("de.conllu"),

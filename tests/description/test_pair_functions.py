@@ -16,10 +16,10 @@ from headscope.data.encoded import Encoded, pad_side
 from headscope.data.parses import Aligned
 from headscope.data.token_text import Marks, marks_of
 from headscope.description.features import FEATURES
-from headscope.description.loglinear import Description, fitted, loss_and_gradient, with_pairs
+from headscope.description.loglinear import Description, fit_description, loss_and_gradient, with_pairs
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
 from headscope.description.sample import Laid
-from headscope.description.shares import Explained, among, explained
+from headscope.description.shares import Explained, among, explain_shares
 from headscope.description.tokens import Pairs, TokenReader, Tokens, shape, word_starts
 from headscope.engine.base import ANALYSES, AnalysisReport, HeadBatch
 from headscope.engine.evidence.labels import LabelTests
@@ -201,7 +201,7 @@ def laid() -> Laid:
 
 @pytest.fixture(scope="module")
 def found(laid: Laid) -> tuple[Explained, Masses]:
-    its = explained(laid)
+    its = explain_shares(laid)
     functions = functions_for(Site.ENCODER_SELF, [pairs for part in laid.pairs for pairs in part])
     return its, masses(laid, functions, its.position)
 
@@ -228,7 +228,7 @@ def test_position_alone_explains_what_plain_regression_finds() -> None:
     made = handmade.sample((handmade.subject, handmade.mixture), sentences=80)
     laid = handmade.laid(made)
     expected = loglinear.held_out_shares(laid, FEATURES["position"])
-    assert shares(explained(laid))["position"] == pytest.approx(expected, abs=0.02)
+    assert shares(explain_shares(laid))["position"] == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
     )
     whole, rows = (part.sum(0) for part in busy.counted)
     assert torch.allclose(idle.counted[0].sum(0), 0.04 * whole, rtol=1e-4) and bool((whole <= rows + 1e-3).all())
-    every, little = explained(busy), explained(idle)
+    every, little = explain_shares(busy), explain_shares(idle)
     for group, share in shares(every).items():
         assert shares(little)[group] == pytest.approx(share, abs=0.02, nan_ok=True)
     assert shares(every)["position"][0] == pytest.approx(1, abs=0.02)
@@ -326,10 +326,10 @@ def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_e
         return loss_and_gradient(description, blocks, features, rows, laid.tables)[0]
 
     everyone = slice(None)
-    together = fitted(start, laid.blocks, features, rows, laid.tables, steps=60)
+    together = fit_description(start, laid.blocks, features, rows, laid.tables, steps=60)
     least = loglinear.least_loss(laid, features)
     assert (loss(together, everyone) / least).numpy() == pytest.approx(1, abs=0.01)
-    alone = fitted(
+    alone = fit_description(
         Description(start.theta[:, 1:]),
         [replace(block, weights=block.weights[..., 1:2]) for block in laid.blocks],
         features,

@@ -64,7 +64,7 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     text.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
     config = tmp_path / "analyze.toml"
     config.write_text('last-keys = 2\nonly = "last_key"\nbootstrap = 10\ndevice = "cpu"\n', encoding="utf-8")
-    command(monkeypatch, "analyze", hs.assets.trained(), "--source", text, "--out", out, "--config", config)
+    command(monkeypatch, "analyze", hs.assets.trained_model(), "--source", text, "--out", out, "--config", config)
     meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert "analysis_options" not in meta["options"]
     assert meta["options"]["last_keys"] == 2 and "|last:2|" in f"|{meta['signatures']['last_key']}|"
@@ -136,7 +136,7 @@ def test_analyses_say_what_they_need_and_cost() -> None:
 
 
 def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str, str]]) -> None:
-    status, out, _ = command("list", "analyses", assets.trained(), "--json")
+    status, out, _ = command("list", "analyses", assets.trained_model(), "--json")
     refusals = {item["name"]: item["refusal"] for item in json.loads(out)}
     assert status == 0 and refusals["alignment"] == "" and refusals["head_gates"]
     assert "many passes of" in command("list", "analyses")[1]
@@ -148,4 +148,4 @@ def test_alignment_of_a_decoder_says_that_it_needs_a_template(
     decoder = str(saved(tmp_path / "decoder", tokenizer=byte_level()))
     for line in (("show", decoder), ("list", "analyses", decoder), ("list", "analyses", "alignment")):
         assert "--template" in command(*line)[1]
-    assert "--template" not in command("show", assets.trained())[1]
+    assert "--template" not in command("show", assets.trained_model())[1]

@@ -26,7 +26,7 @@ from headscope.engine.faithfulness.comparison import (
     measure_drop,
     plan_removals,
 )
-from headscope.engine.faithfulness.orders import agreement, ordered, random_order, randomised, scores_of
+from headscope.engine.faithfulness.orders import agreement, order_heads, random_order, scores_of, shuffle_weights
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import run_analysis
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -230,8 +230,8 @@ def test_rankings_of_a_table() -> None:
         )
     )
     assert set(found) == {"gradient", "entropy"} and set(refused) == {"ablation", "magnitude"}
-    assert ordered(found["gradient"]) == HEADS[::-1]
-    assert ordered(found["entropy"]) == HEADS  # the sharpest first
+    assert order_heads(found["gradient"]) == HEADS[::-1]
+    assert order_heads(found["entropy"]) == HEADS  # the sharpest first
     assert "1 of 5 heads" in refused["ablation"] and "same" in refused["magnitude"]
 
 
@@ -248,7 +248,7 @@ def test_areas_against_a_slow_sum() -> None:
     comparison = compare_rankings(
         plan, PerformanceDrop({"loss": sums_of(plan, TRUE)}), {"true": TRUE, "wrong": WRONG}, Bootstrap(seed=1)
     )
-    order = [TRUE[head] for head in ordered(TRUE)]
+    order = [TRUE[head] for head in order_heads(TRUE)]
     gaps = [sum(order[:n]) - sum(order[::-1][:n]) for n in range(6)]
     area = sum((gaps[n] + gaps[n + 1]) / 2 / 5 for n in range(5))
     assert comparison.rankings["ranking"].tolist() == ["true", "wrong"]
@@ -286,7 +286,7 @@ def test_shuffled_weights_come_back() -> None:
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(KeyError), randomised(model, seed=3):
+    with pytest.raises(KeyError), shuffle_weights(model, seed=3):
         weight = model.get_parameter("0.weight")
         assert not torch.equal(weight, before["0.weight"])
         assert torch.equal(weight.flatten().sort().values, before["0.weight"].flatten().sort().values)

@@ -43,7 +43,7 @@ STATES = ["cosine", "token-cosine", "l2", "token-l2"]
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
     """`length-ratio` is a metric of another package (tests/plugin)."""
-    with plugin.loaded_variants(METRICS, "length_ratio"):
+    with plugin.registered(METRICS, "length_ratio"):
         yield
 
 

@@ -300,7 +300,7 @@ def test_a_mistake_is_one_line(typed: str, command: Command, tmp_path: Path, mon
     for name, text in FILES.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(text.encode(errors="surrogateescape"))
-    words = [str(hs.assets.trained()) if word == "M" else word for word in shlex.split(typed)]
+    words = [str(hs.assets.trained_model()) if word == "M" else word for word in shlex.split(typed)]
     status, shown, error = command(*words)
     *said, last = error.splitlines(keepends=True)
     assert (status, shown, one_line(last)) == (2, "", True), error

@@ -116,7 +116,16 @@ def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path:
 
 def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) -> None:
     status, printed, _ = command(
-        *("convert", hs.assets.trained(), tmp_path / "native", "--to", "native", "--hub-name", "someone/pair", "--json")
+        *(
+            "convert",
+            hs.assets.trained_model(),
+            tmp_path / "native",
+            "--to",
+            "native",
+            "--hub-name",
+            "someone/pair",
+            "--json",
+        )
     )
     assert status == 0
     assert json.loads(printed)["pushed"] == "https://hub.test/someone/pair"

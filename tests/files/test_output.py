@@ -20,11 +20,11 @@ from headscope.errors import OutputError
 from headscope.files import replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder
-from headscope.files.replace import locked
+from headscope.files.replace import lock_folder
 from headscope.files.tables import read_csv, write_csv
 from headscope.files.writing import (
-    deferred,
     exit_status,
+    hold_signals,
     listening,
     write_atomically,
 )
@@ -223,7 +223,7 @@ def killed(after: int, work: Callable[[], object]) -> bool:
     """Do work in a process that is killed after so many changes of the file system; whether it was."""
     child = os.fork()
     if child == 0:
-        replace._held.clear()  # locks are the other process's
+        replace._held_locks.clear()  # locks are the other process's
 
         def dying(real: Callable[..., None]) -> Callable[..., None]:
             def changed(*arguments: Any, **named: Any) -> None:
@@ -367,18 +367,18 @@ def test_another_process_that_writes_is_named(tmp_path: Path) -> None:
         ):
             pass
         other.communicate(b"\n")
-    with locked(tmp_path / "run"), locked(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"), lock_folder(tmp_path / "run"):
         build(tmp_path / "run", "2", force=True)
 
 
 def test_signals_wait_for_the_end_of_a_block() -> None:
     with listening():
         done = []
-        with pytest.raises(KeyboardInterrupt), deferred():
+        with pytest.raises(KeyboardInterrupt), hold_signals():
             signal.raise_signal(signal.SIGTERM)
             done.append(1)
         assert done and exit_status() == 143
-        with pytest.raises(KeyboardInterrupt), deferred(), deferred():
+        with pytest.raises(KeyboardInterrupt), hold_signals(), hold_signals():
             signal.raise_signal(signal.SIGINT)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.heads import HeadId, Layout, all_heads
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import track_calls
 from headscope.model.taps import gated
 
@@ -85,5 +85,5 @@ def replaced(model: torch.nn.Module, head: HeadId, how: str, shift: int, work: C
                 changed[0, head.head, position] = own.mean(dim=0) if how == "mean" else other
             return changed
 
-        with tapped(tap):
+        with tap_contexts(tap):
             return float(work())

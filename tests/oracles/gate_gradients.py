@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import track_calls
 
 Place = tuple[Site, int]
@@ -26,7 +26,7 @@ def position_gates(model: nn.Module, value: Callable[[], Tensor]) -> dict[Place,
             gate = gates[place.site, place.layer] = torch.ones(context.shape[1:3], dtype=context.dtype)
             return context * gate.requires_grad_()[None, :, :, None]
 
-        with tapped(tap, before_mixing=True):
+        with tap_contexts(tap, before_mixing=True):
             found = value()
         gradients = torch.autograd.grad(found, list(gates.values()), allow_unused=True)
     return {

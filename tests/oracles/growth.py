@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.data.encoded import IGNORED
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.native.transformer import Transformer
 from headscope.training.prepare import collate
 from tests.oracles import mhr
@@ -40,7 +40,7 @@ def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[tuple[Site, int
         seen[places[id(call.module)]] = call.context
 
     masks = {"source_mask": batch.source_mask, "target_mask": batch.target_mask}
-    with tapped(see, before_mixing=True):
+    with tap_contexts(see, before_mixing=True):
         log_p = model(batch.source, batch.target, **masks).log_softmax(dim=-1)
     real = batch.labels != IGNORED
     nll = (-log_p.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * real).sum()

@@ -205,7 +205,7 @@ def test_the_second_text() -> None:
     assert language_of(["Un chien court sur la plage", "Il y a des gens dans la rue"]) is None
     tiny = speakers.checkpoint("bert")
     assert second_text(tiny, text("bert"))[1] is False
-    shipped = open_checkpoint(str(hs.assets.trained()), device="cpu")
+    shipped = open_checkpoint(str(hs.assets.trained_model()), device="cpu")
     parallel = open_corpus(captions["en"], target=captions["de"])
     varied, foretold = second_text(shipped, parallel)
     assert foretold and varied.name == "headscope's varied text" and varied.has_target and varied.count == 120

@@ -11,7 +11,7 @@ import torch
 
 from headscope.engine.base import RunOptions
 from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.taps import frozen_parameters, masked
 from headscope.pruning.closed_form.moments import collect_moments
@@ -171,7 +171,7 @@ def test_fisher_is_half_the_squared_gradient_of_a_gate_a_token(kind: str) -> Non
             def tap(call: AttentionCall, context: torch.Tensor, gates: Any = gates, tracker: Any = tracker) -> Any:
                 return gated(tracker.attention_site(call.module), context, gates)
 
-            with tapped(tap):
+            with tap_contexts(tap):
                 loss = question.loss(checkpoint)
         gradients = torch.autograd.grad(loss, [gate for _, gate in gates])
         for (unit, _), gradient in zip(gates, gradients, strict=True):

@@ -20,7 +20,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.cli.main import app
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES
-from headscope.engine.faithfulness.orders import scores_of, undirected
+from headscope.engine.faithfulness.orders import columns_without_direction, scores_of
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
@@ -159,7 +159,7 @@ def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
     )
     rankings, _ = scores_of(table)
     assert {name: list(scores.values()) for name, scores in rankings.items()} == {"entropy": [-1, -2], "lrp": [3, 1]}
-    assert undirected(table) == ["sink"]
+    assert columns_without_direction(table) == ["sink"]
 
 
 # Which scores of heads follow from the seed: what does not say so gives the same for two seeds.

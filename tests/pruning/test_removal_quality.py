@@ -124,7 +124,7 @@ def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
     text = ("--source", caption_files[0], "--target", caption_files[1], "--device", "cpu", "--rounds", 0)
     for metric, asked in (("perplexity", ()), ("bleu", ("--metric", "bleu", "--max-sentences", 4))):
         given = ("--heads", "cross.1.*,encoder-self.0.0", "--out", tmp_path / metric, *text, *asked)
-        status, shown, error = command("prune", "remove", hs.assets.trained(), *given)
+        status, shown, error = command("prune", "remove", hs.assets.trained_model(), *given)
         assert status == 0 and metric in shown.lower(), error
         found = json.loads((tmp_path / metric / "pruning.json").read_text())["quality"]
         evaluated: dict[str, Any] = {

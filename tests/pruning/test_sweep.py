@@ -223,8 +223,8 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     folder = tmp_path / "out" / "runs" / "subset-keep5-seed1"
     trained = open_checkpoint(str(folder / "scratch" / "last"), dtype="float32")
     mine = found.survivors[found.survivors["cell"] == "subset-keep5-seed1"]
-    add_groups: Any = mine.groupby(["site", "layer"])
-    counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in add_groups}
+    by_layer: Any = mine.groupby(["site", "layer"])
+    counts = {(Site(site), int(layer)): len(rows) for (site, layer), rows in by_layer}
     assert {place: count for place, count in trained.layout.items() if count} == counts
     again = evaluated(words | {"checkpoint": str(folder / "scratch" / "last")}, text="tokenised-lowercase")
     assert math.exp(found.cells["loss"].iloc[3]) == pytest.approx(again["perplexity"], rel=1e-6)

@@ -61,7 +61,7 @@ def test_both_halves_together_are_the_rule_set() -> None:
 def test_gpt2_equals_gradients_through_detached_numbers() -> None:
     model = gim.gpt2("eager")
     ours, logits = relevances(model, whole(), PACKAGE["ids"])
-    with gim.map_tensors(model):
+    with gim.changed(model):
         theirs, same = gim.relevances(model, gim.gpt2_outputs(model), PACKAGE["ids"], heads=3)
     torch.testing.assert_close(same, logits)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
@@ -86,7 +86,7 @@ def test_llama_equals_gradients_through_detached_numbers() -> None:
             parameter.add_(torch.randn_like(parameter) * 0.3)
     ids = [7, 31, 5, 43, 11]
     ours, _ = relevances(model, whole(), ids)
-    with gim.map_tensors(model):
+    with gim.changed(model):
         outputs = [layer.self_attn.o_proj for layer in model.model.layers]
         theirs, _ = gim.relevances(model, outputs, ids, heads=6)
     assert float((ours - theirs).abs().max()) < 2e-6 * float(theirs.abs().max())  # transformers' norms are in float32

@@ -80,7 +80,7 @@ def test_gradient_equals_plain_autograd(name: str) -> None:
     model = build(architecture, implementation="headscope", dtype="float64")
     inputs = inputs_of(architecture, dtype=torch.float64)
     contexts: list[Tensor] = []
-    with attention.tapped(lambda call, context: contexts.append(call.context)):
+    with attention.tap_contexts(lambda call, context: contexts.append(call.context)):
         value = model(**inputs).logits.max(dim=-1).values.sum()
     gradients = torch.autograd.grad(value, contexts)
     expected = [(c * g).detach().sum(dim=(2, 3)) for c, g in zip(contexts, gradients, strict=True)]

@@ -307,7 +307,18 @@ def test_analyze_writes_the_page_with_examples(
 ) -> None:
     source, target = caption_files
     out = tmp_path / "run"
-    words = ("analyze", hs.assets.trained(), "--source", source, "--target", target, "--bootstrap", 10, "--out", out)
+    words = (
+        "analyze",
+        hs.assets.trained_model(),
+        "--source",
+        source,
+        "--target",
+        target,
+        "--bootstrap",
+        10,
+        "--out",
+        out,
+    )
     status, said, _ = command(
         *words, "--only", "confidence,positional", "--no-figures", "--report", "--set", "page-examples=2"
     )

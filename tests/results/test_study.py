@@ -28,7 +28,7 @@ TEXT = ["A dog runs.", "Two men sit on the grass.", "We saw it there."]
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    return hs.load(hs.assets.trained()).analyze(
+    return hs.load(hs.assets.trained_model()).analyze(
         TEXT, target=["Ein Hund rennt.", "Zwei sitzen im Gras.", "Wir sahen es dort."], importance=True, bootstrap=19
     )
 
@@ -68,7 +68,9 @@ def test_answers_fit_a_screen(study: Study) -> None:
 @pytest.mark.slow
 def test_of_one_sentence_no_column_is_empty() -> None:
     """Which has no intervals."""
-    one = hs.load(hs.assets.trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="confidence,ablation")
+    one = hs.load(hs.assets.trained_model()).analyze(
+        ["A dog runs."], target=["Ein Hund rennt."], only="confidence,ablation"
+    )
     tables = [answer.table for answer in one.answers() if answer.table is not None]
     assert tables and all(
         any(row[place] for row in table.rows) for table in tables for place in range(len(table.columns))
@@ -126,7 +128,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def test_a_screen_has_it(command: Command) -> None:
-    status, shown, _ = command("show", hs.assets.trained())
+    status, shown, _ = command("show", hs.assets.trained_model())
     lines = shown.splitlines()
     assert status == 0 and len(lines) <= 40 and lines[0].startswith("en-de: 72 heads, Transformer")
     assert "attention is 39 % of the parameters: half of the heads save 20 % at most" in shown
@@ -134,7 +136,7 @@ def test_a_screen_has_it(command: Command) -> None:
         *(["headscope", "analyze"], ["headscope", "analyze"], ["headscope", "prune"]),
     ]
     assert "accuracy" in shown and "needs" not in shown
-    assert "mean largest attention weight" in command("show", hs.assets.trained(), "--verbose")[1]
+    assert "mean largest attention weight" in command("show", hs.assets.trained_model(), "--verbose")[1]
 
 
 def test_cache_and_attention_of_a_decoder_are_counted(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_cache_and_attention_of_a_decoder_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_peculiar_is_said() -> None:
-    record = hs.load(hs.assets.trained()).overview()
+    record = hs.load(hs.assets.trained_model()).overview()
     record["sites"][0] |= {"numbers": [1, 3, 5], "windows": [{"tokens": 512, "layers": [1, 3]}], "shared": [[3, 5]]}
     record["mixing"] = [{"site": "cross", "mixing": "linear", "summary": "an alpha matrix", "layers": [0]}]
     said = {answer.question: answer.sentence for answer in Overview(record).answers()}

@@ -117,7 +117,7 @@ class Objective(ABC):
         """Whether `prepared` changes the text."""
         return False
 
-    def prepared(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
+    def prepare(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
         """The batch as the model reads it; the same batch unless `alters`."""
         return batch
 
@@ -133,16 +133,16 @@ class Objective(ABC):
 
     def outcome(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> ObjectiveOutput:
         """One forward pass over a batch (as the corpus gives it), and its evaluation."""
-        ready = self.prepared(checkpoint, batch)
+        ready = self.prepare(checkpoint, batch)
         return self.evaluate(checkpoint, self.output(checkpoint, ready), ready, aim)
 
     def values(self, checkpoint: Checkpoint, batch: Batch, aim: Tensor | None = None) -> Tensor:
         """One number per sentence [b], differentiable under `torch.enable_grad()`."""
         return self.outcome(checkpoint, batch, aim).values
 
-    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
-        """How much worse `altered` is than `intact` [b]; both were evaluated with the aim of `intact`."""
-        difference = intact.values - altered.values
+    def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
+        """How much worse `changed_output` is than `intact` [b]; both were evaluated with the aim of `intact`."""
+        difference = intact.values - changed_output.values
         return difference if self.higher_is_better else -difference
 
     def performance(self, value: float, damage: float) -> float:
@@ -190,7 +190,7 @@ def choose_objective(
         return next(default for default in names if _why_not(OBJECTIVES.get(default), checkpoint, **corpus) is None)
     why = _why_not(OBJECTIVES.get(name), checkpoint, **corpus)
     if why is not None:
-        fitting = [known for known, cls in OBJECTIVES if _why_not(cls, checkpoint, **corpus) is None]
+        fitting = [candidate for candidate, cls in OBJECTIVES if _why_not(cls, checkpoint, **corpus) is None]
         raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
     return name
 

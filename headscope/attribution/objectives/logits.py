@@ -50,9 +50,9 @@ class AnswerObjective(Objective):
         assert contrasts is not None, "the sentences are no prompts"
         logits, rows = precise(output), torch.arange(len(output), device=output.device)
         right = logits[rows, contrasts.answers]
-        without = contrasts.wrong == IGNORED
-        wrong = logits[rows, contrasts.wrong.masked_fill(without, 0)]
-        values = right - torch.where(without, logits.logsumexp(dim=-1), wrong)
+        has_no_wrong = contrasts.wrong == IGNORED
+        wrong = logits[rows, contrasts.wrong.masked_fill(has_no_wrong, 0)]
+        values = right - torch.where(has_no_wrong, logits.logsumexp(dim=-1), wrong)
         return ObjectiveOutput(values, torch.ones_like(values))
 
 
@@ -84,7 +84,7 @@ class Top1(Objective):
         if output.ndim == 2:
             values = precise(output).gather(1, aim[:, None])[:, 0]
             return ObjectiveOutput(values, torch.ones_like(values), aim)
-        _, counted = predicting(batch, decodes=checkpoint.decodes)
-        rows, positions = counted.nonzero(as_tuple=True)
+        _, is_prediction = predicting(batch, decodes=checkpoint.decodes)
+        rows, positions = is_prediction.nonzero(as_tuple=True)
         values = precise(output[rows, positions, aim[rows, positions]])
-        return ObjectiveOutput(per_sentence(values, rows, len(counted)), counted.sum(dim=1), aim)
+        return ObjectiveOutput(per_sentence(values, rows, len(is_prediction)), is_prediction.sum(dim=1), aim)

@@ -55,7 +55,7 @@ class LossObjective(Objective):
     def alters(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.predicts == "words" and not checkpoint.decodes
 
-    def prepared(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
+    def prepare(self, checkpoint: Checkpoint, batch: Batch) -> Batch:
         """Masked language models: with hidden tokens, and these as labels."""
         if not self.alters(checkpoint):
             return batch

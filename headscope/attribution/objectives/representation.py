@@ -34,10 +34,10 @@ class FinalStates(Objective):
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         real = (batch.source if batch.target is None else batch.target).real
-        return self.projected(precise(output), real, aim, checkpoint.pooled)
+        return self.project(precise(output), real, aim, checkpoint.pooled)
 
     @abstractmethod
-    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
+    def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
         """The projection of what is compared on its own direction, which is held constant, or on `aim`."""
 
 
@@ -56,16 +56,16 @@ class Representation(FinalStates):
     damage_words = "cosine distance"
     compares = True
 
-    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
+    def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
         mean = pool(states, real)
         direction = torch.nn.functional.normalize(mean.detach(), dim=-1) if aim is None else aim
         values = (mean * direction).sum(dim=-1)
         return ObjectiveOutput(values, torch.ones_like(values), direction, mean)
 
-    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
+    def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
         """1 − cos of the two vectors [b]."""
-        assert intact.vector is not None and altered.vector is not None
-        return 1 - torch.nn.functional.cosine_similarity(intact.vector, altered.vector, dim=-1)
+        assert intact.vector is not None and changed_output.vector is not None
+        return 1 - torch.nn.functional.cosine_similarity(intact.vector, changed_output.vector, dim=-1)
 
     def performance(self, value: float, damage: float) -> float:
         """The cosine to the intact model."""
@@ -84,14 +84,14 @@ class StateDistance(FinalStates):
         """What is compared [b n d] of final states [b t d] at real positions [b t], and how many they are [b]."""
         return states * real[..., None], real.sum(dim=-1)
 
-    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
+    def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
         states, counts = self.compared(states, real, pool)
         directions = torch.nn.functional.normalize(states.detach(), dim=-1) if aim is None else aim
         return ObjectiveOutput((states * directions).sum(dim=(1, 2)), counts, directions, states=states)
 
-    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
-        assert intact.states is not None and altered.states is not None
-        return relative_l2(intact.states, altered.states).sum(dim=-1)
+    def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
+        assert intact.states is not None and changed_output.states is not None
+        return relative_l2(intact.states, changed_output.states).sum(dim=-1)
 
     def performance(self, value: float, damage: float) -> float:
         """The mean relative distance to the intact model."""
@@ -127,9 +127,9 @@ class TokenRepresentation(StateDistance):
     summary = "final states of all tokens, cosine distance for ablations"
     damage_words = "cosine distance of tokens"
 
-    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
-        assert intact.states is not None and altered.states is not None
-        return intact.counts - cosine(intact.states, altered.states).sum(dim=-1)
+    def damage(self, intact: ObjectiveOutput, changed_output: ObjectiveOutput) -> Tensor:
+        assert intact.states is not None and changed_output.states is not None
+        return intact.counts - cosine(intact.states, changed_output.states).sum(dim=-1)
 
     def performance(self, value: float, damage: float) -> float:
         """The mean cosine to the intact model."""

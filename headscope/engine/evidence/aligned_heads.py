@@ -25,8 +25,10 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
     for name in RELATIONS:
         rows = {}
         for place in aggregates.site_layers(f"aligned_{name}_scrambled"):
-            share, lift, scrambled = (aggregates.ratio(f"{kind}{run}", *place) for kind, run in _statistics(name))
-            rolled, on_diagonal = (aggregates.ratio(f"{kind}_{name}", *place).value for kind in ("rolled", "diagonal"))
+            share, lift, scrambled_lift = (aggregates.ratio(f"{kind}{run}", *place) for kind, run in _statistics(name))
+            rolled_share, on_diagonal = (
+                aggregates.ratio(f"{kind}_{name}", *place).value for kind in ("rolled", "diagonal")
+            )
             counts = aggregates.by_sentence(f"aligned_{name}", place)[1]
             tests.add(
                 place,
@@ -34,14 +36,14 @@ def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport
                 f"aligned:{name}",
                 share,
                 np.max([_lift_p(aggregates, name, run, place) for run in RUNS], axis=0),
-                threshold=np.where(np.minimum(lift.value, scrambled.value) >= LIFT, rolled, np.inf),
+                threshold=np.where(np.minimum(lift.value, scrambled_lift.value) >= LIFT, rolled_share, np.inf),
                 counts=counts,
-                baseline=rolled,
+                baseline=rolled_share,
                 rate=Rate("of the linked words", "by links of the word before"),
             )
             rows[place] = {
                 **{"relation": name, "positions": int(counts.sum()), "share": share, "lift": lift},
-                **{"lift_scrambled": scrambled, "baseline_rolled": rolled, "baseline_diagonal": on_diagonal},
+                **{"lift_scrambled": scrambled_lift, "baseline_rolled": rolled_share, "baseline_diagonal": on_diagonal},
             }
         tables.append(head_table(rows))
     tests.conclude(report)
@@ -56,6 +58,6 @@ def _statistics(name: str) -> tuple[tuple[str, str], ...]:
 def _lift_p(aggregates: Aggregates, name: str, run: str, place: tuple[Site, int]) -> Array:
     """One-sided p of a lift being at most half of what is asked for."""
     hits, counts = aggregates.by_sentence(f"aligned_{name}{run}", place)
-    rolled, _ = aggregates.by_sentence(f"rolled_{name}{run}", place)
-    divided = ((hits > 0) & (hits < counts)).sum(dim=0)
-    return p_values(hits, rolled, counts, threshold=LIFT / 2, divided=divided)
+    rolled_hits, _ = aggregates.by_sentence(f"rolled_{name}{run}", place)
+    units = ((hits > 0) & (hits < counts)).sum(dim=0)
+    return p_values(hits, rolled_hits, counts, threshold=LIFT / 2, divided_sentences=units)

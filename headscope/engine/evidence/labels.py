@@ -187,7 +187,7 @@ class LabelTests:
         chance. `rate` says what was measured and on what (default: the title of the measure).
         """
         shape = (*value.value.shape, 1)[:2]
-        sampled = counts is not None
+        has_sample = counts is not None
         instances = torch.zeros(1, *shape) if counts is None else counts.reshape(len(counts), -1, shape[1])
 
         def cells(values: Any, kind: Any = np.float64) -> Any:
@@ -195,21 +195,21 @@ class LabelTests:
             return np.broadcast_to(array.reshape(shape) if array.size == shape[0] * shape[1] else array, shape)
 
         rate = rate or Rate(f"({measure_of(measure).words})")
-        shown = value.value if rate.value is None else rate.value
-        compared = baseline if rate.baseline is None else rate.baseline
+        value_tested = value.value if rate.value is None else rate.value
+        baseline_tested = baseline if rate.baseline is None else rate.baseline
         self.parts.append(
             Evidence(
                 site_layer,
                 measure,
                 cells(labels, object),
-                replace(rate, value=cells(shown), baseline=cells(compared)),
+                replace(rate, value=cells(value_tested), baseline=cells(baseline_tested)),
                 Estimate(*(cells(part) for part in (value.value, value.low, value.high))),
                 cells(threshold),
                 cells(baseline),
                 cells(instances.sum(dim=0).numpy()),
                 cells((instances > 0).sum(dim=0).numpy()),
                 cells(p),
-                sampled,
+                has_sample,
             )
         )
 
@@ -218,32 +218,32 @@ class LabelTests:
 
         Returns the adjusted p [h c] of each part; NaN where there are too few instances to test.
         """
-        adjusted = self._adjusted()
-        tests = sum(int((~np.isnan(part)).sum()) for part in adjusted)
+        adjusted_p = self._adjust_all()
+        tests = sum(int((~np.isnan(part)).sum()) for part in adjusted_p)
         rows: list[dict[str, Any]] = []
-        for part, corrected in zip(self.parts, adjusted, strict=True):
+        for part, p in zip(self.parts, adjusted_p, strict=True):
             passing = part.value.value >= part.threshold
             for head, cell in sorted(
                 np.argwhere(passing).tolist(), key=lambda at: (at[0], -part.value.value[tuple(at)])
             ):
-                lacking = self._missing(part, float(corrected[head, cell]), (head, cell), tests)
+                lacking = self._missing(part, float(p[head, cell]), (head, cell), tests)
                 missing = "" if self.published else lacking
-                rows.append(_row(part, (head, cell), float(corrected[head, cell]), tests, missing))
+                rows.append(_row(part, (head, cell), float(p[head, cell]), tests, missing))
         _label(report, rows)
-        return adjusted
+        return adjusted_p
 
-    def _adjusted(self) -> list[Array]:
+    def _adjust_all(self) -> list[Array]:
         """Adjusted p of every part, over all tests that have instances and units enough."""
         testable = [
             (part.instances >= self.min_instances) & (part.units >= LEAST_UNITS) if part.sampled else ~np.isnan(part.p)
             for part in self.parts
         ]
-        p = [np.where(tested, part.p, np.nan) for part, tested in zip(self.parts, testable, strict=True)]
+        p = [np.where(is_testable, part.p, np.nan) for part, is_testable in zip(self.parts, testable, strict=True)]
         flat = adjust(np.concatenate([part.ravel() for part in p])) if p else np.empty(0)
         ends = np.cumsum([part.size for part in p])[:-1]
         return [part.reshape(its.shape) for part, its in zip(np.split(flat, ends), p, strict=True)] if p else []
 
-    def _missing(self, part: Evidence, adjusted: float, at: tuple[int, int], tests: int) -> str:
+    def _missing(self, part: Evidence, p_adjusted: float, at: tuple[int, int], tests: int) -> str:
         """Why a cell whose estimate passes has no label; empty where it has one."""
         instances, units, low = int(part.instances[at]), int(part.units[at]), float(part.value.low[at])
         if part.sampled and instances < self.min_instances:
@@ -252,8 +252,8 @@ class LabelTests:
             return f"{instances} instances are in {units} sentences, {LEAST_UNITS} are needed"
         if not low >= part.threshold[at]:
             return f"interval from {round(low, 3) + 0.0:.3f}, below {part.threshold[at]:.3g}"
-        if not adjusted <= FALSE_DISCOVERIES:
-            return f"p {float(part.p[at]):.2g} is {adjusted:.2g} among {tests} test{'s' * (tests != 1)}"
+        if not p_adjusted <= FALSE_DISCOVERIES:
+            return f"p {float(part.p[at]):.2g} is {p_adjusted:.2g} among {tests} test{'s' * (tests != 1)}"
         return ""
 
 
@@ -269,7 +269,7 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
     return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={LEAST_UNITS})"}
 
 
-def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missing: str) -> dict[str, Any]:
+def _row(part: Evidence, at: tuple[int, int], p_adjusted: float, tests: int, missing: str) -> dict[str, Any]:
     rate = part.rate
     assert rate.value is not None and rate.baseline is not None
     return {
@@ -288,7 +288,7 @@ def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missi
         "instances": int(part.instances[at]),
         "units": int(part.units[at]),
         "p": float(part.p[at]),
-        "p_adjusted": adjusted,
+        "p_adjusted": p_adjusted,
         "tests": tests,
         "missing": missing,
     }
@@ -296,14 +296,14 @@ def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missi
 
 def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
     """Labels of heads, each once; what one measure does not support is of no account where another does."""
-    supported = {(row["site"], row["layer"], row["head"], row["label"]) for row in rows if row["given"]}
-    named: set[tuple[Any, ...]] = set()
+    supported_labels = {(row["site"], row["layer"], row["head"], row["label"]) for row in rows if row["given"]}
+    keys_seen: set[tuple[Any, ...]] = set()
     for row in rows:
         key = (row["site"], row["layer"], row["head"], row["label"])
         head, label = HeadId.of_row(row), row["label"]
-        if key in named or (key in supported and not row["given"]):
+        if key in keys_seen or (key in supported_labels and not row["given"]):
             continue
-        named.add(key)
+        keys_seen.add(key)
         if row["given"]:
             report.label(head, label)
         else:

@@ -65,15 +65,15 @@ def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.
     rows = []
     for measure in (measure for measure in measures if measure.orders):
         values = heads[measure.name].to_numpy(dtype=float)
-        known = np.isfinite(values)
-        turned = np.where(known, -values if measure.keep == "highest" else values, np.inf)
+        is_known = np.isfinite(values)
+        sort_keys = np.where(is_known, -values if measure.keep == "highest" else values, np.inf)
         first = np.zeros(len(values), dtype=bool)
-        first[np.argsort(turned, kind="stable")[: max(1, min(FIRST, int(known.sum()) // QUARTER))]] = True
+        first[np.argsort(sort_keys, kind="stable")[: max(1, min(FIRST, int(is_known.sum()) // QUARTER))]] = True
         for kind, name, own in members:
-            if (own & known).any():
+            if (own & is_known).any():
                 about = {"kind": kind, "name": name, "measure": measure.name}
-                compared = _compared(values, own & known, ~own & known, ends=measure.range)
-                rows.append({**about, **compared, **_among(first & known, own, known)})
+                comparison = _compare_groups(values, own & is_known, ~own & is_known, ends=measure.range)
+                rows.append({**about, **comparison, **_among(first & is_known, own, is_known)})
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -98,56 +98,64 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
 
     `needed` is the probability that a head with the function is needed more than another head of the same model (ties
     half; 0.5: the function says nothing), the mean over models; `needed_low` and `needed_high` are its 95 % interval by
-    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `each` has the
+    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `by_model` has the
     numbers of the models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many
     heads. Functions are in the order of legends, heads without a label last.
     """
     import pandas as pd
 
-    found: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    values_by_function: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for number, (heads, measures) in enumerate(models):
         for measure in measures:
             values = heads[measure.name].to_numpy(dtype=float) * (-1 if measure.keep == "lowest" else 1)
             for kind, name, own in groups_of(heads):
-                part, rest = (values[np.isfinite(values) & side] for side in (np.array(own), ~np.array(own)))
-                if kind == "function" and len(part) and len(rest):
-                    more = (part[:, None] > rest).mean() + (part[:, None] == rest).mean() / 2
-                    row = found.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
+                part, other_values = (values[np.isfinite(values) & side] for side in (np.array(own), ~np.array(own)))
+                if kind == "function" and len(part) and len(other_values):
+                    more = (part[:, None] > other_values).mean() + (part[:, None] == other_values).mean() / 2
+                    row = values_by_function.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
                     row[number] = float(more), len(part)
     rows = []
-    order = [*head_functions(), *sorted({name for name, _ in found} - {*head_functions(), NO_LABEL}), NO_LABEL]
-    for (name, column), entries in sorted(found.items(), key=lambda item: order.index(item[0][0])):
-        each = np.array([value for value, _ in entries])
-        known = each[np.isfinite(each)]
-        reach = _reach(float(known.var(ddof=1)) / len(known), len(known) - 1) if len(known) >= FEWEST else np.nan
-        mean, heads_of = float(known.mean()), sum(count for _, count in entries)
+    order = [
+        *head_functions(),
+        *sorted({name for name, _ in values_by_function} - {*head_functions(), NO_LABEL}),
+        NO_LABEL,
+    ]
+    for (name, column), entries in sorted(values_by_function.items(), key=lambda item: order.index(item[0][0])):
+        by_model = np.array([value for value, _ in entries])
+        finite_values = by_model[np.isfinite(by_model)]
+        reach = (
+            _reach(float(finite_values.var(ddof=1)) / len(finite_values), len(finite_values) - 1)
+            if len(finite_values) >= FEWEST
+            else np.nan
+        )
+        mean, heads_of = float(finite_values.mean()), sum(count for _, count in entries)
         low, high = np.clip([mean - reach, mean + reach], 0, 1)
-        about = {"name": name, "measure": column, "models": len(known), "heads": heads_of}
-        rows.append(about | {"needed": mean, "needed_low": low, "needed_high": high, "each": each})
+        about = {"name": name, "measure": column, "models": len(finite_values), "heads": heads_of}
+        rows.append(about | {"needed": mean, "needed_low": low, "needed_high": high, "each": by_model})
     return pd.DataFrame(rows)
 
 
-def _compared(
-    values: Array, own: Members, others: Members, *, ends: tuple[float | None, float | None]
+def _compare_groups(
+    values: Array, own: Members, other_heads: Members, *, ends: tuple[float | None, float | None]
 ) -> dict[str, float]:
     """Means of two groups of heads, and their difference, with intervals within the `ends` of the measure."""
-    mean, rest = (float(values[part].mean()) if part.any() else np.nan for part in (own, others))
+    mean, other_mean = (float(values[part].mean()) if part.any() else np.nan for part in (own, other_heads))
     variance, other_variance = (
-        float(values[part].var(ddof=1)) / part.sum() if part.sum() > 1 else np.nan for part in (own, others)
+        float(values[part].var(ddof=1)) / part.sum() if part.sum() > 1 else np.nan for part in (own, other_heads)
     )
-    count, rest_count = int(own.sum()), int(others.sum())
+    count, rest_count = int(own.sum()), int(other_heads.sum())
     reach = _reach(variance, count - 1) if count >= FEWEST else np.nan
-    both = variance + other_variance
+    total_variance = variance + other_variance
     freedom = np.nan
-    if both > 0:
-        freedom = both**2 / (variance**2 / (count - 1) + other_variance**2 / (rest_count - 1))
-    apart = _reach(both, freedom) if min(count, rest_count) >= FEWEST else np.nan
-    least, most = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
-    low, high = np.clip([mean - reach, mean + reach], min(least, mean), max(most, mean))
-    far = np.clip([mean - rest - apart, mean - rest + apart], least - most, most - least)
+    if total_variance > 0:
+        freedom = total_variance**2 / (variance**2 / (count - 1) + other_variance**2 / (rest_count - 1))
+    apart = _reach(total_variance, freedom) if min(count, rest_count) >= FEWEST else np.nan
+    least, upper_end = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
+    low, high = np.clip([mean - reach, mean + reach], min(least, mean), max(upper_end, mean))
+    far = np.clip([mean - other_mean - apart, mean - other_mean + apart], least - upper_end, upper_end - least)
     return {
         **{"heads": count, "mean": mean, "mean_low": low, "mean_high": high},
-        **{"others": rest_count, "others_mean": rest, "difference": mean - rest},
+        **{"others": rest_count, "others_mean": other_mean, "difference": mean - other_mean},
         **{"difference_low": far[0], "difference_high": far[1]},
     }
 
@@ -159,12 +167,14 @@ def _reach(variance: float, freedom: float) -> float:
     return float(stdtrit(max(1, floor(freedom + 1e-9)), 1 - LEVEL / 2) * variance**0.5)
 
 
-def _among(first: Members, own: Members, known: Members) -> dict[str, float]:
+def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
     """How many of the first are in the group, and how likely so many are where the first are drawn by chance."""
-    total, size, drawn = int(known.sum()), int((own & known).sum()), int(first.sum())
+    total, size, n_first = int(is_known.sum()), int((own & is_known).sum()), int(first.sum())
     hits = int((first & own).sum())
-    ways = sum(comb(size, number) * comb(total - size, drawn - number) for number in range(hits, min(size, drawn) + 1))
-    return {"first": hits, "of_first": drawn, "p_first": ways / comb(total, drawn)}
+    ways = sum(
+        comb(size, number) * comb(total - size, n_first - number) for number in range(hits, min(size, n_first) + 1)
+    )
+    return {"first": hits, "of_first": n_first, "p_first": ways / comb(total, n_first)}
 
 
 Statistics = Mapping[tuple[str, Site, int], GroupSums]
@@ -186,8 +196,8 @@ def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistic
         for end in ("", "_low", "_high"):
             part[f"value{end}"] = heads[measure.name + end]
         ascending = measure.keep == "lowest"
-        ranked = heads.groupby(["site", "layer"])[measure.name] if measure.within_layer else heads[measure.name]
-        part["rank"] = ranked.rank(ascending=ascending, method="min").astype("Int64")
+        scores = heads.groupby(["site", "layer"])[measure.name] if measure.within_layer else heads[measure.name]
+        part["rank"] = scores.rank(ascending=ascending, method="min").astype("Int64")
         part["p"] = _p_of(measure.name, ids, sums)
         part["p_adjusted"] = adjust(part["p"].to_numpy())
         parts.append(part)
@@ -205,14 +215,14 @@ def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.Data
     rows = []
     for first, second in combinations(signs, 2):
         pair = np.stack([signs[name] * heads[name].to_numpy(dtype=float) for name in (first, second)])
-        known = pair[:, ~np.isnan(pair).any(axis=0)]
+        finite_pairs = pair[:, ~np.isnan(pair).any(axis=0)]
         rows.append(
             {
                 "first": first,
                 "second": second,
-                "heads": known.shape[1],
-                "spearman": spearman(known[0], known[1]),
-                "kendall": kendall(known[0], known[1]),
+                "heads": finite_pairs.shape[1],
+                "spearman": spearman(finite_pairs[0], finite_pairs[1]),
+                "kendall": kendall(finite_pairs[0], finite_pairs[1]),
             }
         )
     return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
@@ -229,19 +239,25 @@ def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -
 
     names = list(dict.fromkeys(need["measure"]))
     rows = need[(need["measure"] == names[0]) & (need["p_adjusted"] <= FALSE_DISCOVERIES)]
-    told = {HeadId(Site(site), layer, head) for site, layer, head in rows[["site", "layer", "head"]].values.tolist()}
-    samples = {name: _samples(name, sums, bootstrap, told) for name in names}
-    found = []
+    told_heads = {
+        HeadId(Site(site), layer, head) for site, layer, head in rows[["site", "layer", "head"]].values.tolist()
+    }
+    samples = {name: _samples(name, sums, bootstrap, told_heads) for name in names}
+    agreement_rows = []
     for first, second in combinations(names, 2):
         pair = samples[first], samples[second]
         estimates = {"spearman": row_spearman(*pair), "pearson": row_pearson(*pair)}
         numbers: dict[str, float] = {}
         for name, values in estimates.items():
-            known = interval(values if len(told) >= LEAST_TOLD else torch.full_like(values, torch.nan))
-            numbers |= {name: float(known.value), f"{name}_low": float(known.low), f"{name}_high": float(known.high)}
-        found.append({"first": first, "second": second, "heads": len(told), **numbers})
+            estimate = interval(values if len(told_heads) >= LEAST_TOLD else torch.full_like(values, torch.nan))
+            numbers |= {
+                name: float(estimate.value),
+                f"{name}_low": float(estimate.low),
+                f"{name}_high": float(estimate.high),
+            }
+        agreement_rows.append({"first": first, "second": second, "heads": len(told_heads), **numbers})
     ends = [f"{name}{end}" for name in ("spearman", "pearson") for end in ("", "_low", "_high")]
-    return pd.DataFrame(found, columns=["first", "second", "heads", *ends])
+    return pd.DataFrame(agreement_rows, columns=["first", "second", "heads", *ends])
 
 
 def _samples(name: str, sums: Statistics, bootstrap: Bootstrap, heads: set[HeadId]) -> Tensor:

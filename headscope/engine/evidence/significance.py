@@ -25,12 +25,14 @@ def spearman(first: ArrayLike, second: ArrayLike) -> float:
     pair = [np.asarray(values, dtype=float) for values in (first, second)]
     if any(np.isnan(values).any() or len(np.unique(values)) < 2 for values in pair):
         return float("nan")
-    return float(np.corrcoef([ranked(values) for values in pair])[0, 1])
+    return float(np.corrcoef([rank_values(values) for values in pair])[0, 1])
 
 
 def row_spearman(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's ρ [r] of two matrices [r n], row by row; tied ones have their mean rank, constant rows no number."""
-    one, other = (torch.from_numpy(np.stack([ranked(row) for row in values.numpy()])) for values in (first, second))
+    one, other = (
+        torch.from_numpy(np.stack([rank_values(row) for row in values.numpy()])) for values in (first, second)
+    )
     return row_pearson(one, other)
 
 
@@ -40,7 +42,7 @@ def row_pearson(first: Tensor, second: Tensor) -> Tensor:
     return (one * other).sum(dim=1) / (one.square().sum(dim=1) * other.square().sum(dim=1)).sqrt()
 
 
-def ranked(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def rank_values(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Ranks from 1; equal values share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
@@ -61,18 +63,22 @@ LEAST_UNITS = 10
 """Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
 
 
-def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: float, divided: Tensor | int = 0) -> Array:
+def p_values(
+    total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: float, divided_sentences: Tensor | int = 0
+) -> Array:
     """One-sided p of a share being at most `threshold` above a baseline, for sums of sentences [g *cells].
 
-    `divided` is the number of sentences [*cells] that have hits and misses both.
+    `divided_sentences` is the number of sentences [*cells] that have hits and misses both.
     """
-    share, observed, freedom = _ratio(total, counts)  # observed and others: what sentences differ by [g *cells]
+    share, sentence_deviations, freedom = _ratio(
+        total, counts
+    )  # observed and others: what sentences differ by [g *cells]
     base, of_baseline, _ = _ratio(baseline, counts)
     null = (base + threshold).clamp(0, 1)
     at_null, at_share = null * (1 - null), (share * (1 - share)).clamp(min=0)
     scale = torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1).sqrt()
-    variance = _variance(observed * scale - of_baseline, counts)
-    least = torch.where(torch.as_tensor(divided) < LEAST_UNITS, at_null / counts.sum(dim=0), 0.0)
+    variance = _variance(sentence_deviations * scale - of_baseline, counts)
+    least = torch.where(torch.as_tensor(divided_sentences) < LEAST_UNITS, at_null / counts.sum(dim=0), 0.0)
     mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
     tail: Array = stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
     return tail
@@ -103,7 +109,7 @@ def _variance(differences: Tensor, counts: Tensor) -> Tensor:
 def share_p(total: Tensor, counts: Tensor, *, threshold: float) -> Array:
     """One-sided p of the mean of numbers in [0, 1] being at most `threshold`, for sums of sentences [g *cells]."""
     nothing = torch.zeros_like(total)
-    return p_values(total, nothing, counts, threshold=threshold, divided=_divided(total, counts))
+    return p_values(total, nothing, counts, threshold=threshold, divided_sentences=_count_divided(total, counts))
 
 
 def above_chance(
@@ -115,21 +121,21 @@ def above_chance(
     that was the higher one.
     """
     chance = times * by_chance
-    against_chance = p_values(total, chance, counts, threshold=0, divided=_divided(total, counts))
+    against_chance = p_values(total, chance, counts, threshold=0, divided_sentences=_count_divided(total, counts))
     p = np.maximum(share_p(total, counts, threshold=threshold), against_chance)
     return p, np.maximum(threshold, (chance.sum(dim=0) / counts.sum(dim=0)).numpy())
 
 
-def _divided(total: Tensor, counts: Tensor) -> Tensor:
+def _count_divided(total: Tensor, counts: Tensor) -> Tensor:
     """Sentences [*cells] whose own share is neither 0 nor 1."""
     return ((total > 0) & (total < counts)).sum(dim=0)
 
 
 def adjust(p: Array) -> Array:
     """Benjamini & Hochberg's adjusted p: at most α exactly where their procedure at α rejects; NaN are no tests."""
-    adjusted = np.full_like(p, np.nan)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    scaled = p[order] * len(order) / np.arange(1, len(order) + 1)
-    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
-    return adjusted
+    adjusted_p = np.full_like(p, np.nan)
+    testable = np.flatnonzero(~np.isnan(p))
+    order = testable[np.argsort(p[testable], kind="stable")]
+    step_p = p[order] * len(order) / np.arange(1, len(order) + 1)
+    adjusted_p[order] = np.minimum(np.minimum.accumulate(step_p[::-1])[::-1], 1.0)
+    return adjusted_p

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
-from headscope.attribution.patching import patched, recorded
+from headscope.attribution.patching import patch_contexts, record_contexts
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config.declarations import measure_of
 from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
-from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
+from headscope.engine.faithfulness.orders import Scores, agreement, order_heads, random_order
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
@@ -68,10 +68,10 @@ def measure_drop(
     assert not masks[0], "differences are to the first mask, which is empty"
     name = choose_objective(objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
     if name == "loss":
-        scored = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
-        if not scored.complete:
+        losses = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
+        if not losses.complete:
             raise KeyboardInterrupt
-        return PerformanceDrop({"loss": scored.nll, "accuracy": scored.right})
+        return PerformanceDrop({"loss": losses.nll, "accuracy": losses.right})
     damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(name)(seed=options.seed), step)
     return PerformanceDrop({name: damage}, objective=name)
 
@@ -93,11 +93,11 @@ def _damage(
             on_device = batch.to(checkpoint.device)
             intact = objective.outcome(checkpoint, on_device)
             columns = [torch.zeros_like(intact.values)]
-            corrupt = recorded(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
+            corrupt = record_contexts(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
             for heads in masks[1:]:
-                with masked(checkpoint.model, heads) if not corrupt else patched(checkpoint, heads, corrupt):
-                    altered = objective.outcome(checkpoint, on_device, intact.aim)
-                columns.append(objective.damage(intact, altered))
+                with masked(checkpoint.model, heads) if not corrupt else patch_contexts(checkpoint, heads, corrupt):
+                    changed_output = objective.outcome(checkpoint, on_device, intact.aim)
+                columns.append(objective.damage(intact, changed_output))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))
             step(len(batch.indices))
     return sums
@@ -182,8 +182,8 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
     heads = list(next(iter(rankings.values())))
     if steps < 2 or len(heads) < 2:
         raise ConfigError(f"--faithfulness-steps {steps} of {len(heads)} heads: at least 2 of each are needed")
-    removed = tuple(sorted({round(len(heads) * n / steps) for n in range(steps + 1)}))
-    orders = {name: ordered(scores) for name, scores in rankings.items()}
+    sizes = tuple(sorted({round(len(heads) * n / steps) for n in range(steps + 1)}))
+    orders = {name: order_heads(scores) for name, scores in rankings.items()}
     orders |= {f"random:{n}": random_order(heads, seed=seed + n) for n in range(random_orders)}
     masks: dict[frozenset[HeadId], int] = {frozenset(): 0}
 
@@ -192,20 +192,22 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
 
     curves = {}
     for name, order in orders.items():
-        for direction, directed in zip(ORDERS, (order, order[::-1]), strict=True):
-            curves[name, direction] = tuple(mask_number(directed[:count]) for count in removed)
+        for direction, removal_order in zip(ORDERS, (order, order[::-1]), strict=True):
+            curves[name, direction] = tuple(mask_number(removal_order[:count]) for count in sizes)
     by_head = {head: mask_number([head]) for head in heads}
     everything = mask_number(heads)
     circuits = {}
     for name, order in orders.items():
         for by in CIRCUITS:
-            kept = order
+            circuit_order = order
             if name in rankings and by == "absolute" and measure_of(name).signed:
-                kept = ordered({head: abs(score) for head, score in rankings[name].items()})
+                circuit_order = order_heads({head: abs(score) for head, score in rankings[name].items()})
             # all but the first int(share · N) heads are ablated
-            circuits[name, by] = tuple(mask_number(kept[int(share * len(kept)) :]) for share in SHARES)
-    numbered = tuple(tuple(sorted(mask, key=str)) for mask in masks)
-    return RemovalSteps(numbered, curves, removed, by_head, circuits, everything)
+            circuits[name, by] = tuple(
+                mask_number(circuit_order[int(share * len(circuit_order)) :]) for share in SHARES
+            )
+    mask_tuples = tuple(tuple(sorted(mask, key=str)) for mask in masks)
+    return RemovalSteps(mask_tuples, curves, sizes, by_head, circuits, everything)
 
 
 def compare_rankings(
@@ -258,10 +260,10 @@ def _circuit_cells(circuits: Mapping[str, Mapping[str, Estimate]], name: str) ->
     """CPR and CMD of a ranking with their intervals, and the mean of random orders."""
     cells: dict[str, float] = {}
     for measure, by_name in circuits.items():
-        drawn = [float(area.value) for other, area in by_name.items() if other.startswith("random:")]
+        random_areas = [float(area.value) for other, area in by_name.items() if other.startswith("random:")]
         own = by_name[name]
         cells |= {measure: float(own.value), f"{measure}_low": float(own.low), f"{measure}_high": float(own.high)}
-        cells[f"{measure}_random"] = float(np.mean(drawn)) if drawn else float("nan")
+        cells[f"{measure}_random"] = float(np.mean(random_areas)) if random_areas else float("nan")
     return cells
 
 
@@ -309,17 +311,19 @@ def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) 
     first, last = (torch.tensor(plan.curves[name, order]) for order in ORDERS)
     share = torch.tensor(plan.removed, dtype=torch.float64) / plan.removed[-1]
 
-    def between(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    def area_between(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         mean = total / count
         return torch.trapezoid(mean[:, first] - mean[:, last], share, dim=-1)
 
-    return bootstrap.function(between, sums)
+    return bootstrap.function(area_between, sums)
 
 
 def with_randomised(
-    comparison: RankingComparison, rankings: Mapping[str, Scores], shuffled: Mapping[str, Scores]
+    comparison: RankingComparison, rankings: Mapping[str, Scores], shuffled_scores: Mapping[str, Scores]
 ) -> RankingComparison:
     """The comparison with each ranking's agreement with itself on shuffled weights, which should be near 0."""
     names = comparison.rankings["ranking"]
-    column = [agreement(rankings[name], shuffled[name]) if name in shuffled else float("nan") for name in names]
+    column = [
+        agreement(rankings[name], shuffled_scores[name]) if name in shuffled_scores else float("nan") for name in names
+    ]
     return replace(comparison, rankings=comparison.rankings.assign(shuffled_spearman=column))

@@ -25,26 +25,26 @@ def ranks(cls: type[Analysis]) -> bool:
 
 
 def scores_of(
-    heads: pd.DataFrame, others: Mapping[str, Scores] | None = None
+    heads: pd.DataFrame, extra_scores: Mapping[str, Scores] | None = None
 ) -> tuple[dict[str, dict[HeadId, float]], dict[str, str]]:
-    """The rankings that a table of heads holds and those of `others`, and by name why some are no rankings.
+    """The rankings that a table of heads holds and those of `extra_scores`, and by name why some are no rankings.
 
     A ranking is a column whose measure says which end matters (`Measure.keep`; of entropy the lowest). One without a
     number for some head, or with the same for all heads, is no ranking.
     """
     ids = heads_of_rows(heads)
     candidates = {column: (heads[column].to_numpy(dtype=float) * sign).tolist() for column, sign in _columns(heads)}
-    candidates |= {name: [scores[head] for head in ids] for name, scores in (others or {}).items()}
+    candidates |= {name: [scores[head] for head in ids] for name, scores in (extra_scores or {}).items()}
     rankings: dict[str, dict[HeadId, float]] = {}
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for name, values in candidates.items():
         if missing := int(np.isnan(values).sum()):
-            refused[name] = f"{missing} of {len(values)} heads have no number"
+            refusals[name] = f"{missing} of {len(values)} heads have no number"
         elif len(set(values)) < 2:
-            refused[name] = "all heads have the same number"
+            refusals[name] = "all heads have the same number"
         else:
             rankings[name] = dict(zip(ids, values, strict=True))
-    return rankings, refused
+    return rankings, refusals
 
 
 def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
@@ -55,10 +55,10 @@ def _columns(heads: pd.DataFrame) -> Iterator[tuple[str, float]]:
             yield column, 1.0 if keep == "highest" else -1.0
 
 
-def undirected(heads: pd.DataFrame) -> list[str]:
+def columns_without_direction(heads: pd.DataFrame) -> list[str]:
     """Columns of numbers, of analyses that declare them without an agreed direction: they are no rankings."""
-    known = measured_columns()
-    return [column for column in heads.columns if column in known and not known[column][1].keep]
+    measures = measured_columns()
+    return [column for column in heads.columns if column in measures and not measures[column][1].keep]
 
 
 def heads_of_rows(heads: pd.DataFrame) -> list[HeadId]:
@@ -67,7 +67,7 @@ def heads_of_rows(heads: pd.DataFrame) -> list[HeadId]:
     return [HeadId(Site(site), int(layer), int(head)) for site, layer, head in zip(*columns, strict=True)]
 
 
-def ordered(scores: Scores) -> list[HeadId]:
+def order_heads(scores: Scores) -> list[HeadId]:
     """Heads, the most important first; ties in the order of site, layer and head."""
     return sorted(scores, key=lambda head: -scores[head])
 
@@ -86,7 +86,7 @@ def agreement(first: Scores, second: Scores) -> float:
 
 
 @contextmanager
-def randomised(model: nn.Module, *, seed: int) -> Iterator[None]:
+def shuffle_weights(model: nn.Module, *, seed: int) -> Iterator[None]:
     """Within the block every parameter's entries are shuffled among themselves; they are restored after it.
 
     Only the architecture and the scale of the weights are left: a ranking that does not change says nothing

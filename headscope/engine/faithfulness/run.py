@@ -22,7 +22,7 @@ from headscope.engine.faithfulness.comparison import (
     plan_removals,
     with_randomised,
 )
-from headscope.engine.faithfulness.orders import Scores, randomised, ranks, scores_of, undirected
+from headscope.engine.faithfulness.orders import Scores, columns_without_direction, ranks, scores_of, shuffle_weights
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -47,7 +47,7 @@ def try_rankings(
     `headscope evaluate --mask` does. A KeyboardInterrupt after the heads were removed leaves out what comes later.
     ConfigError where there is nothing to test, and for BLEU of a model or a corpus that has no translations.
     """
-    rankings, refused = scores_of(heads, criteria())
+    rankings, refusals = scores_of(heads, criteria())
     if config.faithfulness_bleu and not (checkpoint.two_sided and corpus.has_target):
         raise ConfigError("--faithfulness-bleu needs a model that translates, and a --target")
     steps, orders = config.faithfulness_steps, config.faithfulness_seeds
@@ -58,32 +58,38 @@ def try_rankings(
     with progress("removing heads", corpus.count) as step:
         drop = measure_drop(checkpoint, corpus, plan.masks, reading, objective=config.objective, step=step)
     bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-    shuffled: Mapping[str, Scores] = {}
+    shuffled_scores: Mapping[str, Scores] = {}
     try:
         if config.faithfulness_bleu:
             drop.values["bleu"] = _bleu(checkpoint, corpus, plan, tokens=tokens, progress=progress)
-        ranked = [cls for cls in analyses if ranks(cls)]
-        with randomised(checkpoint.model, seed=config.seed):
+        ranking_analyses = [cls for cls in analyses if ranks(cls)]
+        with shuffle_weights(checkpoint.model, seed=config.seed):
             title = "analysing shuffled weights"
-            again = analyze(checkpoint, corpus, analyses=ranked, options=options, progress=progress, title=title)
-            shuffled, _ = scores_of(again.heads, criteria())
+            shuffled_study = analyze(
+                checkpoint, corpus, analyses=ranking_analyses, options=options, progress=progress, title=title
+            )
+            shuffled_scores, _ = scores_of(shuffled_study.heads, criteria())
         complete = True
     except KeyboardInterrupt:
         complete = False
     comparison = compare_rankings(plan, drop, rankings, bootstrap)
-    ablated = "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
-    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablated}"]
-    remarks += [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
-    if columns := undirected(heads):
+    ablation_value = (
+        "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
+    )
+    remarks = [
+        f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablation_value}"
+    ]
+    remarks += [f"{name} is no ranking: {reason}" for name, reason in refusals.items()]
+    if columns := columns_without_direction(heads):
         remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
-    return replace(with_randomised(comparison, rankings, shuffled), remarks=remarks, complete=complete)
+    return replace(with_randomised(comparison, rankings, shuffled_scores), remarks=remarks, complete=complete)
 
 
 def _bleu(checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress) -> Array:
     on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
     masks = [plan.masks[number] for number in on_curves]
     with progress("translating without heads", corpus.count * len(masks)) as step:
-        scored = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
+        translation_scores = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
     scores = np.full(len(plan.masks), np.nan)
-    scores[on_curves] = scored.values["bleu"]
+    scores[on_curves] = translation_scores.values["bleu"]
     return scores

@@ -165,12 +165,12 @@ class HeadBatch:
         """
         weights, _, keys = self._rows
         # [b 1 t n]: zero, or minus one if hidden
-        hidden = self._of_rows("hidden", lambda: self._seen[:, None].to(weights.dtype) - 1)
+        hidden = self._of_rows("hidden", lambda: self._visible_keys[:, None].to(weights.dtype) - 1)
         largest, place = max_and_position(weights.add(hidden, alpha=2))  # no weight is above one
         return largest, place + keys.start
 
     @cached_property
-    def _seen(self) -> Tensor:
+    def _visible_keys(self) -> Tensor:
         """Which of the keys of `rows` are counted and seen by each query [b t n]."""
         _, visible, keys = self._rows
         return self._of_rows("seen", lambda: visible & self.keys[:, None, keys])
@@ -178,7 +178,7 @@ class HeadBatch:
     @cached_property
     def _seen_before(self) -> Tensor:
         """Those that stand before the query."""
-        return self._of_rows("before", lambda: self._seen.tril(self.first_query - self._rows.keys.start - 1))
+        return self._of_rows("before", lambda: self._visible_keys.tril(self.first_query - self._rows.keys.start - 1))
 
     @property
     def max_weight(self) -> Tensor:
@@ -237,7 +237,7 @@ class HeadBatch:
         weights, visible, keys = self._rows
 
         def make() -> Tensor:
-            return match(keys) & (visible if every_key else self._seen_before if earlier else self._seen)
+            return match(keys) & (visible if every_key else self._seen_before if earlier else self._visible_keys)
 
         pairs = make() if name is None else self._of_rows(f"pairs/{name}", make)
         on_pairs = torch.einsum("bhts,bts->bht", weights, pairs.to(weights.dtype))
@@ -335,7 +335,7 @@ class ObservedBatch:
                 f"{site}.{attention_site.layer} attends from {size[0]} to {size[1]} positions where the text has "
                 f"{expected[0]} and {expected[1]}; it cannot be analysed token by token"
             )
-        host_queries, queries, keys = self.shared.get(f"counted/{site}", batch, lambda: self._counted(batch, site))
+        host_queries, queries, keys = self.shared.get(f"counted/{site}", batch, lambda: self._count_tokens(batch, site))
         name, rows, scores = f"{id(key_side)}/{size[0]}", None, None
         mask_id: object
         if call.made_weights is not None:
@@ -371,7 +371,7 @@ class ObservedBatch:
             return self.batch
         return self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
 
-    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def _count_tokens(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         """Which queries [b t] count, on the CPU and on the device, and which keys [b s] there."""
         query_side, key_side = batch.on_host.sides(site)
         queries, keys = self.counted.queries_of(query_side), self.counted.keys_of(key_side)

@@ -63,10 +63,12 @@ class SentenceLinks:
 
     def __post_init__(self) -> None:
         if self.known:
-            others = sum(has_other_spaces(text) for each in self.corpus for text in each.lines)
-            if others:
-                said = f"alignment: {others:,} lines have white space other than spaces and tabs, such as U+00A0"
-                self.remarks.append(f"{said}; links count words as fast_align does, which does not split there")
+            odd_lines = sum(has_other_spaces(text) for each in self.corpus for text in each.lines)
+            if odd_lines:
+                remark_start = (
+                    f"alignment: {odd_lines:,} lines have white space other than spaces and tabs, such as U+00A0"
+                )
+                self.remarks.append(f"{remark_start}; links count words as fast_align does, which does not split there")
             first = list(islice(iter(self.corpus), DONORS))
             self.donors = list(zip(first, self.of(first), strict=True))
             self.sizes = np.array([self._counts(sentence) for sentence in first])
@@ -92,15 +94,15 @@ class SentenceLinks:
         apart = np.abs(self.sizes - sizes[:, None]).sum(axis=-1)  # [b d]
         itself = np.array([sentence.number for sentence in sentences])[:, None] == np.arange(len(self.donors))
         apart[itself] = np.iinfo(np.int64).max
-        found = []
+        link_arrays = []
         for row, number in enumerate(apart.argmin(axis=1).tolist()):
             if itself[row, number]:  # there is no other
-                found.append(np.empty((0, 2), dtype=np.int64))
+                link_arrays.append(np.empty((0, 2), dtype=np.int64))
                 continue
             own = zip(sizes[row].tolist(), self.tables[number].shape, strict=True)
             at = [((np.arange(n) + 0.5) * other / n).astype(np.int64) for n, other in own]
-            found.append(np.argwhere(self.tables[number][at[0][:, None], at[1]]))
-        return found
+            link_arrays.append(np.argwhere(self.tables[number][at[0][:, None], at[1]]))
+        return link_arrays
 
     def _counts(self, sentence: Sentence) -> tuple[int, int]:
         source, target = _sizes(sentence)
@@ -148,28 +150,30 @@ def _sizes(sentence: Sentence) -> tuple[int, int]:
 
 
 def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
-    filed, lines, digest = list[Links](), read_links(path, first=first), hashlib.sha1()
+    links_by_line, lines, digest = list[Links](), read_links(path, first=first), hashlib.sha1()
     for sentence in corpus:
         links = next(lines, None)
         if links is None:
-            raise DataError(f"{path} has {len(filed):,} lines, the text {corpus.count:,}; line i must be of line i")
+            raise DataError(
+                f"{path} has {len(links_by_line):,} lines, the text {corpus.count:,}; line i must be of line i"
+            )
         check_links(links, _sizes(sentence), where=f"{path}:{sentence.number + 1}", first=first)
         digest.update(links.pairs.tobytes() + links.sure.tobytes() + b"|")
-        filed.append(links)
-    least = [links.pairs.min() for links in filed if len(links.pairs)]
+        links_by_line.append(links)
+    least = [links.pairs.min() for links in links_by_line if len(links.pairs)]
     if first == 0 and len(least) >= SAID and min(least) > 0:
         raise DataError(f"{path}: no link is of word 0; are words counted from 1 (--alignments-first 1)?")
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
-    return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", filed=filed, remarks=remarks)
+    return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", filed=links_by_line, remarks=remarks)
 
 
 def distinct(numbers: Tensor) -> Tensor:
     """Which entries [... t], in ascending order, are the first of their number; none below 0."""
-    ordered = numbers.sort(dim=-1).values
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    return first & (ordered >= 0)
+    sorted_numbers = numbers.sort(dim=-1).values
+    first = torch.ones_like(sorted_numbers, dtype=torch.bool)
+    first[..., 1:] = sorted_numbers[..., 1:] != sorted_numbers[..., :-1]
+    return first & (sorted_numbers >= 0)
 
 
 class Places(NamedTuple):
@@ -220,8 +224,10 @@ class LinkedWords:
         looking = target.real & keys.any(-1, keepdim=True)
         self.about = {}
         for name, ahead in AHEAD.items():
-            moved = torch.nn.functional.pad(target_word, (0, ahead), value=-1)[:, ahead : ahead + looking.shape[1]]
-            self.about[name] = torch.where(looking, moved, -1)
+            shifted_words = torch.nn.functional.pad(target_word, (0, ahead), value=-1)[
+                :, ahead : ahead + looking.shape[1]
+            ]
+            self.about[name] = torch.where(looking, shifted_words, -1)
         if links.known:
             self._link(links, sentences, (of_source, of_target))
 
@@ -229,22 +235,32 @@ class LinkedWords:
         """The word [b n] of every subword; whether it is final punctuation, and whether after the text [b n 2]."""
         ids, real = side.ids.numpy(), side.real.numpy()
         spans = [checkpoint.spans(text, ids[row][real[row]].tolist(), side=name) for row, text in enumerate(texts)]
-        self.unlocated += sum(each is None for each in spans)
-        there = real & np.array([each is not None for each in spans])[:, None]
+        self.unlocated += sum(span is None for span in spans)
+        is_located = real & np.array([span is not None for span in spans])[:, None]
         words, ends = np.full(ids.shape, -1, dtype=np.int64), np.zeros((*ids.shape, 2), dtype=np.float32)
-        words[there], ends[there] = words_of_subwords(texts, [each or [] for each in spans])
+        words[is_located], ends[is_located] = words_of_subwords(texts, [span or [] for span in spans])
         return words, torch.from_numpy(ends)
 
     def _link(self, links: SentenceLinks, sentences: Sequence[Sentence], words: tuple[Ints, Ints]) -> None:
         own, b = links.of(sentences), len(sentences)
         kinds = np.zeros((b, self.targets, self.stride), dtype=np.uint8)
         present = [np.zeros((b, size), dtype=bool) for size in (self.stride, self.targets)]
-        for there, of_side in zip(present, words, strict=True):
-            there[np.arange(b)[:, None], of_side] = True
-            there[:, -1] = False  # where −1 stands
-        sure, others = [each.pairs[each.sure] for each in own], links.of_others(sentences)
-        for kind, pairs in ((POSSIBLE, [each.pairs for each in own]), (SURE, sure), (SHUFFLED, others)):
-            row, (source, target) = np.repeat(np.arange(b), [len(each) for each in pairs]), np.concatenate(pairs).T
+        for is_present, of_side in zip(present, words, strict=True):
+            is_present[np.arange(b)[:, None], of_side] = True
+            is_present[:, -1] = False  # where −1 stands
+        sure, shuffled_links = (
+            [sentence_links.pairs[sentence_links.sure] for sentence_links in own],
+            links.of_others(sentences),
+        )
+        for kind, pairs in (
+            (POSSIBLE, [sentence_links.pairs for sentence_links in own]),
+            (SURE, sure),
+            (SHUFFLED, shuffled_links),
+        ):
+            row, (source, target) = (
+                np.repeat(np.arange(b), [len(sentence_links) for sentence_links in pairs]),
+                np.concatenate(pairs).T,
+            )
             inside = present[0][row, np.minimum(source, self.stride - 1)]
             inside &= present[1][row, np.minimum(target, self.targets - 1)]
             kinds[row[inside], target[inside], source[inside]] |= kind
@@ -269,23 +285,23 @@ class LinkedWords:
     def lag(self, argmax: Tensor) -> Ratio:
         """Seconds from the first position of the word that is predicted to the argmax [b h t]."""
         about = self.about["predicted"]
-        begin, counted = self.possible.byte().argmax(dim=-1)[self.row[:, None], about], self.counts(about)
+        begin, is_counted = self.possible.byte().argmax(dim=-1)[self.row[:, None], about], self.counts(about)
         behind = argmax - begin[:, None]
-        return Ratio((behind * counted[:, None]).sum(-1) * POSITION, counted.sum(-1, keepdim=True).float())
+        return Ratio((behind * is_counted[:, None]).sum(-1) * POSITION, is_counted.sum(-1, keepdim=True).float())
 
     def relation(self, name: str, words: Tensor, offset: int) -> dict[str, Ratio]:
         """Hits of one relation, words [b h t] being those of the argmax; sizes of A, A∩S, A∩P against that of S."""
         places, pairs = self.places(name, offset), self.pairs(self.about[name], words)
-        ordered = pairs.sort(dim=-1).values
-        first, kinds = distinct(ordered), self.kinds_of(ordered)
+        sorted_pairs = pairs.sort(dim=-1).values
+        first, kinds = distinct(sorted_pairs), self.kinds_of(sorted_pairs)
         sizes = torch.stack([first, first & (kinds & SURE > 0), first & (kinds & POSSIBLE > 0)], dim=-1).sum(2)
         ratios = {f"links_{name}": Ratio(sizes.float(), places.due[:, None, None])}  # [b h 3]
         kinds = self.kinds_of(pairs)
         hits = torch.stack([kinds & POSSIBLE, kinds & SHUFFLED]) > 0  # [2 b h t]
-        summed = hits.float() @ places.counted  # [2 b h 2]
+        hits_by_kind = hits.float() @ places.counted  # [2 b h 2]
         for number, part in enumerate(("", "hard_")):
             count = places.counted[..., number].sum(-1)[:, None]
-            for kind, hit in zip(("aligned", "shuffled"), summed[..., number], strict=True):
+            for kind, hit in zip(("aligned", "shuffled"), hits_by_kind[..., number], strict=True):
                 ratios[f"{part}{kind}_{name}"] = Ratio(hit, count)
         return ratios
 
@@ -298,9 +314,9 @@ class LinkedWords:
         """Which positions count for a relation, and where a fixed offset or the diagonal would do."""
         if name not in self.made:
             on_offset, on_diagonal = (self._right(name, at) for at in (self._offset(offset), self._diagonal(name)))
-            counted = self.counts(self.about[name])
-            both = torch.stack([counted, counted & ~on_offset & ~on_diagonal], dim=-1).float()
-            self.made[name] = Places(on_offset, on_diagonal, both, self._due(self.about[name]))
+            is_counted = self.counts(self.about[name])
+            by_difficulty = torch.stack([is_counted, is_counted & ~on_offset & ~on_diagonal], dim=-1).float()
+            self.made[name] = Places(on_offset, on_diagonal, by_difficulty, self._due(self.about[name]))
         return self.made[name]
 
     def _right(self, name: str, at: Tensor) -> Tensor:
@@ -331,8 +347,8 @@ class LinkedWords:
         words = torch.nn.functional.pad(words, (REACH, REACH + t), value=-1)
         about = torch.cat(tuple(self.about.values()), dim=1)  # [b r·t]
         offsets = [offset for offset in sorted(range(-REACH, REACH + 1), key=abs) if -t < offset < s]
-        moved = (words[:, REACH + offset :][:, :t].repeat(1, len(self.about)) for offset in offsets)
-        hits = (self.kinds_of(self.pairs(about, each)) & POSSIBLE > 0 for each in moved)
+        shifted_words = (words[:, REACH + offset :][:, :t].repeat(1, len(self.about)) for offset in offsets)
+        hits = (self.kinds_of(self.pairs(about, shifted)) & POSSIBLE > 0 for shifted in shifted_words)
         right = torch.stack([hit.view(len(hit), -1, t).sum(dim=(0, 2)) for hit in hits])  # [n r]
         best = right.cpu().numpy().argmax(axis=0).tolist()  # the first of several
         return {name: offsets[number] for name, number in zip(self.about, best, strict=True)}
@@ -342,9 +358,9 @@ class LinkedWords:
         places = self.places(name, offset)
         count = places.counted.sum(1)  # [b 2]
         even = self._even(self.about[name], places.counted)  # [b 2]
-        each = torch.stack([places.on_offset.sum(-1), places.on_diagonal.sum(-1), even[:, 0]], dim=-1)
+        baseline_hits = torch.stack([places.on_offset.sum(-1), places.on_diagonal.sum(-1), even[:, 0]], dim=-1)
         return {
-            f"others_{name}": Ratio(each, count[:, :1]),
+            f"others_{name}": Ratio(baseline_hits, count[:, :1]),
             f"hard_even_{name}": Ratio(even[:, 1:], count[:, 1:]),
         }
 

@@ -62,8 +62,8 @@ class SourceSpan:
             pairs = np.stack([np.argsort(pair.order)[pairs[:, 0]], pairs[:, 1]], axis=1)
         inside = (pairs < (n, m)).all(axis=1)  # of a text that was cut
         tables = torch.zeros(2, m, n, dtype=torch.bool)
-        for table, chosen in zip(tables, (inside, inside & sure), strict=True):
-            table[pairs[chosen, 1], pairs[chosen, 0]] = True
+        for table, selection in zip(tables, (inside, inside & sure), strict=True):
+            table[pairs[selection, 1], pairs[selection, 0]] = True
         following = torch.nn.functional.pad(tables[0], (1, 0))[:, :n]
         relations = {
             "fed": _relation(last, tables[0], device),
@@ -74,12 +74,12 @@ class SourceSpan:
         return cls(columns.to(device), source[columns].to(device), last.to(device), relations, tables[0], tables[1])
 
 
-def _relation(queries: Tensor, linked: Tensor, device: torch.device) -> TargetQueries:
-    m, n = linked.shape
-    counted = linked.any(dim=1) & (queries >= 0)
-    on_diagonal = linked[torch.arange(m), diagonal(m, n)]
-    tables = torch.stack([linked, linked.roll(1, dims=1), on_diagonal[:, None].expand(m, n)])
-    return TargetQueries(queries[counted].to(device), tables[:, counted].to(device))
+def _relation(queries: Tensor, links: Tensor, device: torch.device) -> TargetQueries:
+    m, n = links.shape
+    has_links = links.any(dim=1) & (queries >= 0)
+    on_diagonal = links[torch.arange(m), diagonal(m, n)]
+    tables = torch.stack([links, links.roll(1, dims=1), on_diagonal[:, None].expand(m, n)])
+    return TargetQueries(queries[has_links].to(device), tables[:, has_links].to(device))
 
 
 def diagonal(m: int, n: int) -> Tensor:
@@ -140,7 +140,7 @@ def _between_words(weights: Tensor, span: SourceSpan) -> Tensor:
 
 
 def joint_error_rates(
-    weights: Mapping[int, Mapping[int, Tensor]], links: Mapping[int, tuple[Array, Array]], named: Sequence[HeadId]
+    weights: Mapping[int, Mapping[int, Tensor]], links: Mapping[int, tuple[Array, Array]], named_heads: Sequence[HeadId]
 ) -> pd.DataFrame:
     """Alignment error rates of the mean weights of several heads, and of the diagonal.
 
@@ -155,8 +155,8 @@ def joint_error_rates(
     heads = [(layer, head) for layer in sorted(first) for head in range(len(first[layer]))]
     halves = [[number for number in texts if number % 2 == parity] for parity in (0, 1)]
 
-    def looks_of(chosen: Sequence[int], numbers: Sequence[int]) -> dict[int, Array]:
-        parts = {number: texts[number][list(chosen)] for number in numbers}
+    def looks_of(chosen_heads: Sequence[int], numbers: Sequence[int]) -> dict[int, Array]:
+        parts = {number: texts[number][list(chosen_heads)] for number in numbers}
         means = {number: part.mean(axis=1, keepdims=True).clip(min=TINY) for number, part in parts.items()}
         return {number: (part / means[number]).mean(axis=0).argmax(axis=-1) for number, part in parts.items()}
 
@@ -165,8 +165,8 @@ def joint_error_rates(
         return np.argsort(-np.asarray(hits), kind="stable")[:BEST].tolist() if numbers else []
 
     candidates: dict[str, tuple[list[int], dict[int, Array]]] = {}
-    if named:
-        own = [heads.index((head.layer, head.head)) for head in named]
+    if named_heads:
+        own = [heads.index((head.layer, head.head)) for head in named_heads]
         candidates["named aligned:fed"] = own, looks_of(own, list(texts))
     if all(halves):
         held_out = looks_of(best(halves[0]), halves[1]) | looks_of(best(halves[1]), halves[0])
@@ -176,20 +176,20 @@ def joint_error_rates(
     rows = [
         {
             "name": name,
-            "which": " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in chosen),
-            "aer": error_rate(looked, links),
-            "texts": len(looked),
+            "which": " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in heads_used),
+            "aer": error_rate(argmax_words, links),
+            "texts": len(argmax_words),
         }
-        for name, (chosen, looked) in candidates.items()
+        for name, (heads_used, argmax_words) in candidates.items()
     ]
     return pd.DataFrame(rows)
 
 
-def error_rate(looked: Mapping[int, Array], links: Mapping[int, tuple[Array, Array]]) -> float:
+def error_rate(argmax_words: Mapping[int, Array], links: Mapping[int, tuple[Array, Array]]) -> float:
     """Alignment error rate (Och & Ney 2003) of a source word [m] for each target word of some texts."""
     hits = sizes = 0
-    for number, words in looked.items():
-        linked, sure = (table[np.arange(len(words)), words].sum() for table in links[number])
-        hits += int(linked + sure)
+    for number, words in argmax_words.items():
+        n_linked, sure = (table[np.arange(len(words)), words].sum() for table in links[number])
+        hits += int(n_linked + sure)
         sizes += len(words) + int(links[number][1].sum())
     return 1 - hits / sizes if sizes else float("nan")

@@ -25,13 +25,13 @@ def links_of_recordings(corpus: Corpus, checkpoint: Checkpoint, path: Path | Non
     if path is None:
         remark = "alignment: without --set alignment.word-times=FILE.csv only alignment_score is measured"
         return SentenceLinks(corpus, remarks=[remark])
-    filed, counts = list[Links](), list[int]()
+    links_by_line, counts = list[Links](), list[int]()
     for sentence, times in zip(corpus, _word_times(corpus, path), strict=True):
         (recording,) = checkpoint.encode([sentence.source], side="source", limit=DEFAULT_LIMIT)
         counts.append(recording.special.count(False))
         pairs = _said_at(times, counts[-1])
-        filed.append(Links(pairs, np.zeros(len(pairs), dtype=bool)))
-    return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", filed=filed, positions=counts)
+        links_by_line.append(Links(pairs, np.zeros(len(pairs), dtype=bool)))
+    return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", filed=links_by_line, positions=counts)
 
 
 def _word_times(corpus: Corpus, path: Path) -> Iterator[Floats]:
@@ -52,15 +52,18 @@ def _word_times(corpus: Corpus, path: Path) -> Iterator[Floats]:
         yield times
 
 
-def _check_words(sentence: Sentence, said: list[str], where: str) -> None:
+def _check_words(sentence: Sentence, spoken_words: list[str], where: str) -> None:
     """DataError unless these are the words of the transcript, but for case and punctuation."""
     words = words_of(sentence.target or "")
-    spelled = [["".join(filter(str.isalnum, word.casefold())) for word in each] for each in (said, words)]
-    if spelled[0] != spelled[1]:
+    spellings = [
+        ["".join(filter(str.isalnum, word.casefold())) for word in word_list] for word_list in (spoken_words, words)
+    ]
+    if spellings[0] != spellings[1]:
         at = next(
-            (n for n, (one, other) in enumerate(zip(*spelled, strict=False)) if one != other), min(map(len, spelled))
+            (n for n, (one, other) in enumerate(zip(*spellings, strict=False)) if one != other),
+            min(map(len, spellings)),
         )
-        pair = (" ".join(each[at : at + 3])[:60] or "nothing" for each in (said, words))
+        pair = (" ".join(word_list[at : at + 3])[:60] or "nothing" for word_list in (spoken_words, words))
         raise DataError(f"{where}: word {at + 1} is {next(pair)!r}, its transcript goes on with {next(pair)!r}")
 
 
@@ -68,5 +71,5 @@ def _said_at(times: Floats, count: int) -> Ints:
     """Pairs [n 2] of a position, of so many, and the word that is said in its middle."""
     middle = (np.arange(count) + 0.5) * POSITION
     word = np.searchsorted(times[:, 0], middle, side="right") - 1
-    said = (word >= 0) & (middle < times[word, 1])
-    return np.stack([said.nonzero()[0], word[said]], axis=1)
+    is_spoken = (word >= 0) & (middle < times[word, 1])
+    return np.stack([is_spoken.nonzero()[0], word[is_spoken]], axis=1)

@@ -23,7 +23,7 @@ from headscope.formats.huggingface.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.layers import DEFAULT_LENGTH, position_table
-from headscope.model.native.shrink import folded_weights, unmixed
+from headscope.model.native.shrink import folded_weights, without_mixing
 from headscope.model.native.transformer_config import TransformerConfig
 
 
@@ -161,7 +161,7 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     """Write config, weights and generation config of the model; gives the class's name."""
     import transformers
 
-    config = unmixed(checkpoint.model.config)
+    config = without_mixing(checkpoint.model.config)
     if not all(own.only_ends for own in (checkpoint.source, checkpoint.target) if own is not None):
         raise CheckpointError(
             f"{checkpoint.path} puts other ids than an end around texts (languages), which "

@@ -98,11 +98,11 @@ class RealBatchNorm(nn.Module):
         if len(rows) < 2:
             return self._by(self.running_mean, self.running_var, x)
         mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
-        normalised = self._by(*((self.running_mean, self.running_var) if causal else (mean, variance)), x)
+        normalised_x = self._by(*((self.running_mean, self.running_var) if causal else (mean, variance)), x)
         with torch.no_grad():
             self.running_mean.lerp_(mean.to(self.running_mean), 0.1)
             self.running_var.lerp_(rows.var(dim=0, correction=1).to(self.running_var), 0.1)
-        return normalised
+        return normalised_x
 
     def _by(self, mean: Tensor, variance: Tensor, x: Tensor) -> Tensor:
         return (x - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias

@@ -173,9 +173,9 @@ class BeamRule(ABC):
         self.history = torch.cat([self.history.index_select(0, flat), self.log_p.flatten()[:, None]], dim=1)
         return NextInputs(ids, flat, keep is None and before == order.shape[1])
 
-    def hypotheses(self, selected: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
-        """Hypotheses of the candidates [b c] selected by `selected` [b c], each with the row of its sentence."""
-        sentence, column = selected.nonzero(as_tuple=True)
+    def hypotheses(self, is_selected: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
+        """Hypotheses of the candidates [b c] selected by `is_selected` [b c], each with the row of its sentence."""
+        sentence, column = is_selected.nonzero(as_tuple=True)
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
         last = candidates.ids[sentence, column][:, None]
         log_p = candidates.log_p[sentence, column]
@@ -204,12 +204,12 @@ class FairseqBeams(BeamRule):
         keep = None
         if bool(first.any()):
             self._finish(step, first, candidates)
-            done = [len(self.ended[n]) >= beam for n in self.running.tolist()]
-            if any(done):
-                keep = torch.tensor(done, device=ends.device).logical_not().nonzero()[:, 0]
+            is_done = [len(self.ended[n]) >= beam for n in self.running.tolist()]
+            if any(is_done):
+                keep = torch.tensor(is_done, device=ends.device).logical_not().nonzero()[:, 0]
         if step >= self.horizon:
-            reached = step >= self.limits.maximum
-            keep = (~reached).nonzero()[:, 0] if keep is None else keep[~reached[keep]]
+            at_limit = step >= self.limits.maximum
+            keep = (~at_limit).nonzero()[:, 0] if keep is None else keep[~at_limit[keep]]
         if keep is not None and not len(keep):
             return None
         # stable: candidates that do not end, in their order, come before those that do
@@ -234,9 +234,9 @@ class FairseqBeams(BeamRule):
         first = Candidates(*(tensor[:, : self.config.beam] for tensor in candidates))
         running = self.running.tolist()
         for row, hypothesis in self.hypotheses(ends, first, first.log_p / (step + 1) ** self.config.power):
-            ended = self.ended[running[row]]
-            if len(ended) < self.config.beam:
-                ended.append(hypothesis)
+            hypotheses = self.ended[running[row]]
+            if len(hypotheses) < self.config.beam:
+                hypotheses.append(hypothesis)
 
 
 class StoryBeams(BeamRule):
@@ -262,18 +262,18 @@ class StoryBeams(BeamRule):
         scores = candidates.log_p / (1 + length / 6) ** self.config.power
         possible = candidates.log_p > -torch.inf
         ends = candidates.ids == self.end
-        counted = ends & possible & (length >= self.limits.minimum)[:, None]
-        counted |= possible & (self.empty & (length == self.limits.maximum))[:, None]
-        if bool(counted.any()):
-            self._update(counted, candidates, scores)
+        is_counted = ends & possible & (length >= self.limits.minimum)[:, None]
+        is_counted |= possible & (self.empty & (length == self.limits.maximum))[:, None]
+        if bool(is_counted.any()):
+            self._update(is_counted, candidates, scores)
         going = possible & ~ends & (length <= self.limits.maximum)[:, None]
         if self.config.spread is not None:
             going &= scores + self.config.spread >= self.best_score[:, None]
             going &= candidates.log_p + self.config.spread >= self.best_log_p[:, None]
-        unfinished = going.any(dim=1)
-        if not bool(unfinished.any()):
+        is_unfinished = going.any(dim=1)
+        if not bool(is_unfinished.any()):
             return None
-        keep = None if bool(unfinished.all()) else unfinished.nonzero()[:, 0]
+        keep = None if bool(is_unfinished.all()) else is_unfinished.nonzero()[:, 0]
         if keep is not None:
             self.best_score, self.best_log_p, self.empty = (
                 tensor[keep] for tensor in (self.best_score, self.best_log_p, self.empty)
@@ -283,9 +283,9 @@ class StoryBeams(BeamRule):
     def results(self) -> list[list[Hypothesis]]:
         return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
 
-    def _update(self, counted: Tensor, candidates: Candidates, scores: Tensor) -> None:
+    def _update(self, is_counted: Tensor, candidates: Candidates, scores: Tensor) -> None:
         running = self.running.tolist()
-        for row, hypothesis in self.hypotheses(counted, candidates, scores):
+        for row, hypothesis in self.hypotheses(is_counted, candidates, scores):
             self.ended[running[row]].append(hypothesis)
             if hypothesis.score > float(self.best_score[row]):
                 self.best_score[row], self.best_log_p[row] = hypothesis.score, hypothesis.log_p

@@ -39,13 +39,13 @@ DEFAULT_LENGTH = 1024
 """Rows of a table of positions that have no limit; fairseq's own max_source_positions and max_target_positions."""
 
 
-def position_table(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:
+def position_table(stack: StackConfig, learned_positions: Tensor | None, like: Tensor) -> Tensor:
     """The positions of a stack as files hold them [n d], with those before the first one of a text.
 
-    The `learned` ones where there are any, else sinusoids, or zeros where a stack has no positions.
+    The `learned_positions` ones where there are any, else sinusoids, or zeros where a stack has no positions.
     """
-    if learned is not None:
-        return learned
+    if learned_positions is not None:
+        return learned_positions
     length = (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
     if stack.positions == "none":
         return like.new_zeros(length, stack.d_model)
@@ -183,20 +183,20 @@ class Attention(nn.Module):
             bias: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
             return bias
         key, value = self._keys(x, memory, cache)
-        mixing, folded = None, self._folded()
-        if self.mixing is not None and folded is None:
+        mixing, folded_output = None, self._fold_output()
+        if self.mixing is not None and folded_output is None:
             queries = Queries(x, real, causal, None if cache is None else cache.mixing)
             mixing = partial(self.mixing, queries=queries)
         context, _ = attend(
             self, self._split(self.query, x, self.d_head), key, value, mask=mask, dropout=self.dropout, mixing=mixing
         )
-        joined = context.transpose(1, 2).flatten(2)  # [b t h·k]
-        if folded is not None:
-            return nn.functional.linear(joined, folded, self.output.bias)
-        projected: Tensor = self.output(self.context_dropout(joined))
-        return projected
+        joint_context = context.transpose(1, 2).flatten(2)  # [b t h·k]
+        if folded_output is not None:
+            return nn.functional.linear(joint_context, folded_output, self.output.bias)
+        projection: Tensor = self.output(self.context_dropout(joint_context))
+        return projection
 
-    def _folded(self) -> Tensor | None:
+    def _fold_output(self) -> Tensor | None:
         """Output weights with the mixing folded in, in training without dropout or taps between them; else None."""
         fits = self.training and self.mixing is not None and self.mixing.folds_in_training
         if not fits or self.context_dropout.p or tapped_after_mixing():

@@ -32,7 +32,7 @@ def folded_weights(model: Transformer) -> dict[str, Tensor]:
     return state
 
 
-def unmixed(config: TransformerConfig) -> TransformerConfig:
+def without_mixing(config: TransformerConfig) -> TransformerConfig:
     """A config without mixings."""
 
     def plain(stack: StackConfig) -> StackConfig:
@@ -43,9 +43,9 @@ def unmixed(config: TransformerConfig) -> TransformerConfig:
 
 def fold_mixings(model: Transformer) -> Transformer:
     """A copy of `model` that computes the same without mixing; ConfigError where a mixing cannot be folded."""
-    folded = Transformer(unmixed(model.config)).to(next(model.parameters()))
-    folded.load_state_dict(folded_weights(model))
-    return folded.train(model.training)
+    copy = Transformer(without_mixing(model.config)).to(next(model.parameters()))
+    copy.load_state_dict(folded_weights(model))
+    return copy.train(model.training)
 
 
 def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
@@ -56,20 +56,20 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """
     state = folded_weights(model)
     for site, layer, name, module in model.attention_modules():
-        kept = removal.kept[site, layer]
+        kept_heads = removal.kept[site, layer]
         weights = {}
         for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
-            rows = _rows(range(min(len(kept), 1)) if module.shared else kept, width)
+            rows = _rows(range(min(len(kept_heads), 1)) if module.shared else kept_heads, width)
             for kind in ("weight", "bias"):
                 if (parameter := f"{name}.{part}.{kind}") in state:
                     weights[parameter] = state[parameter][rows]
-        weights[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept, module.d_value)]
+        weights[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept_heads, module.d_value)]
         if module.sliced:
-            weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
+            weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept_heads)]
         state |= weights
     first = next(model.parameters())
     with shapes_only():
-        config = unmixed(model.config)
+        config = without_mixing(model.config)
         encoder = None if config.encoder is None else _stack(config.encoder, removal, Site.ENCODER_SELF)
         decoder = _stack(config.decoder, removal, Site.DECODER_SELF)
         smaller = Transformer(replace(config, encoder=encoder, decoder=decoder))
@@ -87,9 +87,9 @@ def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     for site, layer, name, module in model.attention_modules():
         if heads := removed_heads.get((site, layer)):
             state[f"{name}.output.weight"][:, _rows(heads, module.d_value)] = 0
-    zeroed = Transformer(unmixed(model.config)).to(next(model.parameters()))
-    zeroed.load_state_dict(state)
-    return zeroed.train(model.training)
+    copy = Transformer(without_mixing(model.config)).to(next(model.parameters()))
+    copy.load_state_dict(state)
+    return copy.train(model.training)
 
 
 def _rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:

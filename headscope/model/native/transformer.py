@@ -42,20 +42,20 @@ class PartialForward:
     recording: bool = False
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def record_inputs(self) -> Iterator[None]:
         """Within the block the inputs of all layers are recorded."""
         self.inputs.clear()
-        with self._entered({}, recording=True):
+        with self._enter({}, recording=True):
             yield
 
     @contextmanager
     def starting(self, first: Mapping[nn.Module, int]) -> Iterator[None]:
         """Within the block a recorded stack starts at layer `first[stack]`, others at 0."""
-        with self._entered({stack: layer for stack, layer in first.items() if stack in self.inputs}, recording=False):
+        with self._enter({stack: layer for stack, layer in first.items() if stack in self.inputs}, recording=False):
             yield
 
     @contextmanager
-    def _entered(self, first: Mapping[nn.Module, int], *, recording: bool) -> Iterator[None]:
+    def _enter(self, first: Mapping[nn.Module, int], *, recording: bool) -> Iterator[None]:
         self.first, self.recording = first, recording
         token = _REUSED.set(self)
         try:
@@ -71,9 +71,9 @@ class PartialForward:
     def note(self, stack: nn.Module, number: int, x: Tensor) -> None:
         """Record x, the input of layer `number`."""
         if self.recording:
-            recorded = self.inputs.setdefault(stack, [])
-            del recorded[number:]
-            recorded.append(x)
+            layer_inputs = self.inputs.setdefault(stack, [])
+            del layer_inputs[number:]
+            layer_inputs.append(x)
 
 
 _REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", default=None)
@@ -118,8 +118,8 @@ class Embeddings(nn.Module):
             x = x + self.positions(positions, x, bound=bound)
         if self.norm is not None:
             x = self.norm(x)
-        dropped: Tensor = self.dropout(x)
-        return dropped
+        states: Tensor = self.dropout(x)
+        return states
 
 
 class Stack(nn.Module):

@@ -163,7 +163,7 @@ class _Fused:
         return torch.cat(parts, dim=2)
 
     def _attend(self, queries: slice, keys: slice, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
-        grouped = self.key.shape[1] != self.query.shape[1]
+        has_groups = self.key.shape[1] != self.query.shape[1]
         return scaled_dot_product_attention(
             self.query[:, :, queries],
             self.key[:, :, keys],
@@ -171,7 +171,7 @@ class _Fused:
             attn_mask=mask,
             is_causal=causal,
             scale=self.scaling,
-            enable_gqa=grouped,
+            enable_gqa=has_groups,
         )
 
 

@@ -52,7 +52,7 @@ class Spans:
         """Spans that are empty where `end` lies before `first`."""
         return cls(first, torch.maximum(first, end))
 
-    def clipped(self, keys: Spans) -> Spans:
+    def clip(self, keys: Spans) -> Spans:
         """Only the keys [b 1] of other spans."""
         return Spans.between(torch.maximum(self.first, keys.first), torch.minimum(self.end, keys.end))
 
@@ -86,10 +86,10 @@ class LazyMask(Tensor):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        known: Spans | None = None,
+        spans: Spans | None = None,
     ) -> LazyMask:
         mask = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
-        mask.block, mask.known = block, known
+        mask.block, mask.known = block, spans
         return mask
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -123,8 +123,8 @@ def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) ->
     whole = Spans(*(torch.tensor([[end]]) for end in (0, positions)))
     of_keys = whole if real is None else spans_of(real)
     ends = torch.arange(1, positions + 1).expand(b, -1)
-    known = None if of_keys is None else Spans(torch.zeros_like(ends), ends).clipped(of_keys)
-    return LazyMask(block, (b, 1, positions, positions), dtype=torch.float32, device=device, known=known)
+    spans = None if of_keys is None else Spans(torch.zeros_like(ends), ends).clip(of_keys)
+    return LazyMask(block, (b, 1, positions, positions), dtype=torch.float32, device=device, spans=spans)
 
 
 def spans_of(real: Tensor) -> Spans | None:
@@ -137,13 +137,13 @@ def _spans(blocks: Iterable[Tensor]) -> Spans | None:
 
     A device is read once, when all blocks are through; on a CPU the first gap ends the walk.
     """
-    found = []
+    bounds_by_block = []
     for visible in blocks:
         bounds = [visible.sum(dim=-1), *(part.to(torch.uint8).argmax(dim=-1) for part in (visible, visible.flip(-1)))]
-        found.append(torch.stack([*bounds, torch.full_like(bounds[0], visible.shape[-1])]))  # [4 b q]
-        if visible.device.type == "cpu" and _with_gaps(found[-1]):
+        bounds_by_block.append(torch.stack([*bounds, torch.full_like(bounds[0], visible.shape[-1])]))  # [4 b q]
+        if visible.device.type == "cpu" and _with_gaps(bounds_by_block[-1]):
             return None
-    together = torch.cat(found, dim=2).cpu()
+    together = torch.cat(bounds_by_block, dim=2).cpu()
     count, first, *_ = together
     return None if _with_gaps(together) else Spans(first, first + count)
 

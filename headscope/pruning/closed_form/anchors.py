@@ -17,7 +17,7 @@ from functools import cache
 from itertools import cycle, islice, takewhile
 from typing import Literal, NamedTuple, TypeVar
 
-from headscope.assets import sample, varied
+from headscope.assets import sample, varied_sample
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import MANY, SideName
 from headscope.data.lines import read_lines, text_units
@@ -199,7 +199,7 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
     known = [(start, language) for start, language in zip(starts, languages, strict=True) if language is not None]
     if len(known) < len(texts):
         return None
-    source, *target = ([start + line for line in read_lines(varied(language))] for start, language in known)
+    source, *target = ([start + line for line in read_lines(varied_sample(language))] for start, language in known)
     shipped = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
     readable = all(_unknown_share(checkpoint, lines, side) <= UNREADABLE for side, lines in _by_side(shipped))
     return shipped if readable else None

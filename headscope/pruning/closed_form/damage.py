@@ -18,7 +18,7 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode, find_attention
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, SiteLayer, resumable_layers, stored_output
 from headscope.pruning.closed_form.moments import text_batches
 
@@ -74,7 +74,7 @@ class SharedLayers:
         missing = [layer for layer in below if layer not in known]
 
         kept = missing if self.size < self.most else []
-        keep = watched(kept, lambda layer, _, output: known.setdefault(layer, []).append(output))
+        keep = watch_modules(kept, lambda layer, _, output: known.setdefault(layer, []).append(output))
         with stored_output({layer: known[layer] for layer in below if layer in known}), keep:
             yield
 

@@ -29,10 +29,10 @@ from headscope.evaluation.likelihood import default_positions
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
 from headscope.model.forward import refuse_overflow
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
 from headscope.model.taps import frozen_parameters, gradients_of
@@ -176,8 +176,10 @@ class ContextTap:
         """Entered around the whole corpus, or around a batch of it."""
         with ExitStack() as stack:
             tracker = stack.enter_context(track_calls(self.checkpoint.model))
-            stack.enter_context(tapped(lambda call, context: self._begin(tracker, call, context), before_mixing=True))
-            stack.enter_context(tapped(self._after_mixing))
+            stack.enter_context(
+                tap_contexts(lambda call, context: self._begin(tracker, call, context), before_mixing=True)
+            )
+            stack.enter_context(tap_contexts(self._after_mixing))
             yield
 
     def read(self, batch: Batch) -> None:
@@ -233,7 +235,7 @@ class _Collector(ContextTap):
         with super().observing(), ExitStack() as stack:
             if self.objective is not None:
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
-                stack.enter_context(watched(set(self.owners.values()), self._output))
+                stack.enter_context(watch_modules(set(self.owners.values()), self._output))
             yield
 
     def add(self, batch: Batch) -> None:
@@ -247,7 +249,7 @@ class _Collector(ContextTap):
         self.moments.sentences += len(batch.indices)
 
     def _differentiate(self, batch: Batch, objective: Objective) -> None:
-        ready = objective.prepared(self.checkpoint, batch)
+        ready = objective.prepare(self.checkpoint, batch)
         self.batch, self.outputs = ready, []
         self.counting, self.differentiating, self.summing = True, True, not objective.alters(self.checkpoint)
         with torch.enable_grad():

@@ -28,7 +28,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
-from headscope.model.interface import is_linear, watched
+from headscope.model.interface import is_linear, watch_modules
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import is_plain, matrix_of
@@ -85,7 +85,7 @@ class StreamTap(TorchDispatchMode):
     @contextmanager
     def observing(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         """Entered around a pass."""
-        with watched(set(modules), lambda _, __, output: self.sums.append(_Sum(output))), self:
+        with watch_modules(set(modules), lambda _, __, output: self.sums.append(_Sum(output))), self:
             yield
 
     def streams(self) -> list[Tensor | None]:
@@ -264,7 +264,7 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
     ]
     calls: list[tuple[nn.Module, tuple[int, ...]]] = []
 
-    seen = watched((*attention, *linear), lambda module, _, y: calls.append((module, tuple(y.shape[:-1]))))
+    seen = watch_modules((*attention, *linear), lambda module, _, y: calls.append((module, tuple(y.shape[:-1]))))
     tap, batch = StreamTap(), batch.to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.no_grad(), seen, tap.observing(linear):
         checkpoint.forward(batch)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
-from headscope.model.interface import watched
+from headscope.model.interface import watch_modules
 from headscope.pruning.closed_form.moments import ContextTap, Place
 from headscope.pruning.closed_form.output_projections import (
     AllRead,
@@ -67,7 +67,7 @@ class CallReader(ContextTap):
             for module in self.modules:
                 if self.block is not None:
                     stack.callback(module.register_forward_pre_hook(self._block_input).remove)
-            stack.enter_context(watched(self.modules, lambda _, __, output: self.outputs.append(output.clone())))
+            stack.enter_context(watch_modules(self.modules, lambda _, __, output: self.outputs.append(output.clone())))
             stack.enter_context(self.tap.observing(self.modules))
             yield
 

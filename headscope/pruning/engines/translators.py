@@ -19,7 +19,7 @@ from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.model.native.shrink import folded_weights, unmixed
+from headscope.model.native.shrink import folded_weights, without_mixing
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 MARIAN_ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
@@ -67,7 +67,9 @@ def translator_of(checkpoint: Checkpoint) -> Translator:
     if checkpoint.is_native:
         native = cast(TransformerCheckpoint, checkpoint)
         return Translator(
-            config=unmixed(native.model.config), state=folded_weights(native.model), tokens=_native_tokens(native)
+            config=without_mixing(native.model.config),
+            state=folded_weights(native.model),
+            tokens=_native_tokens(native),
         )
     return Translator(
         config=_marian_config(checkpoint), state=_marian_state(checkpoint), tokens=_marian_tokens(checkpoint)

@@ -21,7 +21,7 @@ from headscope.errors import CheckpointError, ConfigError, DataError, restate
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.evaluation.opened import check_sides
 from headscope.formats.base import Checkpoint
-from headscope.model.attention import precise, untapped
+from headscope.model.attention import precise, without_taps
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
 from headscope.training.losses import smoothed_cross_entropy
@@ -157,7 +157,7 @@ class Distillation(PruningLoss):
         return f"{self.objective.damage_words} to the intact model"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        with torch.no_grad(), untapped():
+        with torch.no_grad(), without_taps():
             intact = self.objective.outcome(self.teacher, batch)
         altered = self.objective.outcome(checkpoint, batch, intact.aim)
         damage = self.objective.damage(intact, altered).sum()

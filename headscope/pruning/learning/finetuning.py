@@ -24,7 +24,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
-from headscope.model.taps import closed, gated
+from headscope.model.taps import close_gates, gated
 from headscope.pruning.learning.examples import LabelLoss, PruningLoss, TrainingExamples
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.shared import Freeze
@@ -121,7 +121,7 @@ class Tuner:
         """In training mode, gates in place, and only the trained parameters part of gradients; then as before."""
         model, learning = self.checkpoint.model, {id(parameter) for parameter in self.parameters}
         flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-        fixed = closed(self.closed_heads, self.checkpoint.layout)
+        fixed = close_gates(self.closed_heads, self.checkpoint.layout)
         self.gates = {} if self.learner is None else self.learner.gating.spread(self.learner.gates())
         with eval_mode(model):
             model.train()

@@ -279,7 +279,7 @@ def write_shrunk(
     write_card(removal_card(Removal(record, config.out)), made)
     if add is not None:
         with build.writing() as made:
-            write_json(made / RECORD, build.kind.described(record))
+            write_json(made / RECORD, build.kind.describe(record))
             add(made)
     return Removal.open(build.finish(record))
 

@@ -112,7 +112,7 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
             missing = missing_cells(context, {} if resume is None else read_cells(resume))
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
-            write_json(workspace.path / RECORD, SWEEP.described(record))
+            write_json(workspace.path / RECORD, SWEEP.describe(record))
             clear_cells(workspace.path, missing)
             begun.append((context, workspace, record))
             return workspace.path, missing
@@ -267,4 +267,4 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
         "labelled": None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint"),
         "missing": [cell.name for cell in context.cells if cell.name not in finished],
     }
-    write_json(config.out / RECORD, SWEEP.described({**record, **found}))
+    write_json(config.out / RECORD, SWEEP.describe({**record, **found}))

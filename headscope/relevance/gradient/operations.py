@@ -35,7 +35,7 @@ from headscope.relevance.gradient.rules import (
 from headscope.relevance.modules import NormParameters, activation_classes, names, norm_of_call, norms_of
 
 
-def normalized(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParameters) -> Tensor:
+def normalize(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParameters) -> Tensor:
     """The norm's output for x, with the choice between its gradient and a constant deviation."""
     states = precise(x.detach())
     inverse: list[Tensor] = []  # computed at the first backward pass that needs it: plain gradients never do
@@ -46,12 +46,12 @@ def normalized(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormPara
         if not inverse:
             inverse.append(norm.inverse(states).to(gradient.dtype))
         scale = None if norm.scale is None else norm.scale.to(gradient.dtype)
-        return constant_deviation(gradient, scale, inverse[0], centred=norm.centred)
+        return constant_deviation(gradient, scale, inverse[0], has_mean=norm.centred)
 
     return with_gradient(output, x, active, rule)
 
 
-def activated(output: Tensor, x: Tensor, active: ActiveRules) -> Tensor:
+def activate(output: Tensor, x: Tensor, active: ActiveRules) -> Tensor:
     """An activation's output for x, with the choice between its gradient and the identity rule."""
     before, after = x.detach(), output.detach()
 
@@ -69,9 +69,9 @@ def composite_modules(model: nn.Module) -> dict[nn.Module, ModuleRule]:
     """The rules of a model's norms and activations that are modules of several operations."""
     classes = activation_classes()
     rules: dict[nn.Module, ModuleRule] = {
-        module: activated for module in model.modules() if isinstance(module, classes) and is_zero_at_zero(module)
+        module: activate for module in model.modules() if isinstance(module, classes) and is_zero_at_zero(module)
     }
-    return rules | {module: partial(normalized, norm=norm) for module, norm in norms_of(model).items()}
+    return rules | {module: partial(normalize, norm=norm) for module, norm in norms_of(model).items()}
 
 
 @torch.no_grad()
@@ -139,33 +139,33 @@ class Operations(TorchFunctionMode):
             or not _depends(result)
         ):
             return result
-        return self._ruled(name, result, args, kwargs)
+        return self._apply_rule(name, result, args, kwargs)
 
     def with_module_rule(self, module: nn.Module, rule: ModuleRule) -> Callable[..., Tensor]:
         """The forward function of a module that has one rule for all that it computes from one tensor."""
         forward = module.forward
 
-        def ruled(x: Tensor, *others: Any, **named: Any) -> Tensor:
-            if others or named:  # a norm that is gated besides: its operations have rules of their own
-                return forward(x, *others, **named)  # type: ignore[no-any-return]
+        def apply_rule(x: Tensor, *extra: Any, **options: Any) -> Tensor:
+            if extra or options:  # a norm that is gated besides: its operations have rules of their own
+                return forward(x, *extra, **options)  # type: ignore[no-any-return]
             outer = self.under_one_rule
             with self.one_rule():
                 output: Tensor = forward(x)
             return rule(output, x, self.active) if _depends(output) and not outer else output
 
-        return ruled
+        return apply_rule
 
     def mixture(self, module: Experts) -> Callable[..., Tensor]:
         """The forward function of a mixture of experts, its factors constants under all rules but plain gradients."""
 
-        def mixed(context: Tensor, queries: Queries) -> Tensor:
+        def mix(context: Tensor, queries: Queries) -> Tensor:
             with self.one_rule():
                 factors = module.factors(queries)
                 if factors is not None and _depends(factors):
                     factors = with_share(factors, self.active, lambda rules: 1.0 if rules.plain else 0.0)
                 return weighted(context, factors)
 
-        return mixed
+        return mix
 
     @contextmanager
     def one_rule(self) -> Iterator[None]:
@@ -176,7 +176,7 @@ class Operations(TorchFunctionMode):
         finally:
             self.under_one_rule = outer
 
-    def _ruled(self, name: str, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _apply_rule(self, name: str, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         active = self.active
         variables = _count((args, kwargs))
         if name in MAPS and variables == 1:
@@ -187,13 +187,13 @@ class Operations(TorchFunctionMode):
             if variables == 2 and name in PRODUCTS and not name.endswith("_"):
                 return with_share(result, active, lambda rules: rules.product)
         elif name in ACTIVATIONS:
-            return activated(result, args[0] if args else kwargs["input"], active)
+            return activate(result, args[0] if args else kwargs["input"], active)
         elif name in SOFTMAX:
             return self._softmax(result, *args, **kwargs)
         elif name in ("layer_norm", "rms_norm"):
-            found = norm_of_call(name, args, kwargs)
-            if found is not None and not _depends(found[1].scale):
-                return normalized(result, found[0], active, norm=found[1])
+            norm_input = norm_of_call(name, args, kwargs)
+            if norm_input is not None and not _depends(norm_input[1].scale):
+                return normalize(result, norm_input[0], active, norm=norm_input[1])
         elif name == "softplus" and not (args[0] if args else kwargs["input"]).any():  # a constant gate (Laguna)
             return result.detach()
         self._refuse(name)
@@ -206,8 +206,8 @@ class Operations(TorchFunctionMode):
         def rule(rules: Rules, gradient: Tensor) -> Tensor | None:
             if rules.temperature == 1:
                 return None
-            tempered = tempered_softmax(gradient, scores, temperature=rules.temperature, dim=axis)
-            return tempered.to(scores.dtype)
+            tempered_gradient = tempered_softmax(gradient, scores, temperature=rules.temperature, dim=axis)
+            return tempered_gradient.to(scores.dtype)
 
         if self.tempered_softmax:
             result = with_gradient(result, input, self.active, rule)

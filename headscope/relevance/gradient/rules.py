@@ -65,15 +65,15 @@ def identity_rule(gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (y / x).nan_to_num_(nan=0.0).mul_(gradient)
 
 
-def constant_deviation(gradient: Tensor, weight: Tensor | None, inverse: Tensor, *, centred: bool) -> Tensor:
+def constant_deviation(gradient: Tensor, weight: Tensor | None, inverse: Tensor, *, has_mean: bool) -> Tensor:
     """Back through (x − mean) · inverse · weight + bias with `inverse` [… 1] held constant.
 
-    `centred` False is the root-mean-square norm, which subtracts no mean.
+    `has_mean` False is the root-mean-square norm, which subtracts no mean.
     """
-    scaled = gradient * inverse
+    at_input = gradient * inverse
     if weight is not None:
-        scaled *= weight
-    return scaled.sub_(scaled.mean(dim=-1, keepdim=True)) if centred else scaled
+        at_input *= weight
+    return at_input.sub_(at_input.mean(dim=-1, keepdim=True)) if has_mean else at_input
 
 
 def epsilon(gradient: Tensor, z: Tensor, size: float) -> Tensor:
@@ -126,8 +126,8 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        changed = ctx.rule(ctx.active.rules, gradient)
-        return (gradient, None, None, None) if changed is None else (None, changed, None, None)
+        new_gradient = ctx.rule(ctx.active.rules, gradient)
+        return (gradient, None, None, None) if new_gradient is None else (None, new_gradient, None, None)
 
 
 class _Identity(torch.autograd.Function):

@@ -44,7 +44,7 @@ from headscope.relevance.rulesets import (
 )
 from headscope.relevance.voita.propagation import Propagated, propagate
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
-from headscope.relevance.voita.trace import Trace, traced
+from headscope.relevance.voita.trace import Trace, trace_model
 
 
 def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, quantity: str) -> Tensor | OutputUnits:
@@ -53,11 +53,11 @@ def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, qua
         real = (batch.source if batch.target is None else batch.target).real
         return projection_shares(output, real, checkpoint.pooled)
     dtype = precise_type(output.dtype)
-    classes, counted = (part.to(output.device) for part in explained_units(checkpoint, batch, output, quantity))
+    classes, is_explained = (part.to(output.device) for part in explained_units(checkpoint, batch, output, quantity))
     if classes.ndim == 1:  # of a classifier
         return torch.nn.functional.one_hot(classes, output.shape[-1])[None].to(dtype)
     tokens = torch.arange(classes.shape[1], device=classes.device)[:, None].expand(-1, len(classes))
-    return OutputUnits(tokens, torch.where(counted, classes, 0).T, counted.T.to(dtype))
+    return OutputUnits(tokens, torch.where(is_explained, classes, 0).T, is_explained.T.to(dtype))
 
 
 def projection_shares(states: Tensor, real: Tensor, pool: Pool = mean_pooled) -> Tensor:
@@ -139,7 +139,7 @@ class RecordedTrace:
             widest = max((step.output.numel() for step in steps), default=1)
             size = max(1, block_bytes // (COPIES * widest * values.element_size()))
             starts = _split(self.start, size)
-            return _joined(
+            return _join_relevances(
                 [
                     _positions(trace, start, propagate(trace, self.output, start, rules), self.settings, neurons)
                     for start in starts
@@ -159,7 +159,7 @@ def record_trace(
     That is a tensor [p …] with the output's shape, or `OutputUnits`.
     """
     with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
-        with traced(model) as trace:
+        with trace_model(model) as trace:
             output = forward()
         return RecordedTrace(trace, output, start(output), settings or VoitaSettings())
 
@@ -176,19 +176,19 @@ def _positions(
 ) -> VoitaRelevance:
     """The relevance of some explained positions."""
     if isinstance(start, OutputUnits):
-        explained = start.values != 0
-        classes = torch.where(explained, start.classes, -1)
+        is_explained = start.values != 0
+        classes = torch.where(is_explained, start.classes, -1)
     else:
-        explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
-        classes = torch.full_like(explained, -1, dtype=torch.long)
+        is_explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
+        classes = torch.full_like(is_explained, -1, dtype=torch.long)
     inputs = tuple(result.roots[name] for name in trace.roots if name in result.roots) if neurons else ()
-    return VoitaRelevance(result.heads, inputs, result.memory if neurons else None, explained, classes)
+    return VoitaRelevance(result.heads, inputs, result.memory if neurons else None, is_explained, classes)
 
 
-def _joined(parts: list[VoitaRelevance]) -> VoitaRelevance:
+def _join_relevances(parts: list[VoitaRelevance]) -> VoitaRelevance:
     """Relevances of different explained positions, concatenated along `p`."""
 
-    def joined(values: list[Any]) -> Any:
+    def concatenate(values: list[Any]) -> Any:
         if isinstance(values[0], dict):
             return {layer: join_relevance([heads[layer] for heads in values]) for layer in values[0]}
         if isinstance(values[0], tuple):
@@ -196,7 +196,7 @@ def _joined(parts: list[VoitaRelevance]) -> VoitaRelevance:
         return torch.cat(values) if isinstance(values[0], Tensor) else values[0]
 
     columns = ([getattr(part, field.name) for part in parts] for field in fields(VoitaRelevance))
-    return VoitaRelevance(*map(joined, columns))
+    return VoitaRelevance(*map(concatenate, columns))
 
 
 SIMILAR = 0.75
@@ -220,26 +220,26 @@ def length_groups(lengths: Sequence[int], *, pairs: int | None) -> list[Tensor]:
 
 def _joined_groups(parts: Sequence[VoitaRelevance], groups: Sequence[Tensor]) -> Explanation:
     """The sentences of all groups in the order of the batch; positions beyond those of a group are not explained."""
-    counts = _scattered([part.explained.float() for part in parts], groups)
+    counts = _scatter_groups([part.explained.float() for part in parts], groups)
 
-    def joined(layer: tuple[Site, int], name: str) -> Any:
+    def join_groups(layer: tuple[Site, int], name: str) -> Any:
         columns = [getattr(part.heads[layer], name) for part in parts]
-        return None if any(column is None for column in columns) else _scattered(columns, groups)
+        return None if any(column is None for column in columns) else _scatter_groups(columns, groups)
 
     names = [field.name for field in fields(Relevance)]
-    heads = {layer: Relevance(*(joined(layer, name) for name in names)) for layer in parts[0].heads}
+    heads = {layer: Relevance(*(join_groups(layer, name) for name in names)) for layer in parts[0].heads}
     return Explanation(heads, counts, counts)
 
 
-def _scattered(parts: Sequence[Tensor], groups: Sequence[Tensor]) -> Tensor:
+def _scatter_groups(parts: Sequence[Tensor], groups: Sequence[Tensor]) -> Tensor:
     """Parts [p b …] of different numbers of positions as one tensor, its second axis in the order of the batch."""
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     shape[1] = sum(len(group) for group in groups)
-    joined = parts[0].new_zeros(shape)
+    together = parts[0].new_zeros(shape)
     for part, group in zip(parts, groups, strict=True):
         index: Any = (slice(None), group.to(part.device), *(slice(size) for size in part.shape[2:]))
-        joined[: part.shape[0]][index] = part
-    return joined
+        together[: part.shape[0]][index] = part
+    return together
 
 
 @dataclass(frozen=True)

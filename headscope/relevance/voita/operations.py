@@ -38,7 +38,7 @@ SHARE = 0.5
 EPSILON = 1e-5
 
 
-def stabilised(total: Tensor, epsilon: float) -> Tensor:
+def stabilize(total: Tensor, epsilon: float) -> Tensor:
     """total + ε·sgn(total), with sgn(0) = 1."""
     return total + torch.where(total < 0, -epsilon, epsilon).to(total)
 
@@ -48,10 +48,10 @@ def positive_and_negative(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), values.clamp(max=0)
 
 
-def transition(impact: Tensor, signed: bool) -> Tensor:
+def transition(impact: Tensor, keeps_sign: bool) -> Tensor:
     """Normalise impacts z [… o i] over i, in place: the transition T [… o i]."""
-    if signed:
-        return impact.div_(stabilised(impact.sum(dim=-1, keepdim=True), EPSILON))
+    if keeps_sign:
+        return impact.div_(stabilize(impact.sum(dim=-1, keepdim=True), EPSILON))
     positive = impact.clamp(min=0)
     impact.sub_(positive)  # what is negative
     plus = SHARE / (positive.sum(dim=-1, keepdim=True) + EPSILON)
@@ -59,7 +59,7 @@ def transition(impact: Tensor, signed: bool) -> Tensor:
     return positive.mul_(plus).addcmul_(impact, minus)
 
 
-def through_linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, signed: bool) -> Tensor:
+def through_linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sign: bool) -> Tensor:
     """Relevance [p r o] of x [r i] · weightᵀ [i o] + bias, at x: [p r i], before any rescaling."""
     share = None if bias is None else bias / x.shape[-1]
     at_inputs = relevance.new_zeros(*relevance.shape[:2], x.shape[-1])
@@ -67,11 +67,11 @@ def through_linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
         rows, outputs, _ = tile
         tile_weight, states = weight[outputs], x[rows, None]  # [o i], [r 1 i]
         impact = tile_weight * states if share is None else torch.addcmul(share[outputs, None], tile_weight, states)
-        _accumulate(at_inputs, relevance, transition(impact, signed), tile)
+        _accumulate(at_inputs, relevance, transition(impact, keeps_sign), tile)
     return at_inputs
 
 
-def through_norm(relevance: Tensor, x: Tensor, norm: NormParameters, signed: bool) -> Tensor:
+def through_norm(relevance: Tensor, x: Tensor, norm: NormParameters, keeps_sign: bool) -> Tensor:
     """Relevance [p r d] of a norm of x [r d], at x: [p r d], before any rescaling.
 
     J_ji = scale_j · (δ_ji a − c_j c_i b³/d − [centred] a/d) with c the deviations from the mean (x itself in an RMS
@@ -97,7 +97,7 @@ def through_norm(relevance: Tensor, x: Tensor, norm: NormParameters, signed: boo
         rows, outputs, _ = tile
         impact = torch.bmm(left[rows, outputs], right[rows])
         impact.diagonal(outputs.start, 1, 2).add_(diagonal[rows, outputs])
-        _accumulate(at_inputs, relevance, transition(impact, signed), tile)
+        _accumulate(at_inputs, relevance, transition(impact, keeps_sign), tile)
     return at_inputs
 
 
@@ -109,10 +109,10 @@ def _tiles(relevance: Tensor, inputs: int) -> Iterator[Tile]:
     _, r, o = relevance.shape
     rows_of_tile = max(1, TILE // (relevance.element_size() * inputs))  # rows of z in a tile
     tokens, outputs = max(1, rows_of_tile // o), min(o, rows_of_tile)
-    reached = relevance.ne(0).any(dim=-1)  # [p r]
+    is_reached = relevance.ne(0).any(dim=-1)  # [p r]
     for first in range(0, r, tokens):
         rows = slice(first, min(first + tokens, r))
-        positions = reached[:, rows].any(dim=-1).nonzero()[:, 0]
+        positions = is_reached[:, rows].any(dim=-1).nonzero()[:, 0]
         if len(positions):
             span = slice(int(positions[0]), int(positions[-1]) + 1)
             for start in range(0, o, outputs):
@@ -181,9 +181,11 @@ AtInputs = tuple[Tensor | None, Tensor | None, Tensor]
 """Relevance at queries [p n t e], keys [p n s e] and values [p n s c]; None where none goes."""
 
 
-def core_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, signed: bool, constant: bool) -> AtInputs:
+def core_attention(
+    relevance: Tensor, inputs: AttentionInputs, block: int, *, keeps_sign: bool, constant: bool
+) -> AtInputs:
     """The core rule, rescaled per sentence and head; with `constant` weights all relevance goes to values."""
-    core_parts = through_core_rule(relevance, inputs, signed, constant=constant, block=block)
+    core_parts = through_core_rule(relevance, inputs, keeps_sign, constant=constant, block=block)
     size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in core_parts if part is not None) + EPSILON
     factor = relevance.abs().sum(dim=(-1, -2), keepdim=True) / size  # [p n 1 1]
     queries, keys, values = (None if part is None else part * factor for part in core_parts)
@@ -192,17 +194,17 @@ def core_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, si
 
 
 def through_core_rule(
-    relevance: Tensor, inputs: AttentionInputs, signed: bool, *, constant: bool, block: int
+    relevance: Tensor, inputs: AttentionInputs, keeps_sign: bool, *, constant: bool, block: int
 ) -> AtInputs:
     """The core rule before rescaling, block of queries by block (at least one query each)."""
     if constant:
         values = inputs.value.new_zeros(*relevance.shape[:2], *inputs.value.shape[1:])
-        _add_values(values, relevance, inputs, signed, _value_sums(inputs))
+        _add_values(values, relevance, inputs, keeps_sign, _value_sums(inputs))
         return None, None, values
     queries, keys, values = _zeros(relevance, inputs)
-    step = _signed if signed else _positive_and_negative
+    step = _add_signed if keeps_sign else _positive_and_negative
     for rows in query_blocks(relevance, inputs, block):
-        step((queries[:, :, rows], keys, values), relevance[:, :, rows], inputs.rows(rows), signed)
+        step((queries[:, :, rows], keys, values), relevance[:, :, rows], inputs.rows(rows), keeps_sign)
     return queries, keys, values
 
 
@@ -230,11 +232,11 @@ def _value_sums(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _add_values(
-    values: Tensor, relevance: Tensor, inputs: AttentionInputs, signed: bool, sums: tuple[Tensor, Tensor]
+    values: Tensor, relevance: Tensor, inputs: AttentionInputs, keeps_sign: bool, sums: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Add the values' part; `sums` are positive and negative impacts on each output. Returns [r⁺ r⁻] [2 p n t c]."""
-    if signed:
-        ratio = (relevance / stabilised(sums[0] + sums[1], EPSILON))[None]
+    if keeps_sign:
+        ratio = (relevance / stabilize(sums[0] + sums[1], EPSILON))[None]
         values += inputs.weights.transpose(-1, -2) @ ratio[0] * inputs.value
         return ratio
     plus = relevance * (SHARE / (sums[0] + EPSILON))
@@ -257,7 +259,7 @@ def _query_impacts(deviations: Tensor, inputs: AttentionInputs) -> Tensor:
 
 
 def _positive_and_negative(
-    into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, signed: bool
+    into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, keeps_sign: bool
 ) -> None:
     """One block of queries, positive and negative impacts normalised apart."""
     queries, keys, values = into
@@ -277,7 +279,7 @@ def _positive_and_negative(
         value_sums[0] + queries_up.sum(dim=-1) + of_keys[..., 0],
         value_sums[1] + queries_down.sum(dim=-1) + of_keys[..., 1],
     )
-    ratio = _add_values(values, relevance, inputs, signed, sums).permute(2, 3, 0, 1, 4)  # [n t 2 p c]
+    ratio = _add_values(values, relevance, inputs, keeps_sign, sums).permute(2, 3, 0, 1, 4)  # [n t 2 p c]
     p, s = ratio.shape[3], inputs.key.shape[1]
     queries += (ratio[:, :, 0] @ queries_up + ratio[:, :, 1] @ queries_down).permute(2, 0, 1, 3)
     weighted_deviations = ratio.flatten(2, 3) @ left  # [n t 2p 2s]
@@ -292,14 +294,16 @@ def _positive_and_negative(
     keys += weighted_sides[..., :e] * key_up + weighted_sides[..., e:] * key_down
 
 
-def _signed(into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, signed: bool) -> None:
+def _add_signed(
+    into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, keeps_sign: bool
+) -> None:
     """One block of queries, impacts with their signs: linear in z."""
     queries, keys, values = into
     deviations = _deviations(inputs)
     scores = inputs.query @ inputs.key.mT  # [n t s]
     twice = 2 * (deviations @ scores[..., None])[..., 0]  # queries and keys have the same sum
     sums = (inputs.context + twice, torch.zeros_like(twice))
-    ratio = _add_values(values, relevance, inputs, signed, sums)[0]
+    ratio = _add_values(values, relevance, inputs, keeps_sign, sums)[0]
     weighted_deviations = (ratio.permute(1, 2, 0, 3) @ deviations).permute(2, 0, 1, 3)  # Σ_c r U: [p n t s]
     queries += (weighted_deviations @ inputs.key) * inputs.query
     keys += (weighted_deviations.mT @ inputs.query) * inputs.key
@@ -310,13 +314,13 @@ def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, e
     queries, keys, values = _zeros(relevance, inputs)
     for rows in query_blocks(relevance, inputs, block):
         block_inputs = inputs.rows(rows)
-        at_products = relevance[:, :, rows] / stabilised(block_inputs.context, epsilon)
+        at_products = relevance[:, :, rows] / stabilize(block_inputs.context, epsilon)
         to_weights, to_values = _product_ratios(
             block_inputs.weights[:, :, None], block_inputs.value.mT[:, None], epsilon
         )  # [n t c s]
         values += torch.einsum("pntc,ntcs->pnsc", at_products, to_values)
         at_scores = torch.einsum("pntc,ntcs->pnts", at_products, to_weights)
-        at_products = at_scores / stabilised(block_inputs.query @ block_inputs.key.mT, epsilon)
+        at_products = at_scores / stabilize(block_inputs.query @ block_inputs.key.mT, epsilon)
         to_queries, to_keys = _product_ratios(
             block_inputs.query[..., None], block_inputs.key.mT[:, None], epsilon
         )  # [n t e s]
@@ -327,5 +331,5 @@ def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, e
 
 def _product_ratios(a: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """What a product a·b gives to each of its factors: a·b · a / (a + b), a·b · b / (a + b)."""
-    ratio = a * b / stabilised(a + b, epsilon)
+    ratio = a * b / stabilize(a + b, epsilon)
     return ratio * a, ratio * b

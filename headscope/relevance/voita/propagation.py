@@ -72,12 +72,12 @@ def structure(trace: Trace) -> Structure:
 
 def _projections(tensor: Tensor, makers: dict[int, Step]) -> list[Step]:
     """The linear steps that a query, key or value comes from, past re-arrangements, rotations and norms."""
-    waiting, linear, visited = [tensor], [], set()
+    waiting, linear, visited_steps = [tensor], [], set()
     while waiting:
         step = makers.get(id(waiting.pop()))
-        if step is None or id(step) in visited:
+        if step is None or id(step) in visited_steps:
             continue
-        visited.add(id(step))
+        visited_steps.add(id(step))
         if step.kind == "linear":
             linear.append(step)
         elif step.kind in _THROUGH:
@@ -99,9 +99,9 @@ def _add_cross(plan: Structure, attention: Step, after: list[Step], makers: dict
 
 def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | None:
     """What enters and leaves the residual sublayer of an attention; a norm after the sum (post-norm) is part of it."""
-    reached = {id(attention.output)}
+    reached_ids = {id(attention.output)}
     for number, step in enumerate(steps):
-        from_attention = [id(tensor) in reached for tensor in step.inputs]
+        from_attention = [id(tensor) in reached_ids for tensor in step.inputs]
         if step.kind == "add" and sum(from_attention) == 1:
             entering = step.inputs[from_attention.index(False)]
             readers = [reader for reader in steps[number + 1 :] if any(part is step.output for part in reader.inputs)]
@@ -109,7 +109,7 @@ def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | Non
             post = len(norms) == 1 and not any(reader.kind == "add" for reader in readers)
             return entering, norms[0].output if post else step.output
         if any(from_attention):
-            reached.add(id(step.output))
+            reached_ids.add(id(step.output))
     return None
 
 
@@ -132,9 +132,9 @@ def propagate(trace: Trace, output: Tensor, start: Tensor | OutputUnits, rules: 
     propagation = _Propagation(trace, structure(trace), rules)
     propagation.pending[id(output)] = [("", start)]
     for step in reversed(trace.steps):
-        arrived = propagation.pending.pop(id(step.output), None)
-        if arrived is not None:
-            propagation.undo(step, propagation.complete(step.output, arrived))
+        relevances = propagation.pending.pop(id(step.output), None)
+        if relevances is not None:
+            propagation.undo(step, propagation.complete(step.output, relevances))
         propagation.finish_projections(step)
     return propagation.result
 
@@ -159,12 +159,12 @@ class _Propagation:
         if relevance is not None:
             self.pending.setdefault(id(to), []).append((label, relevance))
 
-    def complete(self, tensor: Tensor, arrived: list[tuple[Any, Any]]) -> Any:
+    def complete(self, tensor: Tensor, relevances: list[tuple[Any, Any]]) -> Any:
         """All relevance of a tensor as one; read out where heads are, scaled where a cross attention ends."""
         key = id(tensor)
-        relevance = arrived[0][1]
-        if len(arrived) > 1:
-            relevance = self.rules.gather([_dense(part, tensor) for _, part in arrived])
+        relevance = relevances[0][1]
+        if len(relevances) > 1:
+            relevance = self.rules.gather([_dense(part, tensor) for _, part in relevances])
         cross = self.plan.cross_from.get(key)
         if cross is not None and cross.total in self.totals:
             at_memory = self.pending.get(cross.memory, [])
@@ -234,15 +234,15 @@ class _Propagation:
         group = self.plan.groups.get(id(step))
         if group is None or step is not group.steps[0]:
             return
-        arrived = self.projections.pop(id(group), {})
-        members = [member for member in group.steps if id(member) in arrived]
+        relevance_of = self.projections.pop(id(group), {})
+        members = [member for member in group.steps if id(member) in relevance_of]
         if not members:
             return
         weights, biases = zip(*(member.detail for member in members), strict=True)
         bias = None
         if any(part is not None for part in biases):
             bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
-        relevance = torch.cat([arrived[id(member)] for member in members], dim=-1)
+        relevance = torch.cat([relevance_of[id(member)] for member in members], dim=-1)
         self.send(step.inputs[0], self.rules.linear(relevance, step.inputs[0], torch.cat(weights), bias), group.label)
 
 
@@ -251,17 +251,20 @@ def moved_back(step: Step, relevance: Tensor) -> tuple[Tensor, ...]:
     function, args, kwargs, index = step.detail
     with torch.enable_grad():
         leaves = {id(tensor): tensor.detach().to(relevance.dtype).requires_grad_() for tensor in step.inputs}
-        args, kwargs = _replaced(args, leaves), {name: _replaced(value, leaves) for name, value in kwargs.items()}
+        args, kwargs = (
+            _replace_leaves(args, leaves),
+            {name: _replace_leaves(value, leaves) for name, value in kwargs.items()},
+        )
         output = function(*args, **kwargs)
         output = output if index is None else output[index]
         return torch.autograd.grad(output, list(leaves.values()), relevance, is_grads_batched=True)
 
 
-def _replaced(value: Any, leaves: dict[int, Tensor]) -> Any:
+def _replace_leaves(value: Any, leaves: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return leaves.get(id(value), value)
     if type(value) in (tuple, list):
-        return type(value)(_replaced(part, leaves) for part in value)
+        return type(value)(_replace_leaves(part, leaves) for part in value)
     return value
 
 

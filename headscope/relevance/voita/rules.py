@@ -32,7 +32,7 @@ from headscope.relevance.voita.operations import (
     core_attention,
     positive_and_negative,
     ratio_attention,
-    stabilised,
+    stabilize,
     through_linear,
     through_norm,
     transition,
@@ -91,7 +91,7 @@ def absolute_total(relevance: Tensor, sentences: int) -> Tensor:
     return relevance.abs().reshape(len(relevance), sentences, -1).sum(dim=-1)
 
 
-def _scaled(relevance: Tensor, factor: Tensor) -> Tensor:
+def _scale(relevance: Tensor, factor: Tensor) -> Tensor:
     """Relevance [p …] times a factor [p b] per sentence."""
     p, b = factor.shape
     return (relevance.reshape(p, b, -1) * factor[..., None]).view(relevance.shape)
@@ -116,21 +116,23 @@ class VoitaRules:
         self.epsilon = PAPER_EPSILON if self.paper else EPSILON
         self.through_attention = partial(ratio_attention, epsilon=PAPER_EPSILON)
         if not self.paper:
-            self.through_attention = partial(core_attention, signed=self.signed, constant=settings.attention_constant)
+            self.through_attention = partial(
+                core_attention, keeps_sign=self.signed, constant=settings.attention_constant
+            )
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Through x·weightᵀ + bias; weight [o i]."""
         (states,), (weight, bias) = self._inputs(x), self._parameters(weight, bias)
         states, at_outputs = states.flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
         if not (self.paper or self.signed):
-            at_inputs = through_linear(at_outputs, states, weight, bias, signed=False)
+            at_inputs = through_linear(at_outputs, states, weight, bias, keeps_sign=False)
         else:  # linear in z, so that no impact is formed
             ratio = self._over(at_outputs, torch.nn.functional.linear(states, weight, bias))
             at_inputs = (ratio @ weight).mul_(states)
             if bias is not None:
                 at_inputs.add_((ratio @ (bias / x.shape[-1]))[..., None])
         (at_inputs,) = self._by_token(at_outputs, at_inputs)
-        return self._rescaled(relevance, at_inputs.view(-1, *x.shape))[0]
+        return self._rescale(relevance, at_inputs.view(-1, *x.shape))[0]
 
     def unit(self, start: OutputUnits, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same from single units."""
@@ -146,7 +148,7 @@ class VoitaRules:
             (row,) = self._by_token(at_units, transition(impact, self.signed) * at_units)
         at_inputs = row.new_zeros(p, *x.shape)
         at_inputs[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
-        return self._rescaled(at_units, at_inputs)[0]
+        return self._rescale(at_units, at_inputs)[0]
 
     def norm(self, relevance: Tensor, x: Tensor, norm: NormParameters) -> Tensor:
         """Through a layer norm or RMS norm."""
@@ -154,17 +156,17 @@ class VoitaRules:
             return relevance
         rows = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
         at_inputs = through_norm(*rows, norm, self.signed).view_as(relevance)
-        return self._rescaled(relevance, *self._by_token(relevance, at_inputs))[0]
+        return self._rescale(relevance, *self._by_token(relevance, at_inputs))[0]
 
     def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a + b."""
         a, b = self._inputs(a, b)
         if self.paper:
             ratio = self._over(relevance, a + b)
-            return self._rescaled(relevance, a * ratio, b * ratio)
+            return self._rescale(relevance, a * ratio, b * ratio)
         left, right = transition(torch.stack([a, b], dim=-1), self.signed).unbind(dim=-1)
         parts = self._by_token(relevance, relevance * left, relevance * right)
-        return [self._rescaled(part, part)[0] for part in parts]
+        return [self._rescale(part, part)[0] for part in parts]
 
     def product(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a · b, element by element. The impacts of both factors are a·b: J_a a = J_b b."""
@@ -181,23 +183,23 @@ class VoitaRules:
         positive, negative = up @ x_up + down @ x_down, up @ x_down + down @ x_up  # sums of impacts
         if self.paper or self.signed:
             total = matrix @ x if self.paper else positive + negative
-            return self._rescaled(relevance, x * (matrix.mT @ self._over(relevance, total)))[0]
+            return self._rescale(relevance, x * (matrix.mT @ self._over(relevance, total)))[0]
         plus = relevance * (SHARE / (positive + EPSILON))
         minus = relevance * (SHARE / (negative - EPSILON))
         at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
-        return self._rescaled(relevance, at_inputs)[0]
+        return self._rescale(relevance, at_inputs)[0]
 
     def attention(self, relevance: Tensor, detail: AttentionDetail) -> AttentionRelevance:
         """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together."""
         h, groups = detail.call.query.shape[1], detail.call.key.shape[1]
         inputs = attention_inputs(detail.call, self.dtype)
         at_inputs = self.through_attention(relevance.flatten(1, 2), inputs, self.block)
-        parts = self._rescaled(relevance, *(by_head(part, h) for part in at_inputs if part is not None))
+        parts = self._rescale(relevance, *(by_head(part, h) for part in at_inputs if part is not None))
         *qk_shares, value_share = (part.sum(dim=(-1, -2)) for part in parts)  # [p b h]
-        value = self._grouped(parts[-1], groups)
+        value = self._sum_groups(parts[-1], groups)
         if not qk_shares:
             return AttentionRelevance(None, None, value, value_share, torch.zeros_like(value_share))
-        key = self._grouped(parts[1], groups)
+        key = self._sum_groups(parts[1], groups)
         return AttentionRelevance(parts[0], key, value, value_share, qk_shares[0] + qk_shares[1])
 
     def gather(self, parts: list[Tensor]) -> Tensor:
@@ -205,8 +207,8 @@ class VoitaRules:
         total = torch.stack(parts).sum(dim=0)
         if self.paper:
             return total
-        arrived = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
-        return _scaled(total, _ratio(arrived, absolute_total(total, self.sentences)))
+        absolute_sum = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
+        return _scale(total, _ratio(absolute_sum, absolute_total(total, self.sentences)))
 
     def joint(self, total: Tensor, query_relevance: Tensor, memory_relevance: Tensor) -> Tensor:
         """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
@@ -224,7 +226,7 @@ class VoitaRules:
         return weight.to(self.dtype), bias.to(self.dtype) if bias is not None and not self.paper else None
 
     def _over(self, relevance: Tensor, total: Tensor) -> Tensor:
-        return relevance / stabilised(total, self.epsilon)
+        return relevance / stabilize(total, self.epsilon)
 
     def _by_token(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts [p … d] rescaled together to the absolute total of the reference, per token."""
@@ -234,14 +236,14 @@ class VoitaRules:
         factor = reference.abs().sum(dim=-1, keepdim=True) / size
         return [part * factor for part in parts]
 
-    def _rescaled(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
+    def _rescale(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts rescaled together to the total of the reference, per sentence."""
         if self.paper:
             return list(parts)
         size = sum(absolute_total(part, self.sentences) for part in parts) + self.epsilon
-        return [_scaled(part, absolute_total(reference, self.sentences) / size) for part in parts]
+        return [_scale(part, absolute_total(reference, self.sentences) / size) for part in parts]
 
-    def _grouped(self, relevance: Tensor, groups: int) -> Tensor:
+    def _sum_groups(self, relevance: Tensor, groups: int) -> Tensor:
         """What the query heads of a group give to their common keys or values: [p b h s k] to [p b g s k]."""
         if relevance.shape[2] == groups:
             return relevance

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.interface import replaced_forwards
 from headscope.model.mixing.base import Queries
@@ -113,8 +113,8 @@ def operation_of(name: str, follows: Follows, args: Any, kwargs: Any, output: Te
     if name in LIKE:
         return "same", None, args[:1]
     if name in ("layer_norm", "rms_norm"):
-        found = norm_of_call(name, args, kwargs)
-        return None if found is None else ("norm", found[1], (found[0],))
+        norm_input = norm_of_call(name, args, kwargs)
+        return None if norm_input is None else ("norm", norm_input[1], (norm_input[0],))
     if name in ("linear", "addmm", "matmul", "__matmul__"):
         return _linear(name, follows, args, kwargs)
     a, b = (*args, None, None)[:2]
@@ -122,10 +122,10 @@ def operation_of(name: str, follows: Follows, args: Any, kwargs: Any, output: Te
         if name in SUMS and not kwargs and a.shape == b.shape:
             return "add", None, (a, b)
         return ("product", None, (a, b)) if name in PRODUCTS and a.shape == b.shape == output.shape else None
-    followed = [value for value in args if follows(value)]
-    known = name in SAME | SUMS | PRODUCTS or (name in QUOTIENTS and not follows(b))
-    fits = known and len(followed) == 1 and followed[0].shape == output.shape
-    return ("same", None, tuple(followed)) if fits else None
+    tensors = [value for value in args if follows(value)]
+    is_linear = name in SAME | SUMS | PRODUCTS or (name in QUOTIENTS and not follows(b))
+    fits = is_linear and len(tensors) == 1 and tensors[0].shape == output.shape
+    return ("same", None, tuple(tensors)) if fits else None
 
 
 def _linear(name: str, follows: Follows, args: Any, kwargs: Any) -> Operation | None:
@@ -214,7 +214,7 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def traced(model: nn.Module) -> Iterator[Trace]:
+def trace_model(model: nn.Module) -> Iterator[Trace]:
     """Within the block one forward pass of `model` is recorded; nothing of it outlives the block but the trace.
 
     The trace keeps every tensor of the pass alive. Run it without gradients and in evaluation mode.
@@ -254,8 +254,8 @@ def traced(model: nn.Module) -> Iterator[Trace]:
                 hook = _module_hook(trace, "norm", norms[module])
                 stack.callback(module.register_forward_hook(hook).remove)
         stack.enter_context(replaced_forwards({experts: _mixture(trace, experts) for experts in experts_of(model)}))
-        stack.enter_context(tapped(core, before_mixing=True, first=True))
-        stack.enter_context(tapped(read))
+        stack.enter_context(tap_contexts(core, before_mixing=True, first=True))
+        stack.enter_context(tap_contexts(read))
         stack.enter_context(_Recorder(trace))
         yield trace
 
@@ -263,7 +263,7 @@ def traced(model: nn.Module) -> Iterator[Trace]:
 def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
     """The forward function of a mixture of experts, its factors constants: the gate gets no relevance."""
 
-    def mixed(context: Tensor, queries: Queries) -> Tensor:
+    def mix(context: Tensor, queries: Queries) -> Tensor:
         trace.paused = True
         try:
             factors = experts.factors(queries)
@@ -271,7 +271,7 @@ def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
             trace.paused = False
         return weighted(context, factors)
 
-    return mixed
+    return mix
 
 
 def first_blocks(sites: tuple[AttentionSite, ...]) -> list[str]:

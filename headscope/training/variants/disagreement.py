@@ -80,10 +80,10 @@ class Disagreement(Variant):
             pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
-        from headscope.model.attention import tapped
+        from headscope.model.attention import tap_contexts
 
         self.contexts.clear()
-        with tapped(self._record_call, before_mixing=True):
+        with tap_contexts(self._record_call, before_mixing=True):
             return gradients(batches)
 
     def _record_call(self, call: AttentionCall, _: Tensor) -> None:

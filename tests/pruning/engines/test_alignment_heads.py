@@ -16,7 +16,7 @@ import transformers
 
 import headscope as hs
 import headscope.model.transformers_attention  # registers the attention of models made here
-from headscope.assets import captions, trained
+from headscope.assets import captions, trained_model
 from headscope.config import AnalyzeConfig
 from headscope.data.encoded import Batch, pad_side
 from headscope.engine.study import run_analysis
@@ -251,11 +251,11 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     folder = tmp_path / "engine"
     folder.mkdir()
-    specification(translator_of(open_checkpoint(trained(), device="cpu"))).save(str(folder))
+    specification(translator_of(open_checkpoint(trained_model(), device="cpu"))).save(str(folder))
     files: dict[str, Any] = {"source": captions("en"), "target": captions("de"), "figures": False}
     options = {"alignments": captions("align")}
     config = AnalyzeConfig(
-        checkpoint=trained(), out=tmp_path / "run", only=("alignment",), max_sentences=40, bootstrap=20,
+        checkpoint=trained_model(), out=tmp_path / "run", only=("alignment",), max_sentences=40, bootstrap=20,
         write_alignment=folder, alignment_heads=3, analysis_options=options, **files,
     )  # fmt: skip
     with pytest.raises(OutputError, match="lies in"):
@@ -269,10 +269,10 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--only alignment"):
         run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
     more: Any = {"alignments": captions("align")}
-    study = hs.load(trained()).analyze(
+    study = hs.load(trained_model()).analyze(
         captions("en"), target=captions("de"), only="alignment", max_sentences=40, **more
     )
     assert study.write_alignment(folder, heads=3) in done.record["alignment_heads"]
-    entropy = hs.load(trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="entropy")
+    entropy = hs.load(trained_model()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="entropy")
     with pytest.raises(ConfigError, match="alignment"):
         entropy.write_alignment(folder)

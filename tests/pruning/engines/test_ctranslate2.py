@@ -120,7 +120,7 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that ships without some heads, as many in every layer of a stack, for CTranslate2."""
     folder = tmp_path_factory.mktemp("uniform")
     heads = "encoder-self.*.1,encoder-self.*.4,decoder-self.*.2,cross.*.7"
-    removed(hs.assets.trained(), folder / "small", heads, "same")
+    removed(hs.assets.trained_model(), folder / "small", heads, "same")
     return folder / "small"
 
 
