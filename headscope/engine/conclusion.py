@@ -76,14 +76,14 @@ def conclude(
     aggregator: Aggregator,
     layout: Layout,
     bootstrap: Bootstrap,
-    unmeasured_reasons: Mapping[str, str],
-    sample_sizes: Mapping[str, str],
+    reasons: Mapping[str, str],
+    samples: Mapping[str, str],
     marks: Callable[[], Marks],
     progress: Progress = no_progress,
 ) -> Study:
     """The study of all analyses that observed something; the others are left out with the reason.
 
-    `unmeasured_reasons` says by analysis why it could not measure some sentences, `sample_sizes` of how many of all
+    `reasons` says by analysis why it could not measure some sentences, `samples` of how many of all
     ("64 of 240") it is where it is of a part; `marks` how the vocabulary marks words.
     A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
     """
@@ -103,16 +103,14 @@ def conclude(
                 by_analysis[analysis] = make_report(analysis)
     if reporting and not by_analysis:
         raise KeyboardInterrupt
-    missing_reports = [analysis for analysis in reporting if analysis not in by_analysis]
+    stopped_analyses = [analysis for analysis in reporting if analysis not in by_analysis]
     reporting = [analysis for analysis in reporting if analysis in by_analysis]
     reports = [by_analysis[analysis] for analysis in reporting]
     labels = _join_texts([report.labels for report in reports])
     unsupported = _join_texts([report.unsupported for report in reports])
-    observed_places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
-    measured_layout = {
-        layer: heads for layer, heads in layout.items() if layer in observed_places or not observed_places
-    }
-    heads = heads_table(list(all_heads(measured_layout)), reports, labels, unsupported)
+    places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    layout_seen = {layer: heads for layer, heads in layout.items() if layer in places or not places}
+    heads = heads_table(list(all_heads(layout_seen)), reports, labels, unsupported)
     tables = {name: frame for report in reports for name, frame in report.tables.items()}
     if any(analysis.functions for analysis in reporting):
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
@@ -122,22 +120,18 @@ def conclude(
     objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
     absent = [
         *omissions,
-        *(LeftOut(analysis.name, unmeasured_reasons.get(analysis.name, NOTHING)) for analysis in empty),
-        *(LeftOut(analysis.name, INTERRUPTED) for analysis in missing_reports),
+        *(LeftOut(analysis.name, reasons.get(analysis.name, NOTHING)) for analysis in empty),
+        *(LeftOut(analysis.name, INTERRUPTED) for analysis in stopped_analyses),
     ]
     record = {
         "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
-        "complete": not missing_reports,
-        "signatures": {analysis.name: _signature(analysis, sample_sizes.get(analysis.name)) for analysis in reporting},
-        "sampled": dict(sample_sizes),
+        "complete": not stopped_analyses,
+        "signatures": {analysis.name: _signature(analysis, samples.get(analysis.name)) for analysis in reporting},
+        "sampled": dict(samples),
         "left_out": list(map(asdict, absent)),
         "remarks": [
-            *(
-                f"{analysis.name} {unmeasured_reasons[analysis.name]}"
-                for analysis in reporting
-                if analysis.name in unmeasured_reasons
-            ),
-            *(f"{name} on {part} sentences" for name, part in sample_sizes.items()),
+            *(f"{analysis.name} {reasons[analysis.name]}" for analysis in reporting if analysis.name in reasons),
+            *(f"{name} on {part} sentences" for name, part in samples.items()),
             *dict.fromkeys(remark for report in reports for remark in report.remarks),
         ],
         "objective": next(({"name": its.name, "damage": its.damage_words} for its in objectives), {}),

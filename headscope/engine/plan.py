@@ -63,10 +63,8 @@ def choose_analyses(
 
 
 def _members(names: Sequence[str]) -> set[str]:
-    groups_by_member = [(member, cls.group) for member, cls in ANALYSES]
-    members = (
-        [member for member, group in groups_by_member if group == name] or [ANALYSES.get(name).name] for name in names
-    )
+    pairs = [(member, cls.group) for member, cls in ANALYSES]
+    members = ([member for member, group in pairs if group == name] or [ANALYSES.get(name).name] for name in names)
     return {member for of_name in members for member in of_name}
 
 
@@ -83,17 +81,15 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
     has_text = options.parse == "stanza" or getattr(options, "source", None) is not None  # else parses are the text
-    for option, option_value, need in (
+    for option, value, need in (
         ("--parse", has_text and options.parse, "parse"),
         ("--target-parse", options.target_parse, "parse"),
         ("--frequencies", options.frequencies, "frequencies"),
         ("--frequency-corpus", options.frequency_corpus, "frequencies"),
     ):
-        if option_value and not any(reads(cls, need) for cls in analyses):
+        if value and not any(reads(cls, need) for cls in analyses):
             able = [name for name, cls in ANALYSES if reads(cls, need)]
-            raise ConfigError(
-                f"{option} {option_value} is what {' and '.join(able)} read; ask for one (--also {able[-1]})"
-            )
+            raise ConfigError(f"{option} {value} is what {' and '.join(able)} read; ask for one (--also {able[-1]})")
     reasons = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
     refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], reasons)
     return analyses
@@ -195,21 +191,15 @@ def analyze(
             else:
                 runner.leave_out(analysis, text)
         with runner.hooks():
-            reads_scrambled = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
-            with (
-                progress(title, corpus.count * (1 + reads_scrambled)) as step,
-                _place_batches(streams, checkpoint) as stream,
-            ):
+            scrambles = corpus.has_template and any("scrambled" in analysis.passes for analysis in running)
+            with progress(title, corpus.count * (1 + scrambles)) as step, _stage(streams, checkpoint) as stream:
                 for number, batch in enumerate(stream):
                     if processes.owns(number):
                         runner.run(batch)
                     step(len(batch.indices) if batch.kind != "random" else 0)
             for analysis in filter(explains, runner.running):
                 own = _streams(checkpoint, texts[analysis.name], running, only="text")
-                with (
-                    progress(analysis.name, texts[analysis.name].count) as step,
-                    _place_batches(own, checkpoint) as stream,
-                ):
+                with progress(analysis.name, texts[analysis.name].count) as step, _stage(own, checkpoint) as stream:
                     for number, batch in enumerate(stream):
                         if analysis not in runner.running:
                             break
@@ -247,7 +237,7 @@ def analyze(
 
 
 @contextmanager
-def _place_batches(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
+def _stage(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
     """Within the block the batches; those of an accelerator are made ready ahead, as a CPU has no time to."""
     if checkpoint.device.type != "cpu":
         stream = ahead(batch.pin(checkpoint.device) for batch in stream)
@@ -303,13 +293,13 @@ def _applicable(
     if not any(checkpoint.layout.values()):
         raise ConfigError(f"{checkpoint.path} has no attention heads (any more), so there is nothing to analyse")
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
-    measured_sites = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
+    readable = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
     left_out = []
-    if unmeasured_sites := sorted(site.value for site in sites - measured_sites):
+    if unmeasured_sites := sorted(site.value for site in sites - readable):
         left_out.append(LeftOut(" and ".join(unmeasured_sites), "need a --target, which the decoder is to read"))
     fitting = []
     for cls in analyses:
-        reason = _missing(cls, checkpoint, corpus, options, sites, measured_sites) or cls.applies(checkpoint)
+        reason = _missing(cls, checkpoint, corpus, options, sites, readable) or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
@@ -333,7 +323,7 @@ def _missing(
     corpus: Corpus,
     options: RunOptions,
     sites: set[Site],
-    measured_sites: set[Site],
+    readable: set[Site],
 ) -> str | None:
     """What an analysis lacks here: data that it needs, or heads at its sites. Returns None if it lacks nothing."""
     if "random" in cls.passes and checkpoint.reads_sound:
@@ -344,13 +334,11 @@ def _missing(
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
     if "frequencies" in cls.needs and options.ranks is None:
         return "needs token frequencies"
-    if cls.passes and not cls.sites & measured_sites:
+    if cls.passes and not cls.sites & readable:
         if cls.sites & sites:
             return "needs a --target"
-        site_names = " or ".join(site.value for site in SITES if site in cls.sites)
-        return (
-            f"is for {site_names}; measured here: {', '.join(site.value for site in SITES if site in measured_sites)}"
-        )
+        names = " or ".join(site.value for site in SITES if site in cls.sites)
+        return f"is for {names}; measured here: {', '.join(site.value for site in SITES if site in readable)}"
     return None
 
 

@@ -122,7 +122,7 @@ def mask_interface(**arguments: Any) -> Tensor | None:
         (sizes[0], 1, sizes[1], sizes[2]),
         dtype=arguments.get("dtype", torch.float32),
         device=device,
-        known=_known_spans(arguments, sizes),
+        spans=_known_spans(arguments, sizes),
     )
 
 
