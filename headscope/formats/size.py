@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -73,20 +74,33 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
 def flops(checkpoint: Checkpoint, batch: ModelInputs) -> Counter[str]:
     """Operations of the matrix products of one pass, two a multiplication and addition: all, attention, output."""
     model, output = checkpoint.model, _embedding(checkpoint.model, "get_output_embeddings")
-    calls, counter, counts = checkpoint.attention_sites.calls, FlopCounterMode(display=False), Counter[str]()
+    calls, counts = checkpoint.attention_sites.calls, Counter[str]()
 
     def count(kind: str, sign: int, *_: Any) -> None:
-        counts[kind] += sign * counter.get_total_flops()
+        counts[kind] += sign * counts["all"]
 
-    with ExitStack() as stack, through_attend(model), frozen_parameters(model), counter:
+    with ExitStack() as stack, through_attend(model), frozen_parameters(model), _MatrixProducts(counts):
         for part in model.modules():
             kind = "attention" if id(part) in calls else "output" if part is output else ""
             if kind:
                 stack.enter_context(part.register_forward_pre_hook(partial(count, kind, -1)))
                 stack.enter_context(part.register_forward_hook(partial(count, kind, 1)))
         outputs(model, batch)
-    counts["all"] = counter.get_total_flops()
     return counts
+
+
+class _MatrixProducts(TorchDispatchMode):
+    """Adds up what `FlopCounterMode` does, which follows every module and tries to take apart every other operation."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func.overloadpacket):
+            self.counts["all"] += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def _embedding(model: nn.Module, getter: str) -> nn.Module | None:

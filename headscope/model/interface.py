@@ -187,16 +187,19 @@ def _stands_alone(part: nn.Module) -> bool:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation."""
+    """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation.
+
+    A level that changes makes every logger of the process forget what it is enabled for: handlers change instead.
+    """
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate", "bitsandbytes")]
-    levels = [logger.level for logger in loggers]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
 
 
 _ABSENT = object()

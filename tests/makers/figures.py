@@ -33,6 +33,7 @@ LAYOUTS: dict[str, Layout] = {
     "2x2": {"encoder-self": [2, 2]},
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
+STYLES = {"2x2": FigureStyle("screen"), "three sites": FigureStyle("paper")}
 IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")
 Figures = dict[str, Callable[[FigureStyle], Figure]]
 
@@ -293,9 +294,9 @@ def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> lis
 
 
 def structures(folder: Path, layout: str) -> Mapping[str, Any]:
-    """The structure of every kind of figure, set for paper."""
+    """The structure of every kind of figure: of small ones on the screen, of large ones on paper."""
     drawn = every_figure(folder / layout, LAYOUTS[layout])
-    figures = {name: draw_figure(FigureStyle("paper")) for name, draw_figure in drawn.items()}
+    figures = {name: draw_figure(STYLES[layout]) for name, draw_figure in drawn.items()}
     for figure in figures.values():
         boxes(figure)  # ticks are chosen when a figure is drawn
     return {name: structure(figure) for name, figure in figures.items()}

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from headscope.report.styles import FigureStyle
-from tests.makers.figures import LAYOUTS, STRUCTURES, boxes, every_figure, overlapping, structure, texts
+from tests.makers.figures import LAYOUTS, STRUCTURES, STYLES, boxes, every_figure, overlapping, structure, texts
 
 
 def readable(name: str, figure: Figure, *, smallest: float) -> None:
@@ -21,18 +21,16 @@ def readable(name: str, figure: Figure, *, smallest: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_structure_and_legibility(layout: str, tmp_path: Path) -> None:
-    """On paper, and some for the screen. Written by `python -m tests.makers.figures`."""
+@pytest.mark.parametrize(("layout", "smallest"), [("2x2", 8), ("three sites", 6)])
+def test_structure_and_legibility(layout: str, smallest: float, tmp_path: Path) -> None:
+    """The small ones for the screen, the large ones on paper. Written by `python -m tests.makers.figures`."""
     expected = json.loads(STRUCTURES.read_text(encoding="utf-8"))[layout]
     figures = every_figure(tmp_path, LAYOUTS[layout])
     assert figures.keys() == expected.keys()
     for name, draw in figures.items():
-        figure = draw(FigureStyle("paper"))
-        readable(name, figure, smallest=6)
+        figure = draw(STYLES[layout])
+        readable(name, figure, smallest=smallest)
         assert structure(figure) == expected[name], name
-        if layout == "2x2":
-            readable(f"{name} on screen", draw(FigureStyle("screen")), smallest=8)
 
 
 @pytest.mark.slow
