@@ -24,6 +24,7 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.api.commands import load
     from headscope.pruning.engines.base import ENGINES
     from headscope.pruning.engines.convert import check_goal
+    from headscope.results.answer import number_text
 
     config = read(ConvertConfig, values)
     check_goal(config.to)
@@ -49,8 +50,8 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
         )
         return
     has_difference = config.to not in ENGINES.names()
-    difference = f"; largest difference of logits {result.difference:.1e}" if has_difference else ""
-    lines = [*(f"note: {note}" for note in result.notes), *([f"Pushed to {result.pushed}"] if result.pushed else [])]
-    lines += [f"{result.folder}: {result.architecture}{difference}"]
+    difference = f"; largest difference of logits {number_text(result.difference, 2)}" if has_difference else ""
+    lines = [f"{result.folder}: {result.architecture}{difference}", *(f"note: {note}" for note in result.notes)]
+    lines += [f"Pushed to {result.pushed}"] if result.pushed else []
     lines += [f"What it is:  {command_line('show', result.path)}"] if has_difference and result.opened else []
     console.show(lines)

@@ -96,9 +96,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
             head for head in heads if head.site is site and layer in (None, head.layer) and number in (None, head.head)
         ]
         if not matches:
-            raise ConfigError(
-                f"{of_file}no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}"
-            )
+            raise ConfigError(f"{of_file}no head of this model is called {name[:60]!r}; {_which_there_are(layout)}")
         selected_heads.update(dict.fromkeys(matches))
     return list(selected_heads)
 
@@ -153,7 +151,13 @@ def _site(match: re.Match[str], layout: Layout | None) -> Site:
 def _bad_name(text: str, layout: Layout | None, more: str = "") -> str:
     sites = ", ".join(site.value for site in SITES)
     if not layout:
-        return f"{text[:60]!r} is no head{more}; write SITE.LAYER.HEAD (SITE: {sites}), such as encoder-self.2.5"
+        more += f"; write SITE.LAYER.HEAD (SITE: {sites}), such as encoder-self.2.5"
+    else:
+        more += f"; {_which_there_are(layout)}"
+    return f"{text[:60]!r} is not the name of a head{more}"
+
+
+def _which_there_are(layout: Layout) -> str:
     *_, last = all_heads(layout)
     example = last.name({site for site, _ in layout})
-    return f"{text[:60]!r} is no head{more}; this model has {describe_heads(layout)}: write {example} for the last head"
+    return f"this model has {describe_heads(layout)}: write {example} for the last head"

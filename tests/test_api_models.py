@@ -211,7 +211,7 @@ def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:
         ("cross", 1, 2): "cross.1.2",
         ("cross", 7): "cross.7.*encoder-self.0, ",
         "cross.1.8": "cross.1.*8",
-        "cros.1.1": "'cros.1.1' is no head",
+        "cros.1.1": "'cros.1.1' is not the name of a head",
     }.items():
         with pytest.raises(ConfigError, match=message):
             heads[wrong]  # type: ignore[index]

@@ -221,7 +221,7 @@ def _find_intact(setup: OpenedEvaluation, against: Against, *, is_altered: bool)
             f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give --against "
             "CKPT, the intact model, or --mask LIST"
         )
-        if setup.config.metrics and not setup.metrics:
+        if not setup.metrics:
             raise ConfigError(why)
         setup.remarks.append(f"left out: {why}")
 

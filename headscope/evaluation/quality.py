@@ -32,7 +32,7 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
-from headscope.results.answer import Answer, AnswerTable
+from headscope.results.answer import Answer, filled_table, list_text
 from headscope.results.result import Result
 from headscope.signature import Signature, count_of, signature_of
 
@@ -196,6 +196,7 @@ class Evaluation(Result):
     unit: str = "tokens"
     complete: bool = True
     seconds: float = 0.0
+    masked_heads: Sequence[HeadId] = ()
 
     def __getitem__(self, metric: str) -> Score:
         """The score of a metric, such as "bleu"; ConfigError for one that was not measured."""
@@ -205,18 +206,23 @@ class Evaluation(Result):
         raise ConfigError(unknown("metric", metric, [score.metric for score in self.scores]))
 
     def answers(self) -> list[Answer]:
-        """Every score with its interval, what it was measured on, and what to know of the numbers."""
-        text = f"{count_of(len(self.sentences), 'sentence')}"
-        if self.tokens is not None:
-            text += f", {self.nll:.2f} nats over {self.tokens:,} {self.unit}"
+        """The first score and what it was measured on, the other scores, and what to know of the numbers."""
+        heads = tuple(map(str, self.masked_heads))
+        off = f" with {count_of(len(heads), 'head')} off ({list_text(heads)})" if heads else ""
         suffix = "" if self.complete else " (interrupted: of the sentences that were done)"
-        first = ", ".join(f"{score.name} {score.text}" for score in self.scores) or "nothing was measured"
-        found = [Answer("", f"{first}, on {text}{suffix}", caution=not self.complete)]
-        if rows := tuple((score.name, score.text, score.interval) for score in self.scores):
-            found.append(Answer("Scores", "", AnswerTable(("metric", "value", "95 %"), rows)))
+        text = f"{off} on {count_of(len(self.sentences), 'sentence')}{suffix}"
+        first = "".join(
+            f"{score.name} {score.text}" + (f" (95 %: {score.interval})" if score.interval else "")
+            for score in self.scores[:1]
+        )
+        found = [Answer("", f"{first or 'nothing was measured'}{text}", heads=heads, caution=not self.complete)]
+        if rows := [(score.name, score.text, score.interval) for score in self.scores[1:]]:
+            found.append(Answer("Other scores", "", filled_table(("metric", "value", "95 %"), rows)))
         found += [Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks]
-        signatures = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
-        return [*found, *(Answer("", line, detail=True) for line in signatures)]
+        details = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
+        if self.tokens is not None:
+            details.append(f"{self.nll:.2f} nats over {self.tokens:,} {self.unit}")
+        return [*found, *(Answer("", line, detail=True) for line in details)]
 
     @property
     def record(self) -> dict[str, Any]:  # type: ignore[override]
@@ -257,6 +263,7 @@ def score_corpus(setup: OpenedEvaluation, *, progress: Progress = no_progress) -
         unit="labels" if checkpoint.label_names else "tokens",
         complete=measurement.complete,
         seconds=time.monotonic() - began,
+        masked_heads=setup.masked_heads,
     )
 
 

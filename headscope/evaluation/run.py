@@ -8,7 +8,7 @@ again only for its own heads. BLEU and chrF need a translation of the corpus for
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,18 +53,34 @@ class EachHead(Result):
     complete: bool = True
 
     def answers(self) -> list[Answer]:
-        """Which head matters most, how many change nothing that can be told, and the heads that matter most."""
+        """Which head matters most, the heads that do, and how many cannot be told from zero."""
         columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
+        sites = {*self.table.site[1:]}
         rows = []
         for row in self.table.head(MOST_ROWS).to_dict("records"):
             values = (f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns)
-            head = str(HeadId.of_row(row)) if row["site"] else "none"
+            head = HeadId.of_row(row).name(sites) if row["site"] else "none"
             rows.append((head, *values))
         table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
-        heads, text = count_of(len(self.table) - 1, "head"), count_of(self.sentences, "sentence")
-        found = [Answer("", f"each of {heads} off alone, on {text}", caution=not self.complete)]
-        found += [Answer("Which head matters most, off alone", self._interval_note(), table)]
+        suffix = "" if self.complete else " (interrupted)"
+        text = (
+            f"{count_of(len(self.table) - 1, 'head')} off one by one, on {count_of(self.sentences, 'sentence')}{suffix}"
+        )
+        found = [Answer("", f"{self._most_needed(sites)}: {text}", caution=not self.complete)]
+        found += [Answer("Heads, the most needed first", self._interval_note(), table)]
         return [*found, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
+
+    def _most_needed(self, sites: Collection[str]) -> str:
+        """The head that matters most and what it changes, or that none is shown to change anything."""
+        if len(self.table) < 2:
+            return "no head was off"
+        row, change = self.table.iloc[1].to_dict(), f"{self.by}_difference"
+        name, low, high = HeadId.of_row(row).name(sites), row.get(f"{change}_low"), row.get(f"{change}_high")
+        if low is None or low != low:
+            whole = self.table[self.by][0]
+            return f"{name} matters most ({self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all)"
+        size = f"{self._title(change)} {row[change]:+.4f}, 95 %: {low:+.4f} to {high:+.4f}"
+        return f"{name} matters most ({size})" if low > 0 else f"no head is shown to matter; the most {name} ({size})"
 
     def _interval_note(self) -> str:
         """For how many heads the interval of the difference contains zero."""
@@ -74,12 +90,12 @@ class EachHead(Result):
         rows = self.table.iloc[1:]
         zero = int(((rows[f"{change}_low"] <= 0) & (rows[f"{change}_high"] >= 0)).sum())
         name = self._title(change)
-        return f"the 95 % interval of {name} contains 0 for {zero} of {len(rows)} heads, each by itself, uncorrected"
+        return f"the 95 % interval of {name} contains 0 for {zero} of {count_of(len(rows), 'head')}, uncorrected"
 
     def _title(self, name: str) -> str:
         """A column in words; the change of a metric from the model as it is, is marked."""
         metric, difference, _ = name.partition("_difference")
-        metric = {LOSS: self.loss}.get(metric, metric)
+        metric = self.loss if metric == LOSS else METRICS.get(metric).title.removesuffix(" to the intact model")
         return f"Δ {metric}" if difference else metric
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -104,16 +105,22 @@ def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -
     assert status == 0 and "±" not in shown
     assert "Δ nll/token" in shown and "Δ accuracy" in shown
     first, heading, none, most, *rest = shown.splitlines()
-    assert first.startswith("each of 8 heads off alone") and heading.startswith("Which head matters most")
-    assert none.split()[0] == "none" and most.split()[0].startswith("cross.0.")
+    name = most.split()[0]
+    assert re.match(rf"(no head is shown to matter; the most )?{name} .*\(?Δ nll/token [+-]0\.\d{{4}}, 95 %: ", first)
+    assert first.endswith(": 8 heads off one by one, on 12 sentences")
+    assert heading.startswith("Heads, the most needed first")
+    assert none.split()[0] == "none" and name.startswith("0.")
     assert any("contains 0 for" in line and "of 8 heads" in line for line in rest)
 
 
-def test_evaluate_begins_with_its_scores(command: Command, few: tuple[Path, Path]) -> None:
-    given = ("--metrics", "perplexity", "--device", "cpu", "--bootstrap", 50)
+def test_evaluate_begins_with_its_first_score_and_says_each_once(command: Command, few: tuple[Path, Path]) -> None:
+    given = ["--metrics", "perplexity,accuracy", "--mask", "cross.0.1", "--device", "cpu", "--bootstrap", "50"]
     _, shown, _ = command("evaluate", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
-    first, heading, score, *_ = shown.splitlines()
-    assert first.startswith("perplexity ") and heading.startswith("Scores") and "–" in score
+    first, heading, score, *rest = shown.splitlines()
+    number = r"[\d.]+"
+    found = re.fullmatch(rf"perplexity {number} \(95 %: {number}–{number}\) with 1 head off \((.+)\) on (.+)", first)
+    assert found and found.groups() == ("cross.0.1", "12 sentences")
+    assert heading.startswith("Other scores") and score.split()[:2] == ["token", "accuracy"] and rest == []
 
 
 @pytest.mark.parametrize("options", [fairseq.BASE, fairseq.LM], ids=["two sides", "language model"])

@@ -83,17 +83,20 @@ TARGETS = (
 )
 
 
+INSTEAD = "give --to native, which holds every such model, or an engine (`headscope list engines`)"
+
+
 def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     """The class that expresses a model; CheckpointError that says why none does."""
     if reasons := _never(config):
-        raise CheckpointError(f"no class of transformers expresses this model: {'; '.join(reasons)}")
+        raise CheckpointError(f"no class of transformers expresses this model: {', '.join(reasons)}; {INSTEAD}")
     sided = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
     reasons_of = {target.name: _reasons(target, config, ids) for target in sided}
     for target in sided:
         if not reasons_of[target.name]:
             return target
-    explained = "; ".join(f"{name} not, because {' and '.join(phrases)}" for name, phrases in reasons_of.items())
-    raise CheckpointError(f"no class of transformers expresses this model: {explained}")
+    explained = ", ".join(f"{name} ({' and '.join(phrases)})" for name, phrases in reasons_of.items())
+    raise CheckpointError(f"no class of transformers expresses this model: not {explained}; {INSTEAD}")
 
 
 def _never(config: TransformerConfig) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -73,13 +74,17 @@ def convert(
     target = hub_target(push_to, public=public)
     check_goal(to)
     chosen = engines_named([to] if to in ENGINES.names() else [], options or EngineOptions())
-    if chosen:
-        chosen[0].check(checkpoint)
-    elif not checkpoint.is_native:
-        raise ConfigError(
-            f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "
-            "converts fairseq, MHR, story-of-heads and native Transformers"
-        )
+    try:
+        if chosen:
+            chosen[0].check(checkpoint)
+        elif not checkpoint.is_native:
+            raise ConfigError(
+                f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}, and --to {to} "
+                "is for fairseq, MHR, story-of-heads and native Transformers"
+            )
+    except HeadscopeError as error:
+        fitting = " or ".join(f"--to {name}" for name in _fitting_goals(checkpoint))
+        raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
@@ -95,6 +100,16 @@ def convert(
 def goals() -> list[str]:
     """Names of the formats that checkpoints can be converted to, headscope's own first."""
     return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
+
+
+def _fitting_goals(checkpoint: Checkpoint) -> list[str]:
+    """What holds any native model, and the engines that do not refuse this one."""
+    names = ["native"] if checkpoint.is_native else []
+    for name, engine in ENGINES:
+        with suppress(HeadscopeError):
+            engine.check(checkpoint)
+            names.append(name)
+    return names
 
 
 def check_goal(to: str) -> None:
