@@ -173,11 +173,11 @@ def command_of(learner: DeclaredLearner) -> Any:
 
 def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
     from headscope.distributed import process_group
-    from headscope.pruning.learning.learn import finished, resumable, run_learning
+    from headscope.pruning.learning.learn import finished_record, resumable, run_learning
     from headscope.results.choices import choice_answers
 
     with process_group() as processes:
-        if config.resume and (record := processes.on_main(lambda: finished(config))):
+        if config.resume and (record := processes.on_main(lambda: finished_record(config))):
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
                 if json:

@@ -335,7 +335,7 @@ def _bounds(replicates: Tensor) -> tuple[Array, Array]:
 
 
 def _quantile(sorted_rows: Tensor, counts: Tensor, share: float) -> Array:
-    """Linearly interpolated quantile of the first `counts` entries of each sorted row."""
+    """Linearly interpolated quantile of the first entries of each sorted row, `counts` of them."""
     rank = (counts - 1).clamp(min=0).double() * share
     lower = rank.floor().long()
     upper = torch.minimum(lower + 1, (counts - 1).clamp(min=0))

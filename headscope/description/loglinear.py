@@ -159,7 +159,7 @@ class Description:
         return first, second
 
     def log_probabilities(self, block: Block, features: Sequence[int], token_vectors: Tables | None) -> Tensor:
-        """ln p [b n s h] from these features and the pairs (`token_vectors`); far below where nothing can be seen."""
+        """ln p [b n s h] of these features and pairs (`token_vectors`); far below where nothing is visible."""
         logits = torch.zeros((), dtype=self.theta.dtype, device=self.theta.device)
         for feature in features:
             logits = logits + torch.nn.functional.embedding(block.features[feature], self.theta)

@@ -143,7 +143,7 @@ def open_all(
 ) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config.
 
-    A `checkpoint` that is open already is used as it is; `against` and `has_gates`: see `matched`.
+    A `checkpoint` that is open already is used as it is; `against` and `has_gates`: see `prepare_evaluation`.
     """
     for name in config.metrics:
         METRICS.get(name)

@@ -178,7 +178,7 @@ def run_evaluation(
     progress: Progress = no_progress,
     processes: Processes = ALONE,
 ) -> Evaluation:
-    """Open everything that is not `setup`, measure, and write `config.per_sentence`.
+    """Open everything unless `setup` is given, measure, and write `config.per_sentence`.
 
     Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
     can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).

@@ -22,7 +22,7 @@ from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.replace import replacing
-from headscope.formats.diagnosis import explained, no_checkpoint
+from headscope.formats.diagnosis import explain_failure, no_checkpoint
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, SAME, Probe
 from headscope.formats.exports import Export as Export
@@ -80,11 +80,11 @@ class Checkpoint(ABC):
 
     def with_model(self: C, model: nn.Module) -> C:
         """The same checkpoint around another model of its kind, which is in memory only."""
-        copied = copy.copy(self)
-        copied._digest = None
-        copied.look_again()
-        copied.model = model
-        return copied
+        twin = copy.copy(self)
+        twin._digest = None
+        twin.look_again()
+        twin.model = model
+        return twin
 
     def without_heads(self, plan: RemovalPlan) -> Checkpoint:
         """A copy whose model lacks the heads of a plan; ConfigError where they cannot be cut out."""
@@ -120,7 +120,7 @@ class Checkpoint(ABC):
     @property
     def decodes(self) -> bool:
         """Whether there is a decoder, which predicts at each position what comes next."""
-        return self.two_sided or any(each.site is Site.DECODER_SELF for each in self.attention_sites.order)
+        return self.two_sided or any(entry.site is Site.DECODER_SELF for entry in self.attention_sites.order)
 
     @property
     @abstractmethod
@@ -333,8 +333,8 @@ class CheckpointFormat(ABC, Generic[C]):
         """Write a checkpoint into a directory of its own; OutputError where that holds anything else."""
         check_folder(folder, self.kind, force=force)
         with replacing(folder, self.kind, force=force) as temporary:
-            saved = self.write(checkpoint, temporary, Companions())
-        return replace(saved, path=folder / saved.path.relative_to(temporary))
+            files = self.write(checkpoint, temporary, Companions())
+        return replace(files, path=folder / files.path.relative_to(temporary))
 
     def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> SavedFiles:
         """Write a `TransformerCheckpoint` into an empty directory and read it; CheckpointError where it cannot."""
@@ -372,18 +372,18 @@ def open_checkpoint(
     spread = {} if device_map is None else {"device_map": device_map}
     if spread and not opener.spreads:
         raise ConfigError(f"--device-map: a {opener.name} checkpoint is on one --device; that is for Hugging Face ones")
-    with explained(Path(path), FORMATS):
-        opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
-    refuse_damaged_model(opened.path, opened.model)
-    if opened.prefix:
-        warnings.warn(f"{path}: {opened.prefix} begins all names of weights, and is taken off", CheckpointWarning, 2)
-    return opened
+    with explain_failure(Path(path), FORMATS):
+        result: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
+    refuse_damaged_model(result.path, result.model)
+    if result.prefix:
+        warnings.warn(f"{path}: {result.prefix} begins all names of weights, and is taken off", CheckpointWarning, 2)
+    return result
 
 
 def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> Checkpoint:
     """`open_checkpoint` as the options of a command say; `dtype` overrides theirs."""
-    given = {name: getattr(options, name) for name in ("format", "device", "device_map", "companions")}
-    return open_checkpoint(options.checkpoint, dtype=dtype or options.dtype, **given)
+    placement = {name: getattr(options, name) for name in ("format", "device", "device_map", "companions")}
+    return open_checkpoint(options.checkpoint, dtype=dtype or options.dtype, **placement)
 
 
 def detect_format(path: str) -> CheckpointFormat[Any]:

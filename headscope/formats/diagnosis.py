@@ -64,9 +64,11 @@ def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
     """The error for a path that none of the formats recognises."""
     if not os.path.exists(path):
         return CheckpointError(f"{no_path(path, 'file or directory')}, and it does not look like a hub id (owner/name)")
-    listed = "; ".join(f"{name}: {each.summary}" for name, each in formats)
+    known_formats = "; ".join(f"{name}: {each.summary}" for name, each in formats)
     return CheckpointError(
-        _results(path, formats) or diagnose(path, formats) or f"{path} is no checkpoint that headscope knows ({listed})"
+        _results(path, formats)
+        or diagnose(path, formats)
+        or f"{path} is no checkpoint that headscope knows ({known_formats})"
     )
 
 
@@ -81,7 +83,7 @@ def diagnose(path: Path, formats: Formats) -> str | None:
 
 
 @contextmanager
-def explained(path: Path, formats: Formats) -> Iterator[None]:
+def explain_failure(path: Path, formats: Formats) -> Iterator[None]:
     """Within the block a CheckpointError about a path says its cause instead, where one is found."""
     try:
         yield
@@ -125,8 +127,8 @@ def _of_folder(path: Path, formats: Formats) -> Iterator[str | None]:
         if not _matching(path, (CONFIG, ADAPTER, "config.toml")):
             yield f"{path} holds weights ({shortlist(weights)}) without {CONFIG}; put that of its architecture there"
         return
-    if found := [str(each) for each in _checkpoints(path, formats)]:
-        yield f"{path} holds no weights itself; give a checkpoint that lies in it: {shortlist(found)}"
+    if inner_paths := [str(inner) for inner in _checkpoints(path, formats)]:
+        yield f"{path} holds no weights itself; give a checkpoint that lies in it: {shortlist(inner_paths)}"
     for pattern, what in FOLDERS:
         yield from (f"{path} holds {what.format(name)}" for name in _matching(path, (pattern,)))
     if names := _matching(path, WEIGHTS):
@@ -143,7 +145,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:
 def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
     """The checkpoints in a folder and its folders, the largest number first; no optimizer.pt of a Trainer."""
 
-    def recognised(path: Path) -> bool:
+    def is_recognised(path: Path) -> bool:
         if path.name == STATE or not any(each.recognise(path) for _, each in formats):
             return False
         if not is_torch_file(path):
@@ -159,7 +161,9 @@ def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
     entries = sorted(folder.iterdir(), key=number, reverse=True)
     below = {entry: sorted(entry.iterdir(), key=number, reverse=True) if entry.is_dir() else [] for entry in entries}
     return [
-        path for entry, inner in below.items() for path in ([entry] if recognised(entry) else filter(recognised, inner))
+        path
+        for entry, inner in below.items()
+        for path in ([entry] if is_recognised(entry) else filter(is_recognised, inner))
     ]
 
 
@@ -201,30 +205,32 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
     prefixes = ["", *accumulate(f"{part}." for part in shared)]
 
     def fitting(prefix: str) -> tuple[int, int]:
-        without = [name.removeprefix(prefix) for name in bare]
-        return sum(name in expected for name in without), sum(name in exact for name in without)
+        stripped = [name.removeprefix(prefix) for name in bare]
+        return sum(name in expected for name in stripped), sum(name in exact for name in stripped)
 
     best = max(prefixes, key=fitting)  # the shortest of those that fit as well
     wrappers = [wrapper for wrapper in WRAPPERS if any(wrapper in name for name in names)]
     if not fitting(best)[0] or not (best or wrappers):
         return "", {}
     renamings = {re.escape(wrapper): "" for wrapper in wrappers} | ({f"^{re.escape(best)}": ""} if best else {})
-    rest = bare[0].removeprefix(best)
-    said = names[0].removesuffix(rest) if names[0].endswith(rest) else ", ".join([*wrappers, *filter(None, [best])])
+    suffix = bare[0].removeprefix(best)
+    said = names[0].removesuffix(suffix) if names[0].endswith(suffix) else ", ".join([*wrappers, *filter(None, [best])])
     return said, renamings
 
 
 def _names_of(model: nn.Module) -> set[str]:
     """Names of a model's weights, with and without the prefix of the model inside its task head."""
-    within = f"{getattr(model, 'base_model_prefix', '')}."
+    head_prefix = f"{getattr(model, 'base_model_prefix', '')}."
     names: Iterable[str] = model.state_dict()
-    return {each for name in names for each in (name, within + name, name.removeprefix(within))}
+    return {spelling for name in names for spelling in (name, head_prefix + name, name.removeprefix(head_prefix))}
 
 
 def forget_renamings(model: nn.Module, renamings: Mapping[str, str]) -> None:
     """Let `save_pretrained` write the names of the model: transformers would restore those of the files."""
-    kept = getattr(model, "_weight_conversions", None) or []
-    model._weight_conversions = [each for each in kept if not {*each._original_source_patterns} & {*renamings}]  # type: ignore[assignment]
+    conversions = getattr(model, "_weight_conversions", None) or []
+    model._weight_conversions = [
+        conversion for conversion in conversions if not {*conversion._original_source_patterns} & {*renamings}
+    ]  # type: ignore[assignment]
 
 
 def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model: Any) -> None:
@@ -232,16 +238,16 @@ def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model
     left_over = sorted(key for key in info["unexpected_keys"] if not _CONSTANT.search(f".{key}"))
     missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
     extra = [key for key in left_over if _LAYER.search(f".{key}.")]
-    if (missing or extra) and (adapted := [key for key in left_over if _ADAPTED.search(key)]):
+    if (missing or extra) and (adapter_keys := [key for key in left_over if _ADAPTED.search(key)]):
         raise CheckpointError(
-            f"{path} holds weights of a model with an adapter (PEFT: {shortlist(adapted)}); merge it in Python with "
-            "merge_and_unload() and save the result with save_pretrained"
+            f"{path} holds weights of a model with an adapter (PEFT: {shortlist(adapter_keys)}); merge it in Python "
+            "with merge_and_unload() and save the result with save_pretrained"
         )
     sizes = sorted((name, *map(size_text, shapes)) for name, *shapes in info["mismatched_keys"])
-    others = f" (the files have {shortlist(left_over)} instead)" if left_over else ""
+    remainder = f" (the files have {shortlist(left_over)} instead)" if left_over else ""
     problems = {
         "of another size than config.json says": [f"{name} ({own}, config.json: {its})" for name, own, its in sizes],
-        f"missing{others}": missing,
+        f"missing{remainder}": missing,
         f"left over, {type(model).__name__} has no such parts (does config.json say fewer layers?)": extra,
     }
     refuse_weights(path, problems, "; config.json and the weights must agree")

@@ -98,9 +98,9 @@ class Card:
     def text(self) -> str:
         """The card in Markdown."""
         head = [f"{name}: {json.dumps(value)}" for name, value in self.metadata.items()]  # JSON is YAML too
-        written = f"Written by headscope {VERSION}, `headscope {self.command}`.\n"
+        credit = f"Written by headscope {VERSION}, `headscope {self.command}`.\n"
         parts = ["\n".join(["---", *head, "---", ""])] if head else []
-        parts += [f"# {_plain(self.title)}\n", written, _items(self.facts)]
+        parts += [f"# {_plain(self.title)}\n", credit, _items(self.facts)]
         parts += [f"## What opens it\n\n{_items(self.opens)}"] if self.opens else []
         parts += [f"## What does not\n\n{_items(self.limits)}"] if self.limits else []
         return "\n".join(parts)
@@ -124,5 +124,5 @@ def _items(lines: Iterable[str]) -> str:
 def _plain(line: str) -> str:
     """A line of Markdown in which names are text: code stays code, and elsewhere nothing is HTML, a link or a cell."""
     parts = re.split(r"(?<!`)((`+)(?!`).+?(?<!`)\2(?!`))", one_line(line))
-    others = (re.sub(r"[\[\]|*]", r"\\\g<0>", escape(part, quote=False)) for part in parts[::3])
-    return "".join(text for pair in zip_longest(others, parts[1::3], fillvalue="") for text in pair)
+    prose = (re.sub(r"[\[\]|*]", r"\\\g<0>", escape(part, quote=False)) for part in parts[::3])
+    return "".join(text for pair in zip_longest(prose, parts[1::3], fillvalue="") for text in pair)

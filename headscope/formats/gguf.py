@@ -43,19 +43,19 @@ class GgufFormat(OpenedAsFolder):
         from headscope.formats.huggingface.opening import loading, ready
 
         file = Path(path)
-        stored = storage_type(file)
+        file_type = storage_type(file)
         with loading(path), redirect_stderr(io.StringIO()):  # a progress bar that nothing else silences
             where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-            wanted = torch.float32 if dtype == "auto" else getattr(torch, dtype)
-            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=wanted, **where)
+            compute_dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=compute_dtype, **where)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
         model.hf_quantizer = None  # the weights are plain now, and saved as such
         vars(model.config).pop("quantization_config", None)
-        opened = HuggingFaceCheckpoint(
+        checkpoint = HuggingFaceCheckpoint(
             path=path, model=ready(model, device), tokenizer=tokenizer, digest=file_digest([file])
         )
-        opened.format, opened.dequantised = self.name, stored
-        return opened
+        checkpoint.format, checkpoint.dequantised = self.name, file_type
+        return checkpoint
 
 
 def storage_type(path: Path) -> str:

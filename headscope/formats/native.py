@@ -95,8 +95,8 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         state = _read_weights(folder / WEIGHTS)
         refuse_damaged_file(folder / WEIGHTS, state)
         model = build_transformer(path, content.model, state)
-        stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
-        model = model.to(opened_dtype(dtype, stored, device))
+        file_types = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
+        model = model.to(opened_dtype(dtype, file_types, device))
         with restate(CheckpointError, f"{path}: {{why}}", ConfigError, DataError):
             sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
         return TransformerCheckpoint(
@@ -108,7 +108,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             source=sides[0],
             target=sides[1],
             search=content.search,
-            stored=stored if dtype == "auto" else {},
+            file_types=file_types if dtype == "auto" else {},
         )
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
@@ -127,32 +127,32 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
-        saved = self.write(checkpoint, folder, Companions())
-        again = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
+        files = self.write(checkpoint, folder, Companions())
+        reopened = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
         notes = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
-        return replace(saved, notes=notes, architecture="Transformer", logits=probe_logits(again.model, probe))
+        return replace(files, notes=notes, architecture="Transformer", logits=probe_logits(reopened.model, probe))
 
 
 NATIVE = NativeFormat()
 FORMATS.register("native", NATIVE, where=__name__)
 
 
-def native_state(model: Transformer, stored: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """The state dict as it is written: tied weights once, on the CPU, in their `stored` types if that loses nothing."""
+def native_state(model: Transformer, file_types: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """The state dict as it is written: tied weights once, on the CPU, in its `file_types` if that loses nothing."""
     tied = model.tied()
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
-    for key, dtype in stored.items():
+    for key, dtype in file_types.items():
         if key in weights and torch.promote_types(weights[key].dtype, dtype) == weights[key].dtype:
             weights[key] = weights[key].to(dtype)
     return weights
 
 
-def opened_dtype(dtype: str, stored: Mapping[str, torch.dtype], device: str) -> torch.dtype:
+def opened_dtype(dtype: str, file_types: Mapping[str, torch.dtype], device: str) -> torch.dtype:
     """What to compute in; "auto": the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
     if dtype != "auto":
-        requested: torch.dtype = getattr(torch, dtype)
-        return requested
-    types = set(stored.values())
+        requested_dtype: torch.dtype = getattr(torch, dtype)
+        return requested_dtype
+    types = set(file_types.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
     return types.pop() if len(types) == 1 and types <= usual else torch.float32
 

@@ -42,10 +42,10 @@ def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
 
 def array_of(value: object) -> NDArray[Any] | None:
     """The numbers of an array that `read_pickle` read. Returns None if `value` is no array of numbers."""
-    described = _described(value)
-    if described is None:
+    description = _describe_array(value)
+    if description is None:
         return None
-    shape, dtype, data = described
+    shape, dtype, data = description
     if dtype.lstrip("<>=|") not in NUMBERS or not isinstance(data, bytes):
         return None
     count = int(np.prod(shape, dtype=object))
@@ -57,15 +57,15 @@ def array_of(value: object) -> NDArray[Any] | None:
 
 def rows_of(value: object) -> list[NDArray[Any]] | None:
     """The rows of a matrix, or the arrays of an array of arrays; None for anything else."""
-    described = _described(value)
-    if described is not None and described[1].startswith("O") and isinstance(described[2], list):
-        rows = [array_of(row) for row in described[2]]
+    description = _describe_array(value)
+    if description is not None and description[1].startswith("O") and isinstance(description[2], list):
+        rows = [array_of(row) for row in description[2]]
         return [row for row in rows if row is not None] if all(row is not None for row in rows) else None
     matrix = array_of(value)
     return None if matrix is None or matrix.ndim < 2 else list(matrix)
 
 
-def _described(value: object) -> tuple[tuple[int, ...], str, object] | None:
+def _describe_array(value: object) -> tuple[tuple[int, ...], str, object] | None:
     if not (isinstance(value, StubType) and value.name.endswith("multiarray._reconstruct")):
         return None
     state = value.state
@@ -110,8 +110,8 @@ def read_torch(path: Path) -> Any:
     """What torch.save wrote, tensors as `StoredTensor`; CheckpointError in one line for anything unsafe or broken."""
     try:
         with path.open("rb") as handle:
-            zipped = handle.read(4) == b"PK\x03\x04"
-        return _read_zip(path) if zipped else _read_legacy(path)
+            is_zip = handle.read(4) == b"PK\x03\x04"
+        return _read_zip(path) if is_zip else _read_legacy(path)
     except Refused as error:
         raise CheckpointError(f"{path}: {error}") from None
     except OSError as error:
@@ -124,12 +124,12 @@ def read_torch(path: Path) -> Any:
 
 def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a mapping; CheckpointError where their bytes cannot be read."""
-    stored = {key: value for key, value in content.items() if isinstance(value, StoredTensor)}
+    tensors = {key: value for key, value in content.items() if isinstance(value, StoredTensor)}
     try:
         # one storage may serve many tensors: a few are tied weights, thousands are an attack
-        if sum(value.bytes for value in stored.values()) > 4 * path.stat().st_size:
+        if sum(value.bytes for value in tensors.values()) > 4 * path.stat().st_size:
             raise Refused("its tensors have more than four times the numbers of the file; it is broken or hostile")
-        return {key: value.read() for key, value in stored.items()}
+        return {key: value.read() for key, value in tensors.items()}
     except Refused as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (OSError, RuntimeError, *_BROKEN) as error:

@@ -152,13 +152,13 @@ class Unpickler(pickle._Unpickler):
         if full in ("builtins.set", "builtins.frozenset"):
             return Name(full, self._set)
         if full == "_codecs.encode":
-            return Name(full, self._encoded)
+            return Name(full, self._encode_text)
         if full in CALLED:
             return Name(full, CALLED[full])
         if full in INERT or full.startswith(INERT_PACKAGES) or full in self.names:
             return Name(full, lambda *args: StubType(full, args))
-        shown = "".join(c if c.isprintable() else "?" for c in full)[:80]
-        raise Refused(f"its pickle asks for {shown}, which a checkpoint has no need of; {ADVICE}")
+        printable = "".join(c if c.isprintable() else "?" for c in full)[:80]
+        raise Refused(f"its pickle asks for {printable}, which a checkpoint has no need of; {ADVICE}")
 
     def _mapping(self, pairs: Any = (), *_: Any) -> dict[Any, Any]:
         pairs = list(pairs.items()) if isinstance(pairs, dict) else pairs if isinstance(pairs, list) else []
@@ -171,10 +171,10 @@ class Unpickler(pickle._Unpickler):
         check_keys(values)
         return set(values)
 
-    def _encoded(self, text: Any, *_: Any) -> bytes:
+    def _encode_text(self, text: Any, *_: Any) -> bytes:
         self.spend(len(_as(str, text)) // 16)
-        encoded: bytes = text.encode("latin-1")
-        return encoded
+        data: bytes = text.encode("latin-1")
+        return data
 
     def persistent_load(self, pid: Any) -> Storage:
         """The numbers of a tensor, as `storage` finds them; Refused for anything else."""
@@ -231,12 +231,12 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Stor
 
 def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
     kind: Sequence[Any] = _as(StubType, dtype).args
-    spelled = kind[0] if kind else None
-    if not isinstance(spelled, str) or spelled not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
+    type_code = kind[0] if kind else None
+    if not isinstance(type_code, str) or type_code not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
         return StubType("numpy.scalar", ())
-    if not isinstance(data, bytes) or len(data) != int(spelled[1]):
+    if not isinstance(data, bytes) or len(data) != int(type_code[1]):
         raise Refused("its pickle has a number of the wrong length; the file is broken")
-    number: int | float | bool = numpy.frombuffer(data, dtype=f"<{spelled}")[0].item()
+    number: int | float | bool = numpy.frombuffer(data, dtype=f"<{type_code}")[0].item()
     return number
 
 
@@ -259,7 +259,7 @@ class _Instructions(dict[int, Callable[[Any], None]]):
         raise Refused(f"its pickle uses the instruction {code}, which torch.save never writes; {ADVICE}")
 
 
-def _guarded(run: Callable[[Any], None], keys: slice | None) -> Callable[[Any], None]:
+def _guard(run: Callable[[Any], None], keys: slice | None) -> Callable[[Any], None]:
     """An instruction that counts as a step, after a check of the keys among the values since the last mark."""
 
     def step(machine: Unpickler) -> None:
@@ -284,9 +284,9 @@ _PLAIN = (
 _OURS = pickle._Unpickler.dispatch
 Unpickler.dispatch = _Instructions(
     {
-        **{code[0]: _guarded(_OURS[code[0]], None) for name in _PLAIN.split() for code in (getattr(pickle, name),)},
-        **{code[0]: _guarded(_OURS[code[0]], keys) for code, keys in _KEYS.items()},
-        ord(pickle.NEWOBJ): _guarded(_OURS[ord(pickle.REDUCE)], None),
-        ord(pickle.BUILD): _guarded(Unpickler.build, None),
+        **{code[0]: _guard(_OURS[code[0]], None) for name in _PLAIN.split() for code in (getattr(pickle, name),)},
+        **{code[0]: _guard(_OURS[code[0]], keys) for code, keys in _KEYS.items()},
+        ord(pickle.NEWOBJ): _guard(_OURS[ord(pickle.REDUCE)], None),
+        ord(pickle.BUILD): _guard(Unpickler.build, None),
     }
 )

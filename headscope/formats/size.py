@@ -46,8 +46,8 @@ class Size:
 def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     """Count what a model has, and what it does with `feeds`."""
     model = checkpoint.model
-    kept = model.state_dict()
-    tensors = [pair for pair in (*model.named_parameters(), *model.named_buffers()) if pair[0] in kept]
+    state = model.state_dict()
+    tensors = [pair for pair in (*model.named_parameters(), *model.named_buffers()) if pair[0] in state]
     own, cross = cache_bytes(checkpoint)
     weights = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
     rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
@@ -107,10 +107,10 @@ def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
     if isinstance(model, Transformer):
         return model.output if getter == "get_output_embeddings" else model.decoder.embeddings.tokens
     try:
-        found: nn.Module | None = getattr(model, getter)()
+        module: nn.Module | None = getattr(model, getter)()
     except (AttributeError, NotImplementedError):
         return None
-    return found
+    return module
 
 
 def cache_bytes(checkpoint: Checkpoint) -> tuple[int, int]:

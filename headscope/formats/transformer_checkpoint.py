@@ -45,12 +45,12 @@ class TransformerCheckpoint(Checkpoint):
         source: Vocabulary | None,
         target: Vocabulary | None,
         search: SearchConfig | None = None,
-        stored: Mapping[str, torch.dtype] | None = None,
+        file_types: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         super().__init__(path=path, format=format, model=model, model_type=model_type, digest=digest)
         self.source, self.target = source, target
         self.search = search or SearchConfig()
-        self.stored = stored or {}
+        self.stored = file_types or {}
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -92,11 +92,11 @@ class TransformerCheckpoint(Checkpoint):
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         vocabulary = self._side(side)
         reading = side == "source" and self.two_sided
-        encoded = [_encoded(text, vocabulary, limit, reading=reading) for text in texts]
-        for place, (text, sentence) in enumerate(zip(texts, encoded, strict=True)):
+        encodings = [_encode(text, vocabulary, limit, reading=reading) for text in texts]
+        for place, (text, sentence) in enumerate(zip(texts, encodings, strict=True)):
             if all(sentence.special):
                 raise NothingReadError(text, place)
-        return encoded
+        return encodings
 
     def why_unknown(self, side: SideName) -> str:
         splitter = self._side(side).splitter
@@ -152,9 +152,9 @@ class TransformerCheckpoint(Checkpoint):
 
     @finite
     def states(self, batch: Batch) -> Tensor:
-        return self._decoded(batch)
+        return self._decode_states(batch)
 
-    def _decoded(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
+    def _decode_states(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
         model, source_mask = self.model, _mask(batch.source.real)
         if not self.two_sided:
             return model.decode(batch.source.ids, target_mask=source_mask)
@@ -176,7 +176,7 @@ class TransformerCheckpoint(Checkpoint):
     @finite
     def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
         assert batch.target is not None or not self.two_sided, "an encoder's output has no logits without targets"
-        return self.model.logits(self._decoded(batch, memory))
+        return self.model.logits(self._decode_states(batch, memory))
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         model = self.model
@@ -232,7 +232,7 @@ class TransformerCheckpoint(Checkpoint):
         if not self.two_sided:
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
         source, limit, config = self._side("source"), self.reads(longest), config or self.search
-        batch = pad_side([_encoded(text, source, limit, reading=True) for text in texts]).to(self.device)
+        batch = pad_side([_encode(text, source, limit, reading=True) for text in texts]).to(self.device)
         return self.searched(batch, config)
 
     def searched(self, source: Side, config: SearchConfig) -> list[list[Hypothesis]]:
@@ -282,7 +282,7 @@ def probe_logits(model: Transformer, probe: Probe) -> Tensor:
         return model(probe.source, probe.target, source_mask=probe.real)  # type: ignore[no-any-return]
 
 
-def _encoded(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> Encoded:
+def _encode(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> Encoded:
     """Ids of an encoder's text (`reading`), or of a decoder's inputs: the start, then the text shifted right."""
     words = vocabulary.encode(text)
     before = vocabulary.prefix if reading else (vocabulary.start, *vocabulary.begin)
@@ -306,12 +306,12 @@ def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, 
     """
     with shapes_only():
         model = Transformer(config)
-    filled = dict(state)
+    whole_state = dict(state)
     for copy, original in model.tied().items():
-        values = filled.setdefault(copy, state.get(original, torch.empty(0)))
-        if original in filled and not torch.equal(values, filled[original]):
+        values = whole_state.setdefault(copy, state.get(original, torch.empty(0)))
+        if original in whole_state and not torch.equal(values, whole_state[original]):
             raise CheckpointError(f"{path}: {copy} and {original} differ, but the config says that they are one")
-    check_state(path, model, filled)
+    check_state(path, model, whole_state)
     model.tie()
     return model.eval()
 
@@ -320,11 +320,13 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     """Load a state dict; CheckpointError naming missing, left-over and wrongly sized weights, in one line."""
     expected = model.state_dict()
     wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    resized = [f"{key} ({size_text(state[key].shape)} instead of {size_text(expected[key].shape)})" for key in wrong]
+    wrong_sizes = [
+        f"{key} ({size_text(state[key].shape)} instead of {size_text(expected[key].shape)})" for key in wrong
+    ]
     problems = {
         "missing": [key for key in expected if key not in state],
         "left over": [key for key in state if key not in expected],
-        "of another size than the config says": resized,
+        "of another size than the config says": wrong_sizes,
     }
     refuse_weights(path, problems)
     kinds = [key for key in expected if state[key].is_floating_point() != expected[key].is_floating_point()]

@@ -90,27 +90,27 @@ class TransformerLensFormat(OpenedAsFolder):
     ) -> HuggingFaceCheckpoint:
         from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
-        file, beside = Path(path), Path(path).with_suffix(".json")
-        files, content = [file, *([beside] if beside.is_file() else [])], read_torch(file)
+        file, settings_path = Path(path), Path(path).with_suffix(".json")
+        files, content = [file, *([settings_path] if settings_path.is_file() else [])], read_torch(file)
         if not isinstance(content, Mapping) or QUERIES not in content:
             raise CheckpointError(f"{path} holds no state dict with TransformerLens' names, such as {QUERIES}")
         state = {name: tensor.float() for name, tensor in read_tensors(file, content).items()}
         try:
-            values = read_object(beside, error=CheckpointError) if files[1:] else {}
-            settings = make_config(LensSettings, values, what=beside.name)
+            values = read_object(settings_path, error=CheckpointError) if files[1:] else {}
+            settings = make_config(LensSettings, values, what=settings_path.name)
             model = build_model(state, settings)
-            tokenizer, without = _open_tokenizer(settings, beside)
+            tokenizer, why_no_tokenizer = _open_tokenizer(settings, settings_path)
         except (CheckpointError, ConfigError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         except (KeyError, RuntimeError, ValueError) as error:
             why = reason_of(error, max_length=200)
             raise CheckpointError(f"{path}: its weights do not fit together ({why})") from None
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype)).to(device).eval()
-        opened = HuggingFaceCheckpoint(
-            path=path, model=model, tokenizer=tokenizer, digest=file_digest(files), without=without
+        checkpoint = HuggingFaceCheckpoint(
+            path=path, model=model, tokenizer=tokenizer, digest=file_digest(files), why_no_tokenizer=why_no_tokenizer
         )
-        opened.format, opened.read_files = self.name, tuple(files[1:])
-        return opened
+        checkpoint.format, checkpoint.read_files = self.name, tuple(files[1:])
+        return checkpoint
 
 
 def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:
@@ -167,9 +167,9 @@ ENCODER = {
 
 
 def _layers(
-    state: Mapping[str, Tensor], table: Mapping[str, tuple[str, ...]], prefix: str, layers: int, *, transposed: bool
+    state: Mapping[str, Tensor], table: Mapping[str, tuple[str, ...]], prefix: str, layers: int, *, transposes: bool
 ) -> dict[str, Tensor]:
-    """Weights of all layers under the names of a table; `transposed`: matrices are [out in]."""
+    """Weights of all layers under the names of a table; `transposes`: matrices are [out in]."""
     weights = {}
     for n in range(layers):
         for module, parts in table.items():
@@ -180,9 +180,9 @@ def _layers(
                     continue
                 own = state[f"blocks.{n}.{block}.W_{part}"]  # [h d k], [h k d] of W_O, [in out]
                 flat = own.permute(1, 0, 2).flatten(1) if part in "QKV" else own.flatten(0, -2)
-                matrices.append(flat.T if transposed else flat)
+                matrices.append(flat.T if transposes else flat)
                 biases.append(state[f"blocks.{n}.{block}.b_{part}"].flatten())
-            weights[f"{prefix}.{n}.{module}.weight"] = torch.cat(matrices, 0 if transposed else -1)
+            weights[f"{prefix}.{n}.{module}.weight"] = torch.cat(matrices, 0 if transposes else -1)
             weights[f"{prefix}.{n}.{module}.bias"] = torch.cat(biases)
     return weights
 
@@ -206,7 +206,7 @@ def _decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
         **settings.special_ids(),
     )
     weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
-    weights |= _layers(state, DECODER, "transformer.h", sizes.layers, transposed=False)
+    weights |= _layers(state, DECODER, "transformer.h", sizes.layers, transposes=False)
     weights["transformer.ln_f.weight"] = state["ln_final.w"]
     weights["transformer.ln_f.bias"] = state["ln_final.b"] + _before_unembedding(state)
     return GPT2LMHeadModel(config), weights | {"lm_head.weight": state["unembed.W_U"].T}
@@ -238,7 +238,7 @@ def _encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
         "embeddings.word_embeddings.weight": state["embed.W_E"],
         "embeddings.position_embeddings.weight": torch.nn.functional.pad(state["pos_embed.W_pos"], (0, 0, first, 0)),
         "embeddings.token_type_embeddings.weight": torch.zeros(1, sizes.model),
-        **_layers(state, ENCODER, "encoder.layer", sizes.layers, transposed=True),
+        **_layers(state, ENCODER, "encoder.layer", sizes.layers, transposes=True),
         **{f"encoder.LayerNorm.{end}": state[f"ln_final.{part}"] for end, part in NORM.items()},
     }
     if sizes.inputs == sizes.outputs:
@@ -257,26 +257,28 @@ def _encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
 def _before_unembedding(state: Mapping[str, Tensor]) -> Tensor:
     """The vector [d] that W_U [d V] makes the bias of the outputs [V] of; CheckpointError where there is none."""
     matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
-    found = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]
-    left = bias - found @ matrix
-    if (left - left.mean()).abs().max() > 1e-4:  # a constant changes no probability
+    solution = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]
+    residual = bias - solution @ matrix
+    if (residual - residual.mean()).abs().max() > 1e-4:  # a constant changes no probability
         raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
-    return found.float()  # type: ignore[no-any-return]
+    return solution.float()  # type: ignore[no-any-return]
 
 
-def _open_tokenizer(settings: LensSettings, beside: Path) -> tuple[Any, str]:
+def _open_tokenizer(settings: LensSettings, settings_path: Path) -> tuple[Any, str]:
     """The tokenizer, or None and what would give one."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if settings.tokenizer is not None:
-        folder = beside.parent / settings.tokenizer
+        folder = settings_path.parent / settings.tokenizer
         where = str(folder) if folder.is_dir() else settings.tokenizer
         try:
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False), ""
         except Exception as error:  # whatever transformers raises
-            raise CheckpointError(f"{beside}: no tokenizer {where} ({' '.join(str(error).split())[:120]})") from None
+            raise CheckpointError(
+                f"{settings_path}: no tokenizer {where} ({' '.join(str(error).split())[:120]})"
+            ) from None
     if not settings.vocabulary:
-        return None, f'write {beside.name} with "tokenizer" or "vocabulary"'
+        return None, f'write {settings_path.name} with "tokenizer" or "vocabulary"'
     names = {"bos_token": settings.start, "eos_token": settings.end, "pad_token": settings.pad}
     names["unk_token"] = settings.unknown
     special = {name: token for name, token in names.items() if token is not None}
@@ -287,9 +289,9 @@ def _word_tokenizer(settings: LensSettings) -> Any:
     """A tokenizer of a list of tokens: of characters where all plain ones are one long, else of words."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-    known = {token: number for number, token in enumerate(settings.vocabulary)}
+    number_of = {token: number for number, token in enumerate(settings.vocabulary)}
     outside = settings.unknown or "[outside the vocabulary]"  # an id without embedding, at which texts are refused
-    tokenizer = Tokenizer(models.WordLevel({outside: len(known), **known}, unk_token=outside))
+    tokenizer = Tokenizer(models.WordLevel({outside: len(number_of), **number_of}, unk_token=outside))
     special = {settings.start, settings.end, settings.pad, settings.unknown}
     of_characters = all(len(token) == 1 for token in settings.vocabulary if token not in special)
     split = pre_tokenizers.Split(Regex("."), "isolated") if of_characters else pre_tokenizers.WhitespaceSplit()
@@ -299,7 +301,7 @@ def _word_tokenizer(settings: LensSettings) -> Any:
         [*([settings.start] if settings.start else []), "$A", *([settings.end] if settings.end else [])]
     )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(token, known[token]) for token in ends]
+        single=template, special_tokens=[(token, number_of[token]) for token in ends]
     )
     return tokenizer
 

@@ -69,9 +69,9 @@ class GateLayout:
                 gates[head.site, head.layer][head.head] = number
         return gates
 
-    def without(self, removed: Iterable[HeadId]) -> list[HeadId]:
-        """The heads of the gated sites that are not `removed`."""
-        removed_heads = set(removed)
+    def without(self, heads_gone: Iterable[HeadId]) -> list[HeadId]:
+        """The heads of the gated sites without `heads_gone`."""
+        removed_heads = set(heads_gone)
         return [head for head in all_heads(self.counts) if head not in removed_heads]
 
     def per_site(self) -> dict[str, int]:
@@ -84,16 +84,18 @@ class GateLayout:
         padded = torch.cat([gates, gates.new_ones(1)])
         return {layer: padded[index.to(gates.device)] for layer, index in self.index.items()}
 
-    def closed(self, kept: Tensor) -> list[HeadId]:
-        """The heads whose units are not `kept` [n], in the order of sites, layers, heads."""
-        removed = {head for unit, stays in zip(self.units, kept.tolist(), strict=True) if not stays for head in unit}
-        return [head for head in all_heads(self.counts) if head in removed]
+    def closed(self, stays_open: Tensor) -> list[HeadId]:
+        """The heads whose units do not stay (`stays_open` [n]), in the order of sites, layers, heads."""
+        gone_heads = {
+            head for unit, stays in zip(self.units, stays_open.tolist(), strict=True) if not stays for head in unit
+        }
+        return [head for head in all_heads(self.counts) if head in gone_heads]
 
-    def ranking(self, order: Iterable[int], *, score: Sequence[float], kept: Tensor, **more: Any) -> pd.DataFrame:
+    def ranking(self, order: Iterable[int], *, score: Sequence[float], stays_open: Tensor, **more: Any) -> pd.DataFrame:
         """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""
         rows = [
             {"site": head.site.value, "layer": head.layer, "head": head.head, "score": score[number], "rank": rank}
-            | {"kept": int(kept[number])}
+            | {"kept": int(stays_open[number])}
             | {name: values[number] for name, values in more.items()}
             for rank, number in enumerate(order, start=1)
             for head in self.units[number]
@@ -110,14 +112,14 @@ class GateLayout:
                 "needs groups of one size: choose --sites that have it"
             )
         size = sizes.pop() if sizes else 1
-        unprotected = keep - len(self.protected)
-        if unprotected % size:
-            fewer = keep - unprotected % size
+        with_gates = keep - len(self.protected)
+        if with_gates % size:
+            fewer = keep - with_gates % size
             raise ConfigError(
                 f"--keep {keep} is not whole groups: heads share keys and values, or layers a module, and go {size} "
                 f"at a time; keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
-        return unprotected // size
+        return with_gates // size
 
     def check(self, keep: int) -> None:
         """ConfigError for a number of heads to keep that these sites cannot have."""
@@ -165,7 +167,7 @@ def gate_layout(
         )
     if not free:
         raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
-    units, modules = (tuple(each) for each in zip(*free, strict=True))
+    units, modules = (tuple(parts) for parts in zip(*free, strict=True))
     return GateLayout(units, modules, tuple(sorted(safe)), counts, groups)
 
 
@@ -187,17 +189,17 @@ def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Which entries [n] are the K largest: exactly K of them, the earlier ones where scores tie."""
     order = torch.argsort(scores.detach(), descending=True, stable=True)
-    selected = torch.zeros(len(scores), dtype=torch.bool)
-    selected[order[:k]] = True
-    return selected
+    is_top = torch.zeros(len(scores), dtype=torch.bool)
+    is_top[order[:k]] = True
+    return is_top
 
 
 def tied_at(scores: Tensor, k: int) -> Tensor:
     """Which entries [n] have the score that both the last of the K largest and the first of the others have."""
     if not 0 < k < len(scores):
         return torch.zeros(len(scores), dtype=torch.bool)
-    ordered = scores.detach().sort(descending=True).values
-    return (scores.detach() == ordered[k]) & (ordered[k - 1] == ordered[k])
+    ranked_scores = scores.detach().sort(descending=True).values
+    return (scores.detach() == ranked_scores[k]) & (ranked_scores[k - 1] == ranked_scores[k])
 
 
 def unit_remarks(gating: GateLayout) -> list[str]:

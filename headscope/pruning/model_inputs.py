@@ -78,12 +78,12 @@ def _read(
     feeds = []
     for first in range(0, len(order), rows):
         numbers = order[first : first + rows]
-        encoded = [checkpoint.encode([sources[n] for n in numbers], side="source", limit=limit)]
+        encodings = [checkpoint.encode([sources[n] for n in numbers], side="source", limit=limit)]
         if checkpoint.two_sided:
-            encoded.append(checkpoint.encode([targets[n] for n in numbers], side="target", limit=limit))
-        side, *others = map(pad_side, encoded)
-        arguments = checkpoint.arguments(side, others[0] if others else None)
-        feeds.append(ModelInputs(arguments, (*others, side)[0].real).to(checkpoint.device))
+            encodings.append(checkpoint.encode([targets[n] for n in numbers], side="target", limit=limit))
+        side, *target_sides = map(pad_side, encodings)
+        arguments = checkpoint.arguments(side, target_sides[0] if target_sides else None)
+        feeds.append(ModelInputs(arguments, (*target_sides, side)[0].real).to(checkpoint.device))
     name = "headscope's sample" if source is None else text_name(source)
     return InputTexts(tuple(sources), name, tuple(feeds))
 
@@ -92,9 +92,9 @@ def _random(checkpoint: Checkpoint) -> ModelInputs:
     noise = torch.Generator().manual_seed(0)
     model: Any = checkpoint.model
     main = getattr(model, "main_input_name", "input_ids")
-    most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
+    limit = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
 
-    def drawn(size: int, lengths: Sequence[int]) -> Side:
+    def draw_side(size: int, lengths: Sequence[int]) -> Side:
         real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         low = min(5, size - 1)
         ids = torch.randint(low, size, real.shape, generator=noise) * real
@@ -106,9 +106,9 @@ def _random(checkpoint: Checkpoint) -> ModelInputs:
         arguments = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
         if not checkpoint.two_sided:
             return ModelInputs(arguments, None)
-    source, target = drawn(checkpoint.vocabularies[0], [min(length, most) for length in LENGTHS]), None
+    source, target = draw_side(checkpoint.vocabularies[0], [min(length, limit) for length in LENGTHS]), None
     if checkpoint.two_sided:
-        target = drawn(checkpoint.vocabularies[1], [min(length, most) for length in reversed(LENGTHS)])
+        target = draw_side(checkpoint.vocabularies[1], [min(length, limit) for length in reversed(LENGTHS)])
     if arguments and target is not None:
         arguments |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
     else:

@@ -25,15 +25,15 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
     table = read_csv(file)
     if missing := [name for name in LOCATION if name not in table]:
         raise DataError(f"{file} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
-    seen: set[HeadId] = set()
+    heads_read: set[HeadId] = set()
     for line, (site, layer, head) in enumerate(table[list(LOCATION)].itertuples(index=False), start=2):
         head_id = _head(site, layer, head)
         if head_id is None or not 0 <= head_id.head < layout.get((head_id.site, head_id.layer), 0):
             name = f"{site}.{layer}.{head}"[:60]
             raise DataError(f"{file}:{line}: this model has no head {name}; it has {describe_heads(layout)}")
-        if head_id in seen:
+        if head_id in heads_read:
             raise DataError(f"{file}:{line}: head {head_id} is there a second time")
-        seen.add(head_id)
+        heads_read.add(head_id)
     return table
 
 
@@ -49,12 +49,12 @@ def other_weights(run: Path | None, checkpoint: Checkpoint) -> list[str]:
 def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[str, Scores]:
     """A column of a table, and the numbers in it: `column`, else "score", else the only one there is."""
     table = read_heads(path, layout)
-    there = columns(table)
+    column_names = columns(table)
     if column is None:
-        column = "score" if "score" in there else there[0] if len(there) == 1 else None
-    if column is None or column not in there:
+        column = "score" if "score" in column_names else column_names[0] if len(column_names) == 1 else None
+    if column is None or column not in column_names:
         fault = "several columns" if column is None else f"no column {column!r} of numbers"
-        raise DataError(f"{path} has {fault} ({', '.join(there) or 'none'}); choose one with --column")
+        raise DataError(f"{path} has {fault} ({', '.join(column_names) or 'none'}); choose one with --column")
     return column, scores_in(table, column)
 
 

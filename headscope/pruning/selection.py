@@ -119,18 +119,18 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks + unit_remarks(gating))
 
 
-def pass_tokens(opened: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
+def pass_tokens(setup: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
     """Positions of a batch in passes over the text: on an accelerator as many as memory allows a backward pass."""
-    if opened.corpus is None:
+    if setup.corpus is None:
         return DEFAULT_TOKENS
-    tokens, said = batch_tokens(
-        opened.checkpoint,
-        opened.corpus,
+    tokens, remark = batch_tokens(
+        setup.checkpoint,
+        setup.corpus,
         [ANALYSES.get("gradient")],
-        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(limit=opened.limit)),
+        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(limit=setup.limit)),
         processes=processes,
     )
-    opened.remarks += [said] if said and said not in opened.remarks else []
+    setup.remarks += [remark] if remark and remark not in setup.remarks else []
     return tokens
 
 
@@ -148,14 +148,14 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
                 f"--protect {ALIGNMENT}: {checkpoint.path} names no alignment heads in generation_config.json; "
                 "`headscope analyze --write-alignment` writes them"
             )
-    if others := ",".join(name for name in names if name not in ("", ALIGNMENT)):
-        protect.update(select_heads(others, checkpoint.layout))
+    if head_list := ",".join(name for name in names if name not in ("", ALIGNMENT)):
+        protect.update(select_heads(head_list, checkpoint.layout))
     return gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
 
 
 def ranking_of(
-    opened: OpenedSelection,
-    removed: Sequence[HeadId],
+    setup: OpenedSelection,
+    heads_gone: Sequence[HeadId],
     table: pd.DataFrame,
     *,
     folder: Path,
@@ -165,35 +165,35 @@ def ranking_of(
     quality: Mapping[str, float] | None = None,
     loss: Any = None,
     gates: pd.DataFrame | None = None,
-    trained: bool = False,
+    has_trained: bool = False,
     remarks: Sequence[str] = (),
     began: float,
     lowest: Callable[[int, str], list[HeadId]] | None = None,
 ) -> Ranking:
     """Which heads go and stay, and what is known of it; `quality` is what a `loss` measures."""
-    gating, checkpoint = opened.gating, opened.checkpoint
-    kept = gating.without(removed)
-    stay = Counter(head.site.value for head in kept)
+    gating, checkpoint = setup.gating, setup.checkpoint
+    heads_left = gating.without(heads_gone)
+    stay = Counter(head.site.value for head in heads_left)
     record = {
         "headscope": VERSION,
         "method": method,
         "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         "signature": str(signature),
         "heads": gating.heads,
-        "kept": len(kept),
+        "kept": len(heads_left),
         "kept_per_site": {site: {"kept": stay[site], "of": total} for site, total in gating.per_site().items()},
         "protected": [str(head) for head in gating.protected],
-        "removed": [str(head) for head in removed],
-        "model": MODEL if trained else None,
+        "removed": [str(head) for head in heads_gone],
+        "model": MODEL if has_trained else None,
         "removed_to": None,
         ("nll" if loss is None else loss.quantity): dict(quality or {}),
         "title": "" if loss is None else loss.title,
         **facts,
-        "remarks": [*opened.remarks, *remarks],
+        "remarks": [*setup.remarks, *remarks],
         "seconds": round(time.monotonic() - began, 3),
     }
     tables = {"ranking": table} if gates is None else {"ranking": table, "gates": gates}
-    return Ranking(record, tables, kept, folder, lowest=lowest)
+    return Ranking(record, tables, heads_left, folder, lowest=lowest)
 
 
 def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionConfig, build: Build) -> None:
@@ -206,13 +206,13 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
         write_csv(temporary / "ranking.csv", choice.tables["ranking"])
         if "gates" in choice.tables:
             write_csv(temporary / "gates.csv", choice.tables["gates"], number="%.7g")
-        trained = None
+        trained_files = None
         if choice.record["model"]:  # with all its heads, in its own format
             (temporary / MODEL).mkdir()
-            trained = write_checkpoint(checkpoint, temporary / MODEL, config.companions)
+            trained_files = write_checkpoint(checkpoint, temporary / MODEL, config.companions)
         if config.remove and choice.removed:
             try:
-                smaller = choice.folder / _remove(temporary, trained, config).relative_to(temporary)
+                smaller = choice.folder / _remove(temporary, trained_files, config).relative_to(temporary)
                 choice.record["removed_to"] = str(smaller)
             except OutputError:
                 raise
@@ -223,19 +223,19 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
         raise problem
 
 
-def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -> Path:
+def _remove(folder: Path, trained_files: SavedFiles | None, config: SelectionConfig) -> Path:
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
     from headscope.pruning.options.removal import RemoveConfig
     from headscope.pruning.removal.remove import run_removal
 
     names = ["dtype", "export"]
-    if trained is None:
+    if trained_files is None:
         names += ["format", *COMPANIONS]
-    elif "bpe" in FORMATS.get(trained.format).takes:  # the other formats hold what splits their text
+    elif "bpe" in FORMATS.get(trained_files.format).takes:  # the other formats hold what splits their text
         names += ["bpe"]
     smaller = run_removal(
         RemoveConfig(
-            checkpoint=config.checkpoint if trained is None else str(trained.path),
+            checkpoint=config.checkpoint if trained_files is None else str(trained_files.path),
             out=folder / PRUNED,
             heads=str(folder / "removed.txt"),
             device="cpu" if config.device_map else config.device,  # the whole model is cut there
@@ -245,14 +245,14 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
     return smaller.path
 
 
-def selection_signature(method: str, opened: OpenedSelection, config: PruningOptions, **entries: str) -> Signature:
+def selection_signature(method: str, setup: OpenedSelection, config: PruningOptions, **entries: str) -> Signature:
     """What shapes a choice."""
-    checkpoint, corpus = opened.checkpoint, opened.corpus
+    checkpoint, corpus = setup.checkpoint, setup.corpus
     return signature_of(
         {
             "m": f"prune.{method}",
             **entries,
-            "sites": "+".join(dict.fromkeys(site.value for site, _ in opened.gating.counts)),
+            "sites": "+".join(dict.fromkeys(site.value for site, _ in setup.gating.counts)),
         },
         data=None if corpus is None else (corpus.digest, corpus.count),
         checkpoint=checkpoint,

@@ -56,7 +56,7 @@ from headscope.pruning.options.shared import AUTO, as_text
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import chosen_engines, pushed, remove_planned, write_shrunk
+from headscope.pruning.removal.remove import chosen_engines, push_removal, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.removal.whole_layers import measure_whole_layers
 from headscope.pruning.selection import OpenedSelection, open_selection
@@ -104,17 +104,17 @@ def open_shrink(config: ShrinkConfig, folder: Path, *, checkpoint: Checkpoint | 
     """Open what the options of the command name, unless the checkpoint is open; cells are to lie in `folder`."""
     held_out = config.valid_text
     valid = None if held_out is None else open_text(held_out, max_sentences=config.valid_sentences)
-    divided(open_text(config, max_sentences=config.max_sentences), valid, config)
+    divide_text(open_text(config, max_sentences=config.max_sentences), valid, config)
     sizes = config.sizes(folder, by=config.by or "obs", metric="")
-    opened = open_selection(sizes, trains=False, checkpoint=checkpoint)
-    valid = opened.valid if config.valid_text is not None else None
-    return opened_with(config, folder, opened, valid, (config.source, config.target))
+    selection = open_selection(sizes, trains=False, checkpoint=checkpoint)
+    valid = selection.valid if config.valid_text is not None else None
+    return opened_with(config, folder, selection, valid, (config.source, config.target))
 
 
 def opened_with(
     config: ShrinkConfig,
     folder: Path,
-    opened: OpenedSelection,
+    selection: OpenedSelection,
     valid: Corpus | None,
     lines: tuple[Lines | None, Lines | None],
 ) -> Opened:
@@ -122,64 +122,64 @@ def opened_with(
 
     `lines` are those of the text, to compare on. ConfigError where no metric, criterion or export fits.
     """
-    checkpoint, corpus, export = opened.checkpoint, opened.corpus, export_for(config.export, opened.checkpoint)
+    checkpoint, corpus, export = selection.checkpoint, selection.corpus, export_for(config.export, selection.checkpoint)
     assert corpus is not None, "the config refuses this"
     if export.holds is not None and not export.holds(checkpoint):
         raise ConfigError(
             f"--export {export.name}: a config of type {checkpoint.model_type!r} cannot say how wide a head is, so its "
             "heads would get wider as they get fewer; take self-contained"
         )
-    text, judged = divided(corpus, valid, config)
+    text, validation = divide_text(corpus, valid, config)
     tokenize = config.bleu_tokenize
-    asked = question(checkpoint, judged, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
+    task = question(checkpoint, validation, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
     by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
     if config.allocation == "measured":
         by = config.by or "fisher"
     sizes = SweepContext(
-        config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
+        config.sizes(folder, by=by, metric=task.metric), replace(selection, corpus=text.calibration, valid=validation)
     )
     if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
         share = config.keep_fraction
-        given = f"--keep {config.keep}" if share is None else f"--keep-fraction {share:g}"
-        raise ConfigError(f"{given} are all {sizes.gating.heads} heads there are; nothing would be removed")
+        size_given = f"--keep {config.keep}" if share is None else f"--keep-fraction {share:g}"
+        raise ConfigError(f"{size_given} are all {sizes.gating.heads} heads there are; nothing would be removed")
     return Opened(
         config=config,
         text=text,
-        asked=asked,
-        second=_asked_elsewhere(checkpoint, text.calibration, config, asked),
+        asked=task,
+        second=_asked_elsewhere(checkpoint, text.calibration, config, task),
         compared=texts(checkpoint, *lines, sentences=COMPARED),
         export=export,
         sizes=sizes,
     )
 
 
-def divided(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple[CalibrationText, Corpus]:
+def divide_text(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple[CalibrationText, Corpus]:
     """A text to calibrate on, and what results are judged on (`valid`, else the last fifth), numbered from 0."""
     if valid is None:
-        rest = corpus.count - min(config.valid_sentences, corpus.count // 5)
-        corpus, valid = corpus.first(rest), corpus.after(rest)
-    judged = replace(valid, read=lambda: (line._replace(number=n) for n, line in enumerate(valid.read())))
-    chosen_by = None if config.compensate == AUTO else judged
+        n_calibration = corpus.count - min(config.valid_sentences, corpus.count // 5)
+        corpus, valid = corpus.first(n_calibration), corpus.after(n_calibration)
+    validation = replace(valid, read=lambda: (line._replace(number=n) for n, line in enumerate(valid.read())))
+    chosen_by = None if config.compensate == AUTO else validation
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
-    if config.searches and judged.count < FEWEST:
+    if config.searches and validation.count < FEWEST:
         raise ConfigError(
-            f"{count_of(judged.count, 'sentence')} to judge on ({judged.name}), and of fewer than {FEWEST} no size is "
-            "established to be as good; give more text (--valid-source), or --keep N or --keep-fraction F"
+            f"{count_of(validation.count, 'sentence')} to judge on ({validation.name}), and of fewer than {FEWEST} no "
+            "size is established to be as good; give more text (--valid-source), or --keep N or --keep-fraction F"
         )
-    return text, judged
+    return text, validation
 
 
-def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, asked: Question) -> Question | None:
+def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, task: Question) -> Question | None:
     """The same metric on a second text, where that can be, else the one that fits.
 
     Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
     """
     second, foretold = second_text(checkpoint, corpus, as_text(config.check) if config.check else (), seed=config.seed)
-    for metric in (asked.metric, "") if foretold else ("cosine",):
+    for metric in (task.metric, "") if foretold else ("cosine",):
         try:
-            tokenize = asked.bleu_tokenize if metric == "bleu" else None
-            return question(checkpoint, second, metric=metric, margin=str(asked.margin), bleu_tokenize=tokenize)
+            tokenize = task.bleu_tokenize if metric == "bleu" else None
+            return question(checkpoint, second, metric=metric, margin=str(task.margin), bleu_tokenize=tokenize)
         except ConfigError:
             continue
     return None
@@ -193,32 +193,32 @@ def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
 
 
 def chosen_heads(
-    opened: Opened, unpruned: Cell, sized: Sequence[Cell], *, progress: Progress = no_progress
+    setup: Opened, whole_cell: Cell, size_cells: Sequence[Cell], *, progress: Progress = no_progress
 ) -> list[HeadId]:
     """The heads that go: so many as is asked for, else of the smallest size that is as good."""
-    context, tried = opened.sizes, list[Record]()
-    if not opened.config.searches:
-        return removed_heads(context, sized[0])
+    context, records = setup.sizes, list[Record]()
+    if not setup.config.searches:
+        return removed_heads(context, size_cells[0])
     folder = context.config.out
-    kept = read_cells(folder)
+    earlier_cells = read_cells(folder)
     with progress("measuring the unpruned model", 1) as step:
-        baseline = _measured(context, unpruned, kept)
+        baseline = _measure_cell(context, whole_cell, earlier_cells)
         step(1)
 
     def verdicts() -> Iterator[NonInferiority]:
-        for number, cell in enumerate(sized, start=1):
-            context.cells = [unpruned, *sized[:number]]  # heads are allocated no further than to this size
+        for number, cell in enumerate(size_cells, start=1):
+            context.cells = [whole_cell, *size_cells[:number]]  # heads are allocated no further than to this size
             rank(context, progress=progress)
             with progress(f"measuring with {cell.keep} of {context.gating.heads} heads", 1) as step:
-                tried.append(_measured(context, cell, kept))
+                records.append(_measure_cell(context, cell, earlier_cells))
                 step(1)
-            if verdict := verdict_on(context, baseline, tried[-1]):
+            if verdict := verdict_on(context, baseline, records[-1]):
                 yield verdict
 
-    passed = len(list(take_established(verdicts())))
-    if not passed:
-        raise ConfigError(_none_is_as_good(opened, baseline, tried[0]))
-    stays = set(tried[passed - 1]["kept"])
+    n_passed = len(list(take_established(verdicts())))
+    if not n_passed:
+        raise ConfigError(_none_is_as_good(setup, baseline, records[0]))
+    stays = set(records[n_passed - 1]["kept"])
     return [head for head in context.gating.without([]) if str(head) not in stays]
 
 
@@ -233,29 +233,29 @@ def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonIn
     return MeasuredCells.of([baseline, record], context.bootstrap, margin=context.config.tolerance).verdict([1])
 
 
-def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:
+def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str, Record]) -> Record:
     try:
-        if cell.method == UNPRUNED and cell.name in kept:
-            context.why_no_baseline(np.array(kept[cell.name]["sums"]))
-        record = kept.get(cell.name) or run_cell(context, cell)
+        if cell.method == UNPRUNED and cell.name in earlier_cells:
+            context.why_no_baseline(np.array(earlier_cells[cell.name]["sums"]))
+        record = earlier_cells.get(cell.name) or run_cell(context, cell)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
-    if cell.name not in kept:
+    if cell.name not in earlier_cells:
         write_cell(context.config.out, cell, record)
     return record
 
 
-def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
+def _none_is_as_good(setup: Opened, baseline: Record, largest: Record) -> str:
     """What to do where not even the largest size passes."""
-    context, sentences = opened.sizes, opened.asked.corpus.count
-    found = verdict_on(context, baseline, largest)
-    assert found is not None, "the baseline was checked"
-    limits = {"worse_limit": found.worse_limit, "margin": found.margin, "detectable": found.detectable}
-    why = f"; {why_open(**limits, text=count_of(sentences, 'sentence'))}" if found.verdict == OPEN else ""
+    context, sentences = setup.sizes, setup.asked.corpus.count
+    verdict = verdict_on(context, baseline, largest)
+    assert verdict is not None, "the baseline was checked"
+    limits = {"worse_limit": verdict.worse_limit, "margin": verdict.margin, "detectable": verdict.detectable}
+    why = f"; {why_open(**limits, text=count_of(sentences, 'sentence'))}" if verdict.verdict == OPEN else ""
     return (
         f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
-        f"established to be within {opened.config.margin}: {format_bound(found.worse, found.worse_limit)}{why}; give "
-        "more text to judge on (--valid-source), a wider --max-drop, or --keep N"
+        f"established to be within {setup.config.margin}: {format_bound(verdict.worse, verdict.worse_limit)}{why}; "
+        "give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
     )
 
 
@@ -273,61 +273,63 @@ SHRINK = OutputKind(
 def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
     """Make the model of a checkpoint smaller and write it to `config.out`; goes on with an interrupted run."""
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    inputs, engines, begun = inputs_of(config), chosen_engines(config), None
+    inputs, engines, earlier_run = inputs_of(config), chosen_engines(config), None
     replaces = config.force or not contents(config.out, SHRINK)
     folder = replacing_folder(config.out) if replaces else config.out
     if (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
-        begun = folder  # of an interrupted run
-    if begun is None:
+        earlier_run = folder  # of an interrupted run
+    if earlier_run is None:
         check_folder(config.out, SHRINK, inputs=inputs, force=config.force)
     check_inputs(config.out, inputs)
-    opened = open_shrink(config, config.out / SIZES)
-    if begun is not None and (why := _difference(begun / SIZES, opened)):
+    setup = open_shrink(config, config.out / SIZES)
+    if earlier_run is not None and (why := _difference(earlier_run / SIZES, setup)):
         if not config.force:
             raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
-        begun = None
-    with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
+        earlier_run = None
+    with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=earlier_run) as place:
         sizes = place.path / SIZES
-        opened.put_sizes(sizes)
-        write_json(sizes / SWEEP_RECORD, SWEEP.describe(sweep_record(opened.sizes) | {"shrink": identity(config)}))
+        setup.put_sizes(sizes)
+        write_json(sizes / SWEEP_RECORD, SWEEP.describe(sweep_record(setup.sizes) | {"shrink": identity(config)}))
         try:
-            done = small_model(opened, progress=progress)
+            shrunk = small_model(setup, progress=progress)
         except HeadscopeError as error:
-            kept = any((sizes / name).is_dir() for name in (SCORES, CELLS))
-            more = f"; {sizes} keeps what was ranked and measured, and the same command goes on from there" * kept
+            has_results = any((sizes / name).is_dir() for name in (SCORES, CELLS))
+            more = (
+                f"; {sizes} keeps what was ranked and measured, and the same command goes on from there" * has_results
+            )
             raise type(error)(f"{error}{more}") from None
 
         def add(folder: Path) -> None:
             """The sizes that were tried and the page, beside the model."""
             if config.searches:
                 shutil.copytree(sizes, folder / SIZES)
-                opened.put_sizes(folder / SIZES)
-                write_conclusion(opened.sizes, sweep_record(opened.sizes))
+                setup.put_sizes(folder / SIZES)
+                write_conclusion(setup.sizes, sweep_record(setup.sizes))
             import_target("headscope.report.page.write:write_removal_page")(folder, config.out.resolve().name)
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
-            removal = write_shrunk(done, config, engines, build, whole=opened.checkpoint, add=add, began=began)
+            removal = write_shrunk(shrunk, config, engines, build, whole=setup.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
-    return pushed(removal, target)
+    return push_removal(removal, target)
 
 
-def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
+def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
     """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
-    unpruned, *sized = _from_the_largest(opened.sizes)
-    _check_removal(opened, sized[-1])
-    config, context = opened.config, opened.sizes
-    context.cells = [unpruned, sized[0]]
+    whole_cell, *size_cells = _from_the_largest(setup.sizes)
+    _check_removal(setup, size_cells[-1])
+    config, context = setup.config, setup.sizes
+    context.cells = [whole_cell, size_cells[0]]
     scoring = replace(context.scoring, options=RunOptions(seed=config.seed, objective=config.objective))
     searches, refit = config.allocation == "measured", config.refit
     with progress("reading the text", 1) as step:
         moments = moments_of(scoring, gradients=searches) if searches or refit.method != "none" else None
         step(1)
     bench = RefitBench(
-        opened.checkpoint,
-        opened.text,
+        setup.checkpoint,
+        setup.text,
         refit,
-        add_bias=opened.export.adds_bias,
+        add_bias=setup.export.adds_bias,
         batching=scoring.batching,
         seed=config.seed,
         moments=moments,
@@ -335,56 +337,58 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     if refit.method == AUTO:  # else its held-out text is the one that the result is judged on
         context.scoring = replace(scoring, bench=bench)
     rank(context, progress=progress)
-    context.refit = lambda gone: _as_written(bench.compensated(list(gone)).checkpoint)
-    heads, checkpoint = chosen_heads(opened, unpruned, sized, progress=progress), opened.checkpoint
-    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups)
+    context.refit = lambda heads_off: _as_written(bench.compensated(list(heads_off)).checkpoint)
+    heads, checkpoint = chosen_heads(setup, whole_cell, size_cells, progress=progress), setup.checkpoint
+    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
     with progress("removing heads", 1) as step:
-        done = remove_planned(
+        shrunk = remove_planned(
             checkpoint,
             plan,
-            export=opened.export,
-            data=opened.compared,
+            export=setup.export,
+            data=setup.compared,
             bench=bench,
-            asked=opened.asked,
-            elsewhere=opened.second,
+            quality_task=setup.asked,
+            elsewhere=setup.second,
         )
         step(1)
     with progress("comparing with whole layers", 1) as step:
-        gone = done.before.parameters - sum(weights.numel() for weights in done.checkpoint.model.parameters())
-        calibration = opened.text.calibration
-        layers = measure_whole_layers(checkpoint, calibration, gone, opened.asked, opened.second)
+        heads_off = shrunk.before.parameters - sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
+        calibration = setup.text.calibration
+        layers = measure_whole_layers(checkpoint, calibration, heads_off, setup.asked, setup.second)
         step(1)
-    return replace(done, layers=layers)
+    return replace(shrunk, layers=layers)
 
 
-def _check_removal(opened: Opened, smallest: Cell) -> None:
+def _check_removal(setup: Opened, smallest: Cell) -> None:
     """Refuse a model that cannot lose heads before it is ranked: the last ones of all layers, of the smallest size."""
-    context, checkpoint = opened.sizes, opened.checkpoint
+    context, checkpoint = setup.sizes, setup.checkpoint
     assert smallest.keep is not None
     scores = {head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.without([])}
-    ranked = rank_heads(context.gating, smallest.keep, lambda gone: scores, allocation=context.config.allocation)
-    heads = context.gating.closed(ranked.kept)
-    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups)
-    compare(checkpoint, opened.export.build(checkpoint, plan), heads, opened.compared.first())
+    ranking = rank_heads(context.gating, smallest.keep, lambda heads_off: scores, allocation=context.config.allocation)
+    heads = context.gating.closed(ranking.kept)
+    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
+    compare(checkpoint, setup.export.build(checkpoint, plan), heads, setup.compared.first())
 
 
-def _as_written(made: Checkpoint) -> Checkpoint:
+def _as_written(refit_copy: Checkpoint) -> Checkpoint:
     """A refitted checkpoint with its weights rounded as its files will have them; the same where nothing is rounded."""
-    names = made.model.named_parameters()
-    if all(written_type(name, weight, made.written_in) == weight.dtype for name, weight in names):
-        return made
-    rounded = made.with_model(copy.deepcopy(made.model))  # the bench keeps `made`, and how far outputs move is told
+    names = refit_copy.model.named_parameters()
+    if all(written_type(name, weight, refit_copy.written_in) == weight.dtype for name, weight in names):
+        return refit_copy
+    rounded = refit_copy.with_model(
+        copy.deepcopy(refit_copy.model)
+    )  # the bench keeps `made`, and how far outputs move is told
     round_weights(rounded.model, rounded.written_in)
     return rounded
 
 
-def _difference(folder: Path, opened: Opened) -> str:
+def _difference(folder: Path, setup: Opened) -> str:
     """In what an interrupted run differs from this one; empty: in nothing."""
-    saved, now = read_record(folder / SWEEP_RECORD), identity(opened.config)
-    options = saved.get("shrink")
+    earlier_record, now = read_record(folder / SWEEP_RECORD), identity(setup.config)
+    options = earlier_record.get("shrink")
     if not isinstance(options, dict):
         return f"{folder / SWEEP_RECORD} cannot be read"
-    if others := changed_options(now, options):
-        name = others[0]
+    if changes := changed_options(now, options):
+        name = changes[0]
         return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
-    return (difference(folder, sweep_record(opened.sizes), saved) or "").partition(";")[0]
+    return (difference(folder, sweep_record(setup.sizes), earlier_record) or "").partition(";")[0]

@@ -82,15 +82,15 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     """The checkpoint of `--init`; CheckpointError for one that this run cannot train."""
     if config.init is None:
         return None
-    opened = open_checkpoint(
+    checkpoint_read = open_checkpoint(
         config.init, device="cpu", dtype="float32", companions=Companions(dicts=config.dicts, bpe=config.bpe)
     )
-    if not opened.is_native:
+    if not checkpoint_read.is_native:
         raise CheckpointError(
-            f"--init {config.init} is a {opened.format} checkpoint; training starts from native, fairseq, MHR and "
-            "story-of-heads ones"
+            f"--init {config.init} is a {checkpoint_read.format} checkpoint; training starts from native, fairseq, MHR "
+            "and story-of-heads ones"
         )
-    checkpoint = cast(TransformerCheckpoint, opened)
+    checkpoint = cast(TransformerCheckpoint, checkpoint_read)
     if checkpoint.two_sided is not (config.kind == "translation"):
         kind = "translation" if checkpoint.two_sided else "lm"
         raise ConfigError(f"--init {config.init} is a model for --kind {kind}; --kind is {config.kind}")
@@ -113,9 +113,9 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         own["encoder_layers"] = shape.encoder.layers
         own["vocabulary"] = "joint" if shape.share_embeddings else "separate"
     for name, value in own.items():
-        given = getattr(config, name)
-        if given not in (value, default_of(config, name)):
-            raise ConfigError(f"--init {config.init} has {flag(name)} {value}, not {given}; leave it out")
+        option_value = getattr(config, name)
+        if option_value not in (value, default_of(config, name)):
+            raise ConfigError(f"--init {config.init} has {flag(name)} {value}, not {option_value}; leave it out")
     return checkpoint
 
 
@@ -157,9 +157,9 @@ def check_memory(shape: TransformerConfig) -> None:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return
-    needed = 4 * 4 * count
-    if needed > available:
+    n_bytes = 4 * 4 * count
+    if n_bytes > available:
         raise ConfigError(
-            f"a model of {count:,} parameters takes {needed / 1e9:,.0f} GB to train, and this machine has "
+            f"a model of {count:,} parameters takes {n_bytes / 1e9:,.0f} GB to train, and this machine has "
             f"{available / 1e9:,.0f}; take a smaller --d-model, --d-ffn or --vocab-size, or fewer layers"
         )

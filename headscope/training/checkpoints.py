@@ -81,10 +81,10 @@ def drop_weights(run: TrainingRun, updates: Sequence[int]) -> None:
 def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
     """Write DIR/averaged: the mean of the weights of these updates, summed in float64."""
     model = Transformer(run.model.config)
-    filled = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in updates)
+    mean_state = average(_weights(run.config.out / WEIGHTS / f"{update}.safetensors") for update in updates)
     for copy, original in model.tied().items():
-        filled.setdefault(copy, filled[original])
-    model.load_state_dict(filled)
+        mean_state.setdefault(copy, mean_state[original])
+    model.load_state_dict(mean_state)
     save(run, "averaged", model)
 
 
@@ -144,8 +144,8 @@ class Progress:
         """Whether the weights of this update belong to the average, of the last or the best `count`."""
         entries = [*zip(self.values, self.kept, strict=True), (value, update)]
         order = sorted(entries) if best else sorted(entries, key=lambda entry: -entry[1])
-        kept = sorted(order[:count], key=lambda entry: entry[1])
-        self.values, self.kept = [entry[0] for entry in kept], [entry[1] for entry in kept]
+        best_entries = sorted(order[:count], key=lambda entry: entry[1])
+        self.values, self.kept = [entry[0] for entry in best_entries], [entry[1] for entry in best_entries]
         return update in self.kept
 
     def plain(self) -> dict[str, Any]:
@@ -209,14 +209,14 @@ def load_record(path: Path, *, advice: str) -> dict[str, Any]:
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """ConfigError where a run is to go on with options that would have made it another run."""
     before = state["settings"]
-    changed = [
+    changes = [
         f"{flag(name.rpartition('.')[2])} (was {before.get(name)}, is {value})"
         for name, value in settings.items()
         if name not in MAY_CHANGE and before.get(name) != value
     ]
-    if changed:
+    if changes:
         raise ConfigError(
-            f"--resume: the run in {folder} was begun with other options: {', '.join(changed)}; "
+            f"--resume: the run in {folder} was begun with other options: {', '.join(changes)}; "
             "give the same ones, or another --out"
         )
 
@@ -232,8 +232,8 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
             f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
             "give the same files, or another --out"
         )
-    if (begun := len(state["random"])) != run.processes.world:
-        raise ConfigError(f"--resume: the run has {begun} processes, not {run.processes.world}; start as many")
+    if (n_processes := len(state["random"])) != run.processes.world:
+        raise ConfigError(f"--resume: the run has {n_processes} processes, not {run.processes.world}; start as many")
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.scaler.load_state_dict(state["scaler"])
@@ -247,14 +247,20 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
 
 def _check_length(run: TrainingRun) -> None:
     """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
-    config, planned = run.config, run.position.planned_length
-    requested = length(config.updates, config.epochs, run.position.updates_per_epoch)
-    if config.schedule != "cosine" or config.min_lr or planned is None or requested is None or requested <= planned:
+    config, planned_length = run.config, run.position.planned_length
+    length_now = length(config.updates, config.epochs, run.position.updates_per_epoch)
+    if (
+        config.schedule != "cosine"
+        or config.min_lr
+        or planned_length is None
+        or length_now is None
+        or length_now <= planned_length
+    ):
         return
     raise ConfigError(
-        f"--resume: the cosine rate of the run in {config.out} was planned to fall to --min-lr 0 by update {planned}, "
-        f"so that up to update {requested} nothing more would be learnt; end it there, or begin another run with "
-        f"--init {config.out / 'last'}"
+        f"--resume: the cosine rate of the run in {config.out} was planned to fall to --min-lr 0 by update "
+        f"{planned_length}, so that up to update {length_now} nothing more would be learnt; end it there, "
+        f"or begin another run with --init {config.out / 'last'}"
     )
 
 
@@ -280,8 +286,10 @@ def training_workspace(
     """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
 
     def claim() -> Workplace:
-        inputs, resumed = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
-        workspace = stack.enter_context(workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed))
+        inputs, resume_folder = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
+        workspace = stack.enter_context(
+            workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resume_folder)
+        )
         recover_all(workspace.path)
         return workspace
 
@@ -289,7 +297,7 @@ def training_workspace(
 
 
 @contextmanager
-def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
+def clean_workspace(workspace: Workplace, processes: Processes) -> Iterator[None]:
     """A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind."""
     try:
         yield

@@ -121,6 +121,6 @@ class ConfidenceFiles(Variant):
 
 def with_confidence(variant: Variant, method: str) -> Variant:
     """The variant, watched by `ConfidenceFiles`; it keeps its name."""
-    watched = VariantChain([ConfidenceFiles(method), variant], options=variant.options)
-    watched.name = variant.name  # type: ignore[misc]
-    return watched
+    chain = VariantChain([ConfidenceFiles(method), variant], options=variant.options)
+    chain.name = variant.name  # type: ignore[misc]
+    return chain

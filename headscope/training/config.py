@@ -200,9 +200,9 @@ def default_of(config: TrainConfig, name: str) -> Any:
 
 
 def _check_kind(config: TrainConfig) -> None:
-    changed = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
-    if config.tokenizer is not None and changed:
-        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(changed[0])}")
+    changes = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
+    if config.tokenizer is not None and changes:
+        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(changes[0])}")
     if config.source is None:
         raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
     if config.kind == "lm":
@@ -223,8 +223,10 @@ def remarks_on(config: TrainConfig) -> list[str]:
     if config.kind == "lm" and config.encoder_layers != default_of(config, "encoder_layers"):
         remarks.append("a language model has a decoder only: --encoder-layers decides nothing")
     if config.valid_source is None:
-        needed = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
-        remarks.append(f"without validation text the checkpoint best is last; give {needed} to have the best one kept")
+        options_missing = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
+        remarks.append(
+            f"without validation text the checkpoint best is last; give {options_missing} to have the best one kept"
+        )
     return remarks
 
 
@@ -337,8 +339,8 @@ def cosine(config: TrainConfig, position: TrainingPosition) -> float:
     Where a run is resumed to go on beyond that end, the rate stays at min_lr.
     """
     length = max((position.planned_length or math.inf) - config.warmup, 1)
-    done = min((position.update + 1 - config.warmup) / length, 1.0)
-    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+    progress = min((position.update + 1 - config.warmup) / length, 1.0)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
 SCHEDULES: Mapping[str, Schedule] = {

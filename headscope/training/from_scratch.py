@@ -54,34 +54,34 @@ class Retrained(NamedTuple):
 
 
 def train_from_scratch(
-    unpruned: TransformerCheckpoint, removed: Sequence[HeadId], options: TrainConfig, folder: Path
+    whole: TransformerCheckpoint, heads_gone: Sequence[HeadId], options: TrainConfig, folder: Path
 ) -> Retrained:
-    """Train `unpruned` anew without the heads `removed`, in `folder`; goes on where a killed process had got to.
+    """Train `whole` anew without `heads_gone`, in `folder`; goes on where a killed process had got to.
 
     The weights begin, and the data are shuffled, by `options.seed`. KeyboardInterrupt where the run was interrupted.
     """
     torch.manual_seed(options.seed)
-    model = Transformer(config_without(unpruned.model, removed))
+    model = Transformer(config_without(whole.model, heads_gone))
     INITIAL[options.initial](model)
     fresh = TransformerCheckpoint(
         path=str(folder / FRESH),
         format="native",
         model=model,
-        model_type=unpruned.model_type,
+        model_type=whole.model_type,
         digest="",
-        source=unpruned.source,
-        target=unpruned.target,
-        search=unpruned.search,
+        source=whole.source,
+        target=whole.target,
+        search=whole.search,
     )
     NATIVE.save(fresh, folder / FRESH, force=True)
     run = folder / RUN
-    drawn = replace(options, out=run, init=str(folder / FRESH), initial=default_of(options, "initial"))
-    outcome = train(drawn, Baseline(Baseline.Options()), resume=True)
+    options_here = replace(options, out=run, init=str(folder / FRESH), initial=default_of(options, "initial"))
+    outcome = train(options_here, Baseline(Baseline.Options()), resume=True)
     if outcome.reason == "interrupted":
         raise KeyboardInterrupt
     name = next(name for name in ("averaged", "best", "last") if (run / name).is_dir())
-    trained = open_checkpoint(str(run / name), device=options.device, dtype="float32")
-    return Retrained(trained, outcome.update, name)
+    checkpoint = open_checkpoint(str(run / name), device=options.device, dtype="float32")
+    return Retrained(checkpoint, outcome.update, name)
 
 
 def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
@@ -94,11 +94,11 @@ def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
     return cast(TransformerCheckpoint, checkpoint)
 
 
-def config_without(model: Transformer, removed: Sequence[HeadId]) -> TransformerConfig:
+def config_without(model: Transformer, heads_gone: Sequence[HeadId]) -> TransformerConfig:
     """The architecture of a model without some of its heads (and without mixings, as removal leaves it)."""
-    if not removed:
+    if not heads_gone:
         return without_mixing(model.config)
-    return shrink_transformer(model, plan_removal(model.declared_attention(), removed)).config
+    return shrink_transformer(model, plan_removal(model.declared_attention(), heads_gone)).config
 
 
 def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **others: Any) -> TrainConfig:
@@ -107,8 +107,8 @@ def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **othe
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
     """
-    recorded = _typed(_recorded(recipe, checkpoint))
-    values = {**preset(recorded.get("preset")), **recorded}
+    recipe_options = _parse_options(_read_options(recipe, checkpoint))
+    values = {**preset(recipe_options.get("preset")), **recipe_options}
     values = {name: value for name, value in values.items() if name not in NON_RECIPE_OPTIONS | ARCHITECTURE_OPTIONS}
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):
@@ -122,7 +122,7 @@ def recipe_digest(options: TrainConfig) -> str:
     return hashlib.sha1(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
 
 
-def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `headscope train` from TOML or JSON; ConfigError for unknown names and values of wrong types."""
     hints, entries = get_type_hints(TrainConfig), {entry.name: entry for entry in fields(TrainConfig)}
     if strange := sorted(set(values) - set(entries)):
@@ -131,7 +131,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
 
 
-def _recorded(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
+def _read_options(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
     """The options of a recipe as they are written."""
     if recipe is not None and recipe.suffix == ".toml":
         return {name.replace("-", "_"): value for name, value in read_toml(recipe).items()}

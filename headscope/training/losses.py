@@ -94,11 +94,11 @@ class _Smoothed(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         of_states, of_weight, of_bias = ctx.saved_tensors
         slope = slopes[0]
-        scaled = [
+        gradients = [
             None if gradient is None else gradient * slope.to(gradient.dtype)
             for gradient in (of_states, of_weight, of_bias)
         ]
-        return None if scaled[0] is None else scaled[0].to(ctx.kind), scaled[1], scaled[2], None, None
+        return None if gradients[0] is None else gradients[0].to(ctx.kind), gradients[1], gradients[2], None, None
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -133,8 +133,8 @@ def nuclear_norms(alphas: Sequence[Tensor]) -> list[Tensor]:
     norms = dict[int, Tensor]()
     for size in {len(alpha) for alpha in alphas}:  # together, as a device computes many small matrices best
         numbers = [number for number, alpha in enumerate(alphas) if len(alpha) == size]
-        stacked = torch.stack([alphas[number] for number in numbers])
-        exact = stacked if stacked.dtype == torch.float64 else stacked.float()
+        matrices = torch.stack([alphas[number] for number in numbers])
+        exact = matrices if matrices.dtype == torch.float64 else matrices.float()
         norms.update(zip(numbers, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
     return [norms[number] for number in range(len(alphas))]
 
@@ -158,8 +158,8 @@ def growth_loss(
     total = torch.zeros((), device=matrices[0].device if matrices else None)
     for alpha, weight, norm in zip(matrices, weights, nuclear_norms(matrices), strict=True):
         value = norm.detach()
-        pushed = norm if cap is None or float(value) < cap * len(alpha) else value
-        total = total + gamma * weight * (value + radius - pushed)
+        norm_pushed = norm if cap is None or float(value) < cap * len(alpha) else value
+        total = total + gamma * weight * (value + radius - norm_pushed)
     return total
 
 

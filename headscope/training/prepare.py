@@ -112,10 +112,10 @@ class TrainingBatch:
         """The same on another device."""
         if device.type == "cpu":
             return self
-        moved: dict[str, Any] = {
+        on_device: dict[str, Any] = {
             name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **on_device)
 
     def empty(self) -> TrainingBatch:
         """The same sentences with nothing to learn from them, for a process that has no batch left."""
@@ -246,21 +246,21 @@ def prepare(
         shared = source_codes == target_codes
         vocabularies = (target if shared else tokenizers.vocabulary(source_codes) if source_codes else None), target
     source, target = vocabularies
-    train, dropped = _pairs(config, corpus, vocabularies)
-    checked, texts = None, None
+    train, n_dropped = _pairs(config, corpus, vocabularies)
+    validation_pairs, texts = None, None
     if valid is not None:
-        checked, _ = _pairs(config, valid, vocabularies)
+        validation_pairs, _ = _pairs(config, valid, vocabularies)
         if config.kind == "translation":
             sources, targets = _lines(config, valid)
             texts = (list(sources()), list(targets()))
-    for part, text, pairs in (("training", corpus, train), ("validation", valid, checked)):
+    for part, text, pairs in (("training", corpus, train), ("validation", valid, validation_pairs)):
         if text is not None and not pairs:
             raise DataError(
                 f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords, the "
                 "closing one included"
             )
     digest = _digest(config, corpus, valid, vocabularies)
-    return Prepared(train, checked, source, target, texts, dropped, digest)
+    return Prepared(train, validation_pairs, source, target, texts, n_dropped, digest)
 
 
 def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
@@ -302,7 +302,7 @@ def pairs_of(
     lines: Numbers,
     source_vocabulary: Vocabulary | None,
     target_vocabulary: Vocabulary,
-    closed: bool = True,
+    has_end: bool = True,
 ) -> TrainingPairs:
     """Pairs with the special ids of their vocabularies."""
     around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
@@ -311,7 +311,7 @@ def pairs_of(
         around = read.prefix, (read.end,) if read.suffix is None else read.suffix
         padding = read.padding
     pads = padding, target_vocabulary.padding
-    return TrainingPairs(source, target, lines, target_vocabulary.start, target_vocabulary.end, *around, closed, pads)
+    return TrainingPairs(source, target, lines, target_vocabulary.start, target_vocabulary.end, *around, has_end, pads)
 
 
 def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, numbers: Numbers) -> TrainingPairs:
@@ -321,7 +321,7 @@ def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, 
     starts = np.arange(0, len(stream), block)
     lines = numbers[np.searchsorted(ends, starts, side="right")]
     return pairs_of(
-        None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, closed=False
+        None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, has_end=False
     )
 
 

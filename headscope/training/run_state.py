@@ -29,16 +29,16 @@ LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is 
 class TrainingLoss(nn.Module):
     """A batch to its label-smoothed cross-entropy and -log p, both sums over target tokens."""
 
-    def __init__(self, model: Transformer, *, smoothing: float, chunked: bool = True) -> None:
+    def __init__(self, model: Transformer, *, smoothing: float, in_chunks: bool = True) -> None:
         super().__init__()
-        self.model, self.smoothing, self.chunked = model, smoothing, chunked
+        self.model, self.smoothing, self.chunked = model, smoothing, in_chunks
         self.extra: Any = None
 
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """The criterion, with the extra loss in training, and Σ -log p in nats."""
         states = self.states(batch)
-        counted = batch.labels != IGNORED
-        states, labels = states[counted], batch.labels[counted]  # [n d], [n]
+        has_label = batch.labels != IGNORED
+        states, labels = states[has_label], batch.labels[has_label]  # [n d], [n]
         loss, nll = self.sums(states, labels)
         extra = self.extra(batch) if self.training and self.extra is not None else None
         return loss if extra is None else loss + extra.to(loss.dtype), nll
@@ -105,8 +105,8 @@ class TrainingRun:
         total = Sums()
         for number, batch in enumerate(batches):
             last = number + 1 == len(batches)  # gradients of the others stay in this process until then
-            distributed = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
-            with self.criterion.no_sync() if distributed and not last else nullcontext():  # type: ignore[operator]
+            is_parallel = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
+            with self.criterion.no_sync() if is_parallel and not last else nullcontext():  # type: ignore[operator]
                 with self.autocast():
                     loss, nll = self.criterion(batch)
                 self.scaler.scale(loss * (self.processes.world / max(tokens, 1.0))).backward()
@@ -114,7 +114,7 @@ class TrainingRun:
         loss_sum, nll_sum, *counts = self.processes.sum([float(value) for value in total])
         total = Sums(loss_sum, nll_sum, *map(round, counts))
         if not math.isfinite(total.loss):
-            raise TrainingError(self._broken("the loss", total.loss, batches))
+            raise TrainingError(self._failure_message("the loss", total.loss, batches))
         return total
 
     def clear_gradients(self) -> None:
@@ -138,7 +138,9 @@ class TrainingRun:
         if self.descended and self.scaler.is_enabled():
             self.scaler.update()
             if (scale := self.scaler.get_scale()) < LEAST_SCALE:
-                raise TrainingError(self._broken("the scale of the loss, lowered at every overflow,", scale, batches))
+                raise TrainingError(
+                    self._failure_message("the scale of the loss, lowered at every overflow,", scale, batches)
+                )
         return sums, norm
 
     def descend(
@@ -157,7 +159,7 @@ class TrainingRun:
         self.scaler.unscale_(optimizer)
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if not math.isfinite(float(norm)) and not self.scaler.is_enabled():
-            raise TrainingError(self._broken("the gradient's norm", float(norm), batches))
+            raise TrainingError(self._failure_message("the gradient's norm", float(norm), batches))
         if clip:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.scaler.step(optimizer)
@@ -179,11 +181,11 @@ class TrainingRun:
             loss, nll = getattr(self.criterion, "module", self.criterion)(batch)
         return Sums(float(loss), float(nll), batch.tokens, len(batch))
 
-    def _broken(self, quantity: str, value: float, batches: Sequence[TrainingBatch]) -> str:
+    def _failure_message(self, quantity: str, value: float, batches: Sequence[TrainingBatch]) -> str:
         lines = [line for batch in batches for line in batch.lines]
-        shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
+        line_list = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
         position, last = self.position, self.config.out / "last"
         location = f"update {position.update + 1} (epoch {position.epoch}, batch {position.update_in_epoch + 1}"
         checkpoint = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
         advice = "lower --lr or the variant's weight of its loss, or take a longer --warmup, --clip 1, --precision bf16"
-        return f"{quantity} is {value:g} in {location}, training lines {shown}); {checkpoint}; {advice}"
+        return f"{quantity} is {value:g} in {location}, training lines {line_list}); {checkpoint}; {advice}"

@@ -66,12 +66,12 @@ def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase
     if coming < timing.start:
         return "nothing", Phase()
     stays = coming - phase.last
-    ended = timing.end is not None and coming > timing.end
-    if phase.pending and (ended or stays == timing.frequency):
+    has_ended = timing.end is not None and coming > timing.end
+    if phase.pending and (has_ended or stays == timing.frequency):
         return "undo", Phase((), phase.last)
-    if not ended and (stays == timing.frequency + timing.rest or coming == timing.start):
+    if not has_ended and (stays == timing.frequency + timing.rest or coming == timing.start):
         return "swap", Phase((), coming)
-    return "nothing", Phase((), phase.last) if ended else phase
+    return "nothing", Phase((), phase.last) if has_ended else phase
 
 
 @dataclass(frozen=True)
@@ -100,73 +100,83 @@ class SwapScores:
         return sorted(heads, key=lambda head: float(self.scores[head.layer][head.head]))
 
 
-def hard(scored: SwapScores) -> list[Swap]:
+def hard(swap_scores: SwapScores) -> list[Swap]:
     """The k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
-    return _ends(scored.all_ranked(), scored.max_switches, f"{scored.site}")
+    return _ends(swap_scores.all_ranked(), swap_scores.max_switches, f"{swap_scores.site}")
 
 
-def at_random(scored: SwapScores) -> list[Swap]:
+def at_random(swap_scores: SwapScores) -> list[Swap]:
     """2k heads of the site in any order: the control of "hard"."""
-    heads = scored.all_ranked()
-    order = torch.randperm(len(heads), generator=scored.generator).tolist()
-    return _ends([heads[index] for index in order], scored.max_switches, f"{scored.site}")
+    heads = swap_scores.all_ranked()
+    order = torch.randperm(len(heads), generator=swap_scores.generator).tolist()
+    return _ends([heads[index] for index in order], swap_scores.max_switches, f"{swap_scores.site}")
 
 
-def soft(scored: SwapScores) -> list[Swap]:
+def soft(swap_scores: SwapScores) -> list[Swap]:
     """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
-    layers = scored.layers
+    layers = swap_scores.layers
     swaps = []
     for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
-        pair = scored.ranked(low), scored.ranked(high)
-        _check_k(scored.max_switches, min(map(len, pair)), f"{scored.site}, layers {low} and {high}")
+        pair = swap_scores.ranked(low), swap_scores.ranked(high)
+        _check_k(swap_scores.max_switches, min(map(len, pair)), f"{swap_scores.site}, layers {low} and {high}")
         swaps += [
-            Swap(*heads) for heads in zip(pair[0][: scored.max_switches], pair[1][: scored.max_switches], strict=True)
+            Swap(*heads)
+            for heads in zip(pair[0][: swap_scores.max_switches], pair[1][: swap_scores.max_switches], strict=True)
         ]
     return swaps
 
 
-def local(scored: SwapScores) -> list[Swap]:
+def local(swap_scores: SwapScores) -> list[Swap]:
     """The k strongest heads of every layer with its own k weakest."""
-    return [swap for n in scored.layers for swap in _ends(scored.ranked(n), scored.max_switches, f"{scored.site}.{n}")]
+    return [
+        swap
+        for n in swap_scores.layers
+        for swap in _ends(swap_scores.ranked(n), swap_scores.max_switches, f"{swap_scores.site}.{n}")
+    ]
 
 
-def fork_soft(scored: SwapScores) -> list[Swap]:
+def fork_soft(swap_scores: SwapScores) -> list[Swap]:
     """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
-    layers = scored.depth
-    if scored.max_switches > layers - scored.max_switches:
+    layers = swap_scores.depth
+    if swap_scores.max_switches > layers - swap_scores.max_switches:
         raise ConfigError(
-            f"{scored.max_switches} switches of {layers} layers; the fork's soft swaps take at most half of them"
+            f"{swap_scores.max_switches} switches of {layers} layers; the fork's soft swaps take at most half of them"
         )
-    return _mirrored(scored, range(scored.max_switches), FORK_HEADS)
+    return _swap_mirrored(swap_scores, range(swap_scores.max_switches), FORK_HEADS)
 
 
-def fork_local(scored: SwapScores) -> list[Swap]:
+def fork_local(swap_scores: SwapScores) -> list[Swap]:
     """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
-    heads = len(scored.scores[0])
-    if scored.max_switches > heads - scored.max_switches:
+    heads = len(swap_scores.scores[0])
+    if swap_scores.max_switches > heads - swap_scores.max_switches:
         raise ConfigError(
-            f"{scored.max_switches} switches of {heads} heads; the fork's local swaps take at most half of them"
+            f"{swap_scores.max_switches} switches of {heads} heads; the fork's local swaps take at most half of them"
         )
-    return _mirrored(scored, range(FORK_LAYERS), scored.max_switches)
+    return _swap_mirrored(swap_scores, range(FORK_LAYERS), swap_scores.max_switches)
 
 
-def _mirrored(scored: SwapScores, layers: range, heads: int) -> list[Swap]:
-    last = scored.depth - 1
-    if missing := [n for n in layers if n not in scored.scores]:
-        raise ConfigError(f"the fork's way takes layer {missing[0]}; {scored.site} has {len(scored.scores)} layers")
-    pairs = [(head, last - head.layer) for n in layers for head in scored.ranked(n)[:heads]]
+def _swap_mirrored(swap_scores: SwapScores, layers: range, heads: int) -> list[Swap]:
+    last = swap_scores.depth - 1
+    if missing := [n for n in layers if n not in swap_scores.scores]:
+        raise ConfigError(
+            f"the fork's way takes layer {missing[0]}; {swap_scores.site} has {len(swap_scores.scores)} layers"
+        )
+    pairs = [(head, last - head.layer) for n in layers for head in swap_scores.ranked(n)[:heads]]
     return [Swap(head, HeadId(head.site, mirror, head.head)) for head, mirror in pairs if mirror != head.layer]
 
 
-def _ends(ranked: list[HeadId], k: int, location: str) -> list[Swap]:
-    _check_k(2 * k, len(ranked), location)
-    return [Swap(strong, weak) for strong, weak in zip(ranked[len(ranked) - k :], reversed(ranked[:k]), strict=True)]
+def _ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
+    _check_k(2 * k, len(heads_by_score), location)
+    return [
+        Swap(strong, weak)
+        for strong, weak in zip(heads_by_score[len(heads_by_score) - k :], reversed(heads_by_score[:k]), strict=True)
+    ]
 
 
-def _check_k(needed: int, heads: int, location: str) -> None:
-    if needed > heads:
+def _check_k(n_needed: int, heads: int, location: str) -> None:
+    if n_needed > heads:
         raise ConfigError(
-            f"swaps of {location} need {needed} heads, and there are {heads}; lower --dynamic-max-switches"
+            f"swaps of {location} need {n_needed} heads, and there are {heads}; lower --dynamic-max-switches"
         )
 
 
@@ -194,30 +204,30 @@ class ObservedHeads:
 def confidence_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over counted queries of the largest weight on counted keys [h], and their number."""
     peak = heads.weights.masked_fill(~heads.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
-    counted = (heads.counted_queries & heads.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
-    return torch.einsum("bht,bt->h", peak, counted), counted.sum()
+    is_counted = (heads.counted_queries & heads.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
+    return torch.einsum("bht,bt->h", peak, is_counted), is_counted.sum()
 
 
 def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
     flat = (heads.context * heads.queries[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
-    total, count = _summed(apart)
+    total, count = _sum_counts(apart)
     return total / max(flat.shape[1] - 1, 1), count
 
 
 def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
     widths = heads.keys.sum(dim=-1)  # [b]
-    return _summed(mhr_fork.advance_share(_without_last_cell(heads), widths)[widths > 1])
+    return _sum_counts(mhr_fork.advance_share(_without_last_cell(heads), widths)[widths > 1])
 
 
 SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
     "confidence": confidence_score,
     "uniqueness": uniqueness,
-    "base": lambda heads: _summed(mhr_fork.base(_without_last_cell(heads))),
+    "base": lambda heads: _sum_counts(mhr_fork.base(_without_last_cell(heads))),
     "advanced": advanced_score,
-    "pairwise": lambda heads: _summed(mhr_fork.pairwise(_without_last_cell(heads))),
+    "pairwise": lambda heads: _sum_counts(mhr_fork.pairwise(_without_last_cell(heads))),
 }
 
 
@@ -279,8 +289,8 @@ def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_
     ):
         if ids is not None:
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-            excluded = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
-            sides[name] = (real, real & ~torch.isin(ids, excluded))
+            uncounted_ids = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
+            sides[name] = (real, real & ~torch.isin(ids, uncounted_ids))
     return sides
 
 
@@ -288,6 +298,6 @@ def _without_last_cell(heads: ObservedHeads) -> Tensor:
     return mhr_fork.without_last_cell(heads.weights, heads.queries, heads.keys)
 
 
-def _summed(values: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_counts(values: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of values [b h] over sentences, and how many these are."""
     return values.sum(dim=0), values.new_tensor(float(len(values)))

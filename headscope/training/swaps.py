@@ -78,12 +78,12 @@ def swap_heads(
     ConfigError for a swap that does not fit the model (`check_swap`), before anything is moved.
     """
     layout = model.declared_attention().layout
-    planned = list(swaps)
-    for swap in planned:
+    swap_list = list(swaps)
+    for swap in swap_list:
         if problem := check_swap(swap, layout):
             raise ConfigError(problem)
     modules = {(site, layer): module for site, layer, _, module in model.attention_modules()}
-    for swap in planned:
+    for swap in swap_list:
         sides = [modules[head.site, head.layer] for head in (swap.first, swap.second)]
         check_separate(*sides)
         one_layer = output and sides[0] is sides[1]
@@ -182,17 +182,17 @@ def fork_parts(model: Transformer, swap: Swap) -> list[tuple[ParameterSlice, Par
     ends = []
     for head in heads:
         parts = (*MODULES[head.site], str(head.layer))
-        found = [weight for name, weight in weights.items() if all(part in name for part in parts)]
-        if not found:
+        tensors = [weight for name, weight in weights.items() if all(part in name for part in parts)]
+        if not tensors:
             raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
         first, last = head.head * width, (head.head + 1) * width
-        ends.append([ParameterSlice(t, slice(min(first, len(t)), min(last, len(t))), 0) for t in found])
-    swapped = list(zip(*ends, strict=False))
-    for pair in swapped:
+        ends.append([ParameterSlice(t, slice(min(first, len(t)), min(last, len(t))), 0) for t in tensors])
+    slice_pairs = list(zip(*ends, strict=False))
+    for pair in slice_pairs:
         sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in pair]
         if sizes[0] != sizes[1]:
             raise ConfigError(f"{swap}: slices of sizes {sizes[0]} and {sizes[1]}; the fork stops here")
-    return swapped
+    return slice_pairs
 
 
 def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
@@ -264,7 +264,7 @@ class TomlSchedule(BaseModel, extra="forbid"):
     swap: list[TomlEntry]
 
 
-def _checked(path: Path, kind: Any, content: Any) -> Any:
+def _check_entry(path: Path, kind: Any, content: Any) -> Any:
     """Content of a file as `kind`; ConfigError names the place of the first mistake: epoch, entry, field."""
     try:
         return TypeAdapter(kind).validate_python(content)
@@ -282,12 +282,12 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
     found: list[tuple[str, int, Swap]] = []
     if path.suffix == ".toml":
         assert layout is not None, "the fork reads JSON"
-        for number, table in enumerate(_checked(path, TomlSchedule, read_toml(path)).swap, start=1):
+        for number, table in enumerate(_check_entry(path, TomlSchedule, read_toml(path)).swap, start=1):
             location = f"{path}: swap {number}"
             found += [(location, table.epoch, swap) for swap in table.swaps(location, layout)]
     else:
-        content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
-        for epoch, entries in _checked(path, dict[Epoch, list[ForkEntry]], content).items():
+        content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_refuse_repeats)
+        for epoch, entries in _check_entry(path, dict[Epoch, list[ForkEntry]], content).items():
             for number, entry in enumerate(entries, start=1):
                 location = f"{path}: epoch {epoch}, swap {number}"
                 found.append((location, epoch, entry.swap(location)))
@@ -301,7 +301,7 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
     return schedule
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Epochs written "3" and "3" again would lose the first."""
     unique = dict(pairs)
     if len(unique) != len(pairs):

@@ -104,13 +104,13 @@ def _moses(language: str) -> Callable[[str], str]:
         from sacremoses.corpus import NonbreakingPrefixes
     except ModuleNotFoundError:
         raise ConfigError("--normalise moses needs sacremoses: pip install 'headscope[train]'") from None
-    known = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
-    if language not in known:  # sacremoses would take the rules of English
-        raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(known))}")
+    languages = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
+    if language not in languages:  # sacremoses would take the rules of English
+        raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(languages))}")
     marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
 
     def split(text: str) -> str:
-        tokenised: str = tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
-        return tokenised
+        tokens_text: str = tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
+        return tokens_text
 
     return split

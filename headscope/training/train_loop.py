@@ -54,8 +54,10 @@ def _validation_bleu(run: TrainingRun) -> float:
     sources, references = (texts[: run.config.bleu_sentences] for texts in run.data.valid_texts)
     run.model.eval()
     with run.autocast():
-        translated = translate_lines(checkpoint(run), sources, options=LENGTHS, tokens=min(run.config.max_tokens, 4096))
-        hypotheses = [translation[0].text for translation in translated]
+        translations = translate_lines(
+            checkpoint(run), sources, options=LENGTHS, tokens=min(run.config.max_tokens, 4096)
+        )
+        hypotheses = [translation[0].text for translation in translations]
     if run.config.normalise in ("lowercase", "moses-lowercase"):
         hypotheses, references = [text.lower() for text in hypotheses], [text.lower() for text in references]
     return text_score("bleu", hypotheses, references, text=bleu_mode(run.config)).value
@@ -169,7 +171,7 @@ class Loop:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
-            for text in self.variant.remarks(self.run, ended=False):
+            for text in self.variant.remarks(self.run, has_ended=False):
                 self.listener.remarked(text)
         while reason is None:
             reason = self._epoch()
@@ -189,7 +191,7 @@ class Loop:
         while run.position.update_in_epoch < count:
             begin = run.position.update_in_epoch * size
             self._update(groups[begin : begin + size])
-            reason = self._between() if run.position.update_in_epoch < count else None
+            reason = self._reason_between() if run.position.update_in_epoch < count else None
             if reason is not None:
                 return reason
         if self._validates():
@@ -235,7 +237,7 @@ class Loop:
             return True
         return closes if config.validate_every is None else position.update % config.validate_every == 0
 
-    def _between(self) -> Reason | None:
+    def _reason_between(self) -> Reason | None:
         """After an update that does not end the epoch: validate, save, see whether to end."""
         position, config = self.run.position, self.run.config
         due = self._validates()
@@ -256,8 +258,8 @@ class Loop:
         return None
 
     def _interruption(self) -> Reason | None:
-        interrupted = self.run.processes.sum([float(self.interrupted())])[0]
-        return "interrupted" if interrupted else None
+        is_interrupted = self.run.processes.sum([float(self.interrupted())])[0]
+        return "interrupted" if is_interrupted else None
 
     def _validate(self) -> None:
         run, progress = self.run, self.progress
@@ -285,7 +287,7 @@ class Loop:
         run, window = self.run, self.progress.window
         now = time.monotonic()
         self.progress.seconds += now - self.mark
-        elapsed, self.mark = now - self.mark, now
+        seconds, self.mark = now - self.mark, now
         row: dict[str, float | int | None] = {
             name: getattr(run.position, name) for name in ("update", "epoch", "sentences", "tokens")
         }
@@ -293,7 +295,7 @@ class Loop:
         if window.tokens:
             row |= {
                 **self.progress.latest,
-                "tokens_per_second": window.tokens / max(elapsed, 1e-9),
+                "tokens_per_second": window.tokens / max(seconds, 1e-9),
                 "loss": window.loss / window.tokens,
                 "nll": window.nll / window.tokens,
             }

@@ -32,7 +32,7 @@ from headscope.training.checkpoints import (
     TRAINING,
     Progress,
     check_settings,
-    cleaned,
+    clean_workspace,
     load_state,
     read_state,
     training_workspace,
@@ -63,9 +63,9 @@ def train(
     with process_group() as processes, ExitStack() as stack:
         workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)
-        with _stoppable() as interrupted, cleaned(workspace, processes):
+        with _stoppable() as is_interrupted, clean_workspace(workspace, processes):
             result = _train(
-                working, variant, processes, read_state(workspace.path), listener or Silent(), interrupted, command
+                working, variant, processes, read_state(workspace.path), listener or Silent(), is_interrupted, command
             )
         if result.reason != "interrupted":
             if processes.main:
@@ -80,10 +80,10 @@ def _train(
     processes: Processes,
     state: Mapping[str, Any] | None,
     listener: Listener,
-    interrupted: Callable[[], bool],
+    is_interrupted: Callable[[], bool],
     command: Sequence[str],
 ) -> Training:
-    begun = time.time()
+    start_time = time.time()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     options = plain_options(variant.options)
@@ -106,10 +106,10 @@ def _train(
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
                 listener.remarked(text)
     begun_at = run.position.update
-    loop = Loop(run, variant, progress, settings, history, listener, interrupted)
-    with _recorded(config.out, about, history):
+    loop = Loop(run, variant, progress, settings, history, listener, is_interrupted)
+    with _record_status(config.out, about, history):
         reason = loop.train()
-    remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, ended=True)]
+    remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, has_ended=True)]
     result = Training(
         record=dict(about),
         metrics=pd.DataFrame(),
@@ -129,7 +129,7 @@ def _train(
     )
     if history is not None:
         status = "interrupted" if reason == "interrupted" else "done"
-        about |= {"status": status, "result": result.outcome, "ended": time.time() - begun}
+        about |= {"status": status, "result": result.outcome, "ended": time.time() - start_time}
         write_json(config.out / "run.json", TRAINING.describe(about))
         lines = config.out / METRICS
         result = replace(result, record=about, metrics=pd.read_csv(lines) if lines.is_file() else pd.DataFrame())
@@ -137,15 +137,15 @@ def _train(
 
 
 @contextmanager
-def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -> Iterator[None]:
+def _record_status(folder: Path, about: Mapping[str, Any], history: History | None) -> Iterator[None]:
     """Says in run.json that what runs in the block did not end as it should, and why; closes the history."""
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
+        is_interrupt = isinstance(error, KeyboardInterrupt)
         message = str(error) if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {error}"
         if history is not None:
-            ending = {"status": "interrupted"} if stopped else {"status": "failed", "error": message}
+            ending = {"status": "interrupted"} if is_interrupt else {"status": "failed", "error": message}
             with suppress(OSError, HeadscopeError):  # the error itself says more than that this cannot be written
                 write_json(folder / "run.json", TRAINING.describe({**about, **ending}))
         raise
@@ -197,7 +197,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
 
 def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     config = run.config
-    criterion = TrainingLoss(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
+    criterion = TrainingLoss(run.model, smoothing=config.label_smoothing, in_chunks=config.precision != "fp16")
     criterion.extra = lambda batch: variant.extra_loss(run, batch)
     if config.compile:
         criterion.sums = torch.compiler.disable(criterion.sums)  # type: ignore[method-assign]
@@ -205,8 +205,8 @@ def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     if run.processes.world == 1:
         return criterion
     devices = [run.device] if run.device.type == "cuda" else None
-    unused = variant.name != "baseline"  # of others a forward may leave some parameters out
-    return nn.parallel.DistributedDataParallel(criterion, device_ids=devices, find_unused_parameters=unused)
+    leaves_unused = variant.name != "baseline"  # of others a forward may leave some parameters out
+    return nn.parallel.DistributedDataParallel(criterion, device_ids=devices, find_unused_parameters=leaves_unused)
 
 
 def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:

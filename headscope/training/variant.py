@@ -104,8 +104,8 @@ class Variant:
         """
         return None
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
-        """What of it did not happen in a run that has `ended`; before that, what will not happen as options stand."""
+    def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
+        """What of it did not happen in a run; before that, what will not happen as options stand."""
         return []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
@@ -184,7 +184,7 @@ class VariantChain(Variant):
         """What all parts leave to the main optimizer, with the settings of all."""
         groups = super().groups(model)
         for part in self.parts:
-            groups = intersected(groups, part.groups(model))
+            groups = intersect_groups(groups, part.groups(model))
         return groups
 
     check, prepare = _of_each("check"), _of_each("prepare")
@@ -200,8 +200,8 @@ class VariantChain(Variant):
         losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
         return sum(losses[1:], start=losses[0]) if losses else None
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
-        return [text for part in self.parts for text in part.remarks(run, ended=ended)]
+    def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
+        return [text for part in self.parts for text in part.remarks(run, has_ended=has_ended)]
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         return {name: value for part in self.parts for name, value in part.history(run).items()}
@@ -237,8 +237,8 @@ def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
             name = clashes[0].replace("_", "-")
             return f"{first.name} and {second.name} have options --{name} of their own; take one of them"
     names = [cls.name for cls in classes]
-    if "baseline" in names and (others := "+".join(name for name in names if name != "baseline")):
-        return f"baseline cannot be combined, because it is training without any variant; take {others}"
+    if "baseline" in names and (other_names := "+".join(name for name in names if name != "baseline")):
+        return f"baseline cannot be combined, because it is training without any variant; take {other_names}"
     return None
 
 
@@ -272,12 +272,14 @@ def options_of(cls: type[Variant], options: Any) -> Any:
     return cls.Options(**{option.name: getattr(options, option.name) for option in fields(cls.Options)})
 
 
-def intersected(groups: Iterable[Mapping[str, Any]], other_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def intersect_groups(
+    groups: Iterable[Mapping[str, Any]], other_groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Parameter groups of what is in both, with the settings of both, in the order of the first ones."""
-    merged = []
+    common_groups = []
     for group in groups:
         for other in other_groups:
             shared = set(map(id, other["params"]))
             parameters = [parameter for parameter in group["params"] if id(parameter) in shared]
-            merged.append({**group, **other, "params": parameters})
-    return [group for group in merged if group["params"]] or merged[:1]
+            common_groups.append({**group, **other, "params": parameters})
+    return [group for group in common_groups if group["params"]] or common_groups[:1]

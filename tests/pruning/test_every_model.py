@@ -87,7 +87,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, 
     kind, options = made
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, supervised=loss.supervised)
+    data = training_examples(its, corpus, limit=61, with_labels=loss.supervised)
     gates = gate_layout(its.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
     gone = ",".join(map(str, gates.closed(kept.bool())))
@@ -113,7 +113,7 @@ def evaluated(texts: dict[str, Any], metric: str, mask: str | None = None) -> fl
 def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, Any]]) -> None:
     its, corpus = opened(made)
     loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, supervised=loss.supervised)
+    data = training_examples(its, corpus, limit=61, with_labels=loss.supervised)
     gates = gate_layout(its.attention_sites)
     batch = data.batch(np.arange(11), seed=1)
     values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)
@@ -136,7 +136,7 @@ def test_the_teacher_stays_as_it_was_while_the_model_learns(name: str, tmp_path:
     its = open_checkpoint(str(classifiers.folder(tmp_path / "model", "bert")), dtype="float64")
     corpus = open_corpus(classifiers.texts(COUNT))
     loss = training_loss(its, corpus, objective=name, smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, supervised=False)
+    data = training_examples(its, corpus, limit=61, with_labels=False)
     closed = list(gate_layout(its.attention_sites).gated_heads)[:3]
     before = {key: value.clone() for key, value in its.model.state_dict().items()}
 

@@ -23,7 +23,7 @@ from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.subset import (
     Subset,
     SubsetOptions,
-    annealed,
+    anneal,
     gumbel,
     soft_top_k,
     straight_through,
@@ -101,7 +101,7 @@ def test_gates_of_a_subset_above_half_stay_within_0_and_1() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(72, generator=generator, dtype=torch.float64, requires_grad=True)
     for update in range(100):
-        temperature = annealed(update, first=10.0, last=1e-8, updates=100)
+        temperature = anneal(update, first=10.0, last=1e-8, updates=100)
         gates = soft_top_k(scores + gumbel(72, generator), 37, temperature=temperature)
         assert gates.min() >= 0 and gates.max() <= 1 and math.isclose(gates.sum().item(), 37, rel_tol=1e-12)
     for k in (0, 72):

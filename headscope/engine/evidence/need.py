@@ -98,7 +98,7 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
 
     `needed` is the probability that a head with the function is needed more than another head of the same model (ties
     half; 0.5: the function says nothing), the mean over models; `needed_low` and `needed_high` are its 95 % interval by
-    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `by_model` has the
+    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `each` has the
     numbers of the models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many
     heads. Functions are in the order of legends, heads without a label last.
     """

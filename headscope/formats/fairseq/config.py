@@ -75,7 +75,7 @@ class Settings:
         if value is None:
             raise CheckpointError(f"{self.path} does not say {name}, and headscope does not know arch {self.arch!r}")
         if type(value) is not int or not 0 < value < 2**31:
-            raise CheckpointError(f"{self.path}: {name} is {shown(value)}; it must be a whole number above 0")
+            raise CheckpointError(f"{self.path}: {name} is {format_setting(value)}; it must be a whole number above 0")
         return value
 
     def text(self, name: str) -> str | None:
@@ -108,7 +108,8 @@ def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
     arch = values.get("arch")
     if not isinstance(arch, str) or not arch.startswith("transformer"):
         raise CheckpointError(
-            f"{path}: its arch is {shown(arch)}; headscope reads fairseq's transformer* and transformer_lm* models"
+            f"{path}: its arch is {format_setting(arch)}; headscope reads fairseq's transformer* and "
+            "transformer_lm* models"
         )
     return Settings(path, values, arch, args is not None)
 
@@ -121,7 +122,7 @@ STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}
 
 def in_languages(settings: Settings, source: str | None, target: str | None) -> Settings:
     """With the languages that are read and written: those given, the options' own, or the only pair of the training."""
-    pairs = _listed(settings.get("lang_pairs"))
+    pairs = _split_list(settings.get("lang_pairs"))
     only = pairs[0].split("-") if len(pairs) == 1 and pairs[0].count("-") == 1 else (None, None)
     main = section(settings.get("langtoks")).get("main")
     marks = main if isinstance(main, (list, tuple)) and len(main) == 2 else (None, None)
@@ -143,23 +144,23 @@ def around_texts(settings: Settings, side: str) -> dict[str, tuple[str, ...]]:
     if settings.text("task") == PRETRAINED:
         mark, begin = _style(settings).format(settings.text(f"{side}_lang")), ("<s>",) * settings.on("prepend_bos")
         return {"prefix": begin, "suffix": ("</s>", mark)} if reading else {"start": (mark,), "begin": begin}
-    said = settings.get("encoder_langtok" if reading else "decoder_langtok")
-    if settings.text("task") != MULTILINGUAL or not said:
+    language_setting = settings.get("encoder_langtok" if reading else "decoder_langtok")
+    if settings.text("task") != MULTILINGUAL or not language_setting:
         return {}
-    of_source = isinstance(said, str) and said.startswith("src")
+    of_source = isinstance(language_setting, str) and language_setting.startswith("src")
     mark = _style(settings).format(settings.text("source_lang" if of_source else "target_lang"))
     if settings.on("lang_tok_replacing_bos_eos"):
         return {"suffix" if reading else "start": (mark,)}
     return {"prefix" if reading else "begin": (mark,)}
 
 
-def added_subwords(settings: Settings, listed: str | None) -> tuple[str, ...]:
-    """What fairseq adds to the dictionaries of such a task; `listed` is the content of the file `lang_dict`."""
+def added_subwords(settings: Settings, listing: str | None) -> tuple[str, ...]:
+    """What fairseq adds to the dictionaries of such a task; `listing` is the content of the file `lang_dict`."""
     if settings.text("task") not in (MULTILINGUAL, PRETRAINED):
         return ()
-    languages = _listed(settings.get("langs")) if listed is None else listed.split()
+    languages = _split_list(settings.get("langs")) if listing is None else listing.split()
     if not languages and not settings.on("lang_dict"):
-        languages = sorted({part for pair in _listed(settings.get("lang_pairs")) for part in pair.split("-")})
+        languages = sorted({part for pair in _split_list(settings.get("lang_pairs")) for part in pair.split("-")})
     style = _style(settings)
     return (*map(style.format, languages), *(["<mask>"] if style == STYLES["mbart"] else []))
 
@@ -169,7 +170,7 @@ def _style(settings: Settings) -> str:
     return STYLES.get(style or "multilingual", STYLES["multilingual"])
 
 
-def _listed(value: Any) -> list[str]:
+def _split_list(value: Any) -> list[str]:
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
     return [part for part in parts if isinstance(part, str) and part]
 
@@ -203,7 +204,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def shown(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A value for a message; never more than its type where it may be large or made to be slow."""
     return repr(value)[:40] if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
 
@@ -212,8 +213,8 @@ def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> Trans
     """The config of a model with these (upgraded) weights; CheckpointError naming the option that does not fit."""
     if on := [name for name in REFUSED if settings.on(name)]:
         raise CheckpointError(
-            f"{settings.path}: its option {on[0]} ({shown(settings.get(on[0]))}) makes a model that headscope's "
-            "Transformer is not; only models without it can be opened"
+            f"{settings.path}: its option {on[0]} ({format_setting(settings.get(on[0]))}) makes a model that "
+            "headscope's Transformer is not; only models without it can be opened"
         )
     two_sided = not settings.arch.startswith("transformer_lm")
     shared = two_sided and settings.on("share_all_embeddings")
@@ -252,7 +253,7 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
         activation=_activation(settings),
         positions="none" if settings.on("no_token_positional_embeddings") else "learned" if table else "sinusoidal",
         position_offset=OFFSET,
-        max_positions=_max_positions(settings, state, side, learned=table),
+        max_positions=_max_positions(settings, state, side, has_table=table),
         scale_embedding=not settings.on("no_scale_embedding"),
         embedding_norm=settings.on("layernorm_embedding"),
         self_mixing=_mixing(state, f"{side}.layers.", ".self_attn."),
@@ -286,8 +287,8 @@ def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: 
 
 
 def _mixing(state: Mapping[str, Tensor], start: str, middle: str) -> str | None:
-    mixed = any(key.startswith(start) and middle in key and key.endswith(".alphas") for key in state)
-    return "alpha.v1" if mixed else None
+    has_alphas = any(key.startswith(start) and middle in key and key.endswith(".alphas") for key in state)
+    return "alpha.v1" if has_alphas else None
 
 
 def _pre(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:
@@ -306,22 +307,22 @@ def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> b
         return False
     if side == "encoder":
         return True
-    without = settings.on("no_decoder_final_norm") or settings.get("decoder_final_norm", True) is False
-    return not (without or "no_tie_adaptive_proj" in settings.values)
+    lacks_norm = settings.on("no_decoder_final_norm") or settings.get("decoder_final_norm", True) is False
+    return not (lacks_norm or "no_tie_adaptive_proj" in settings.values)
 
 
 def _activation(settings: Settings) -> Any:
     name = settings.get("activation_fn", "relu")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise CheckpointError(
-            f"{settings.path}: activation_fn is {shown(name)}; headscope has {', '.join(ACTIVATIONS)}"
+            f"{settings.path}: activation_fn is {format_setting(name)}; headscope has {', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[name]
 
 
-def _max_positions(settings: Settings, state: Mapping[str, Tensor], side: str, *, learned: bool) -> int:
+def _max_positions(settings: Settings, state: Mapping[str, Tensor], side: str, *, has_table: bool) -> int:
     """Rows of a learned table, else what the options say."""
-    if learned:
+    if has_table:
         return max(_shape(settings, state, f"{side}.embed_positions.weight")[0] - OFFSET, 1)
     lm = settings.arch.startswith("transformer_lm")
     name = "max_source_positions" if side == "encoder" else "max_target_positions"

@@ -40,7 +40,7 @@ from headscope.formats.fairseq.from_native import (
     logits_in_our_order,
     vocabulary_files,
 )
-from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded, without_prefix
+from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgrade_keys, without_prefix
 from headscope.formats.native import native_state, opened_dtype
 from headscope.formats.pickles import begins_with_name, is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
@@ -77,8 +77,8 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
             missing[side] = _missing(name, side, folders)
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
-            added = added_subwords(settings, _listing(settings, path.parent))
-            own = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start, added=added)
+            additions = added_subwords(settings, _listing(settings, path.parent))
+            own = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start, additions=additions)
             around = around_texts(settings, side)
             if lacking := [name for names in around.values() for name in names if own.id_of(name) is None]:
                 missing[side] = (
@@ -86,7 +86,7 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
                     "not list; --src-lang and --tgt-lang name other languages"
                 )
             else:
-                vocabularies[side] = _with_marks(own, around, added)
+                vocabularies[side] = _with_marks(own, around, additions)
             files.append(path)
     if companions.dicts is not None and missing:
         raise CheckpointError(f"{settings.path}: {next(iter(missing.values()))}")
@@ -122,17 +122,17 @@ def _listing(settings: Settings, folder: Path) -> str | None:
     return read_text(folder / name, name=str(folder / name)) if name and (folder / name).is_file() else None
 
 
-def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], added: tuple[str, ...]) -> Vocabulary:
+def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], additions: tuple[str, ...]) -> Vocabulary:
     """A vocabulary with what a task puts around texts; neither that nor other languages are text."""
     ids: dict[str, Any] = {name: tuple(map(own.subwords.index, names)) for name, names in around.items()}
-    special = own.special | set().union(*ids.values()) | {own.subwords.index(name) for name in added}
+    special = own.special | set().union(*ids.values()) | {own.subwords.index(name) for name in additions}
     return replace(own, special=special, **ids | ({"start": ids["start"][0]} if "start" in ids else {}))
 
 
 def read_dictionary(
-    path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END, added: tuple[str, ...] = ()
+    path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END, additions: tuple[str, ...] = ()
 ) -> Vocabulary:
-    """A dict.*.txt: `subword count` a line behind four special ids, then `added` ones, `size` in all."""
+    """A dict.*.txt: `subword count` a line behind four special ids, then `additions`, `size` in all."""
     lines = read_text(path, name=f"the dictionary {path}").split("\n")
     subwords, id_of = list(SPECIAL), {subword: number for number, subword in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
@@ -148,7 +148,7 @@ def read_dictionary(
             subwords[id_of[subword]] += "#overwritten"  # the later id is meant wherever the subword is written
         id_of[subword] = len(subwords)
         subwords.append(subword)
-    subwords += [subword for subword in added if subword not in id_of]
+    subwords += [subword for subword in additions if subword not in id_of]
     if len(subwords) != size:
         raise CheckpointError(
             f"{owner}: the dictionary {path} has {len(subwords)} subwords, special ones included, and the model's "
@@ -189,10 +189,10 @@ class FairseqCheckpoint(TransformerCheckpoint):
 
     def with_model(self, model: nn.Module) -> FairseqCheckpoint:
         """Around a model without mixings the file's matrices `alphas` go."""
-        copied = super().with_model(model)
-        if not any(module.mixing is not None for _, _, _, module in copied.model.attention_modules()):
-            copied.origin = self.origin.without_alphas()
-        return copied
+        duplicate = super().with_model(model)
+        if not any(module.mixing is not None for _, _, _, module in duplicate.model.attention_modules()):
+            duplicate.origin = self.origin.without_alphas()
+        return duplicate
 
     def _side(self, name: SideName) -> Vocabulary:
         side: SideName = name if self.two_sided else "target"
@@ -217,12 +217,12 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         prefix, raw = without_prefix(read_tensors(Path(path), content["model"]))
         refuse_damaged_file(path, raw)
         settings = in_languages(read_settings(path, content), companions.src_lang, companions.tgt_lang)
-        state = upgraded(raw)
+        state = upgrade_keys(raw)
         config = transformer_config(settings, state)
-        weights = _completed(path, config, native_weights(path, state))
+        weights = _complete_state(path, config, native_weights(path, state))
         model = build_transformer(path, config, weights)
-        stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
-        model_dtype = opened_dtype(dtype, stored, device)
+        file_types = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
+        model_dtype = opened_dtype(dtype, file_types, device)
         dictionaries = find_dictionaries(settings, config, companions)
         checkpoint = FairseqCheckpoint(
             path=path,
@@ -232,7 +232,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             digest=file_digest([Path(path)]),
             source=dictionaries.vocabularies.get("source"),
             target=dictionaries.vocabularies.get("target"),
-            stored=stored if dtype == "auto" else {},
+            file_types=file_types if dtype == "auto" else {},
             origin=origin(raw),
             options=_plain(settings, config),
             dictionaries=dictionaries,
@@ -261,20 +261,20 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
                     f"{checkpoint.path} has layers with fewer heads than the others, and fairseq has one number of "
                     "heads; `headscope prune remove --export masked` leaves zeros in their place"
                 )
-            written = self.write(checkpoint, folder, Companions())
-            again = self.load(str(written.path), device="cpu", dtype="float64", companions=Companions())
-            return replace(written, architecture=checkpoint.model_type, logits=probe_logits(again.model, probe))
+            files = self.write(checkpoint, folder, Companions())
+            reopened = self.load(str(files.path), device="cpu", dtype="float64", companions=Companions())
+            return replace(files, architecture=checkpoint.model_type, logits=probe_logits(reopened.model, probe))
         written_model = fairseq_model(checkpoint)
         _write_file(folder / FILE, written_model.options, written_model.weights)
         for name, content in vocabulary_files(checkpoint).items():
             (folder / name).write_bytes(content)
-        again = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
-        if not (difference := end_difference(checkpoint, written_model, again)) <= TOLERANCE:
+        reopened = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
+        if not (difference := end_difference(checkpoint, written_model, reopened)) <= TOLERANCE:
             raise CheckpointError(
                 f"{checkpoint.path} was converted, but its first logits differ by {difference:.1e}; nothing was left "
                 "behind. Please report this with the output of `headscope show`"
             )
-        logits = logits_in_our_order(again.model, written_model, probe)
+        logits = logits_in_our_order(reopened.model, written_model, probe)
         opens, limits = ("headscope", _OPENS[written_model.of_fork]), (_LIMITS[written_model.of_fork],)
         arch = written_model.options["arch"]
         return SavedFiles(folder / FILE, self.name, written_model.notes, opens, limits, arch, logits)
@@ -341,7 +341,7 @@ def _content(path: Path) -> Mapping[str, Any]:
     return entries
 
 
-def _completed(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _complete_state(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
     for side, stack in config.sides.items():
         sites = ("self_attention", stack.self_mixing, stack.self_heads)
         for site, mixing, heads in (sites, ("cross_attention", stack.cross_mixing, stack.cross_heads)):

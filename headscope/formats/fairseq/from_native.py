@@ -55,7 +55,7 @@ class FairseqModel:
     notes: tuple[str, ...]
     of_fork: bool
 
-    def renumbered(self, ids: Tensor, side: str) -> Tensor:
+    def renumber(self, ids: Tensor, side: str) -> Tensor:
         """fairseq's ids of our ids."""
         return torch.tensor(self.orders[side]).argsort()[ids]
 
@@ -64,8 +64,8 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
     """The file that fairseq opens; CheckpointError with all reasons where it can express no such model."""
     mixings = {module.mixing for *_, module in checkpoint.model.attention_modules() if module.mixing is not None}
     config = checkpoint.model.config
-    mixed = {stack_mixing for stack in config.stacks for stack_mixing in (stack.self_mixing, stack.cross_mixing)}
-    of_fork = "alpha.v1" in mixed and mixed <= {"alpha.v1", None}
+    mixings_used = {stack_mixing for stack in config.stacks for stack_mixing in (stack.self_mixing, stack.cross_mixing)}
+    of_fork = "alpha.v1" in mixings_used and mixings_used <= {"alpha.v1", None}
     reasons = _reasons(config, foldable=all(mixing.foldable for mixing in mixings))
     vocabularies = {side: _vocabulary(checkpoint, side) for side in config.sides}
     reasons += [reason for side, own in vocabularies.items() for reason in _lacking(own, side)]
@@ -73,18 +73,18 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
         raise CheckpointError(f"fairseq has no such model: {'; '.join(dict.fromkeys(reasons))}")
     state = checkpoint.model.state_dict() if of_fork else folded_weights(checkpoint.model)
     orders = {side: fairseq_order(own) for side, own in vocabularies.items()}
-    restarted = config.encoder is not None and vocabularies["decoder"].start != vocabularies["decoder"].end
+    has_own_start = config.encoder is not None and vocabularies["decoder"].start != vocabularies["decoder"].end
     weights = {key: values.detach().cpu() for key, values in state.items()}
     _renumber(weights, config, orders)
-    if restarted:  # the decoder's input table says at `</s>`, where fairseq starts, what the model starts with
+    if has_own_start:  # the decoder's input table says at `</s>`, where fairseq starts, what the model starts with
         order, own = orders["decoder"], vocabularies["decoder"]
         table = weights["decoder.embeddings.tokens.weight"] = weights["decoder.embeddings.tokens.weight"].clone()
         table[order.index(own.end)] = table[order.index(own.start)]
     for side, stack in config.sides.items():
         _fill(weights, side, stack, alphas=of_fork)
-    one_table = not restarted and orders.get("encoder", orders["decoder"]) == orders["decoder"]
-    options = _options(config, vocabularies["decoder"], tied=not restarted, one_table=one_table)
-    notes = _notes(config, restarted=restarted, of_fork=of_fork, folded=bool(mixings) and not of_fork)
+    one_table = not has_own_start and orders.get("encoder", orders["decoder"]) == orders["decoder"]
+    options = _options(config, vocabularies["decoder"], tied=not has_own_start, one_table=one_table)
+    notes = _notes(config, has_own_start=has_own_start, of_fork=of_fork, folds_mixing=bool(mixings) and not of_fork)
     return FairseqModel(options, fairseq_weights(weights, _origin(config, weights)), orders, notes, of_fork)
 
 
@@ -109,24 +109,24 @@ def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
     return files
 
 
-def logits_in_our_order(model: Transformer, written: FairseqModel, probe: Probe) -> Tensor:
+def logits_in_our_order(model: Transformer, fairseq: FairseqModel, probe: Probe) -> Tensor:
     """Logits [2 t V] that the opened file gives of a probe, by our ids."""
-    source = written.renumbered(probe.source, "encoder") if model.encoder is not None else probe.source
-    logits = probe_logits(model, Probe(source, probe.real, written.renumbered(probe.target, "decoder")))
-    return logits[..., written.renumbered(torch.arange(logits.shape[-1]), "decoder")]
+    source = fairseq.renumber(probe.source, "encoder") if model.encoder is not None else probe.source
+    logits = probe_logits(model, Probe(source, probe.real, fairseq.renumber(probe.target, "decoder")))
+    return logits[..., fairseq.renumber(torch.arange(logits.shape[-1]), "decoder")]
 
 
 @torch.no_grad()
-def end_difference(checkpoint: TransformerCheckpoint, written: FairseqModel, again: TransformerCheckpoint) -> float:
+def end_difference(checkpoint: TransformerCheckpoint, fairseq: FairseqModel, reopened: TransformerCheckpoint) -> float:
     """The largest difference of logits where a text starts, after a source that ends, as a share of the largest."""
-    assert checkpoint.target is not None and again.target is not None
+    assert checkpoint.target is not None and reopened.target is not None
     mine, ids = copy.deepcopy(checkpoint.model).cpu().double().eval(), torch.tensor([[checkpoint.target.start]])
     source = None if checkpoint.source is None else torch.tensor([[checkpoint.source.end]])
     expected = mine(source, ids)
-    source = None if source is None else written.renumbered(source, "encoder")
-    found = again.model(source, torch.tensor([[again.target.start]]))
-    found = found[..., written.renumbered(torch.arange(found.shape[-1]), "decoder")]
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+    source = None if source is None else fairseq.renumber(source, "encoder")
+    logits = reopened.model(source, torch.tensor([[reopened.target.start]]))
+    logits = logits[..., fairseq.renumber(torch.arange(logits.shape[-1]), "decoder")]
+    return float((logits - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
@@ -212,13 +212,13 @@ def _fill(weights: dict[str, Tensor], side: str, stack: StackConfig, *, alphas: 
     """Tables of positions, biases of zero, and matrices of the fork where a module has none."""
     key = f"{side}.embeddings.positions.weight"
     like = weights[f"{side}.embeddings.tokens.weight"]
-    if _tabled(stack):
+    if _has_table(stack):
         rows = position_table(stack, weights.get(key), like)
-        used = rows[stack.position_offset :]
-        before = used.new_zeros(OFFSET, used.shape[1])
+        used_rows = rows[stack.position_offset :]
+        before = used_rows.new_zeros(OFFSET, used_rows.shape[1])
         if stack.positions == "learned" and stack.position_offset:
             before[-1] = rows[stack.position_offset - 1]  # what padding reads
-        weights[key] = torch.cat([before, used])
+        weights[key] = torch.cat([before, used_rows])
     for layer in range(stack.layers):
         for site, heads in (("self_attention", stack.self_heads), ("cross_attention", stack.cross_heads)):
             if not heads:
@@ -231,22 +231,24 @@ def _fill(weights: dict[str, Tensor], side: str, stack: StackConfig, *, alphas: 
                 weights.setdefault(f"{name}.mixing.alpha", torch.eye(heads[layer], dtype=like.dtype))
 
 
-def _tabled(stack: StackConfig) -> bool:
+def _has_table(stack: StackConfig) -> bool:
     """Whether positions are a table in fairseq: learned, or sinusoids that do not begin where fairseq's do."""
     return stack.positions == "learned" or (stack.positions == "sinusoidal" and stack.position_offset != OFFSET)
 
 
 def _origin(config: TransformerConfig, weights: Mapping[str, Tensor]) -> Origin:
     """Tensors that only fairseq's files hold, and the keys of the fork's matrices, also where these do nothing."""
-    dropped = dict[str, Tensor]()
+    extra_tensors = dict[str, Tensor]()
     for side, stack in config.sides.items():
-        dropped[f"{side}.version"] = torch.tensor([VERSION])
-        if stack.positions == "sinusoidal" and not _tabled(stack):
-            dropped[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+        extra_tensors[f"{side}.version"] = torch.tensor([VERSION])
+        if stack.positions == "sinusoidal" and not _has_table(stack):
+            extra_tensors[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
     ours = {theirs: key for theirs, key in key_table(layer_counts(weights)).items() if key in weights}
     alphas = {theirs: weights[key] for theirs, key in ours.items() if key is not None and theirs.endswith(".alphas")}
-    dropped |= {f"{key}_bias": alpha.new_zeros(len(alpha), 1) for key, alpha in alphas.items()}
-    return Origin(tuple(key for key in key_table(layer_counts(weights)) if key in dropped or key in ours), dropped)
+    extra_tensors |= {f"{key}_bias": alpha.new_zeros(len(alpha), 1) for key, alpha in alphas.items()}
+    return Origin(
+        tuple(key for key in key_table(layer_counts(weights)) if key in extra_tensors or key in ours), extra_tensors
+    )
 
 
 def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_table: bool) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_t
             f"{side}_ffn_embed_dim": stack.d_ffn,
             f"{side}_attention_heads": stack.d_model // stack.d_head,
             f"{side}_normalize_before": stack.norm == "pre",
-            f"{side}_learned_pos": _tabled(stack),
+            f"{side}_learned_pos": _has_table(stack),
             f"{side}_embed_path": None,
             f"{LANGUAGES[side]}_lang": LANGUAGES[side],
             f"max_{LANGUAGES[side]}_positions": stack.max_positions or DEFAULT_LENGTH,
@@ -284,17 +286,17 @@ def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_t
     return options
 
 
-def _notes(config: TransformerConfig, *, restarted: bool, of_fork: bool, folded: bool) -> tuple[str, ...]:
+def _notes(config: TransformerConfig, *, has_own_start: bool, of_fork: bool, folds_mixing: bool) -> tuple[str, ...]:
     notes = []
     if of_fork:
         notes.append("it has the matrices `alphas` of the fork MHR, which opens it; fairseq itself does not")
-    if folded:
+    if folds_mixing:
         notes.append("the matrices that mix heads are folded into the output projections")
-    if restarted and config.tie_output:
+    if has_own_start and config.tie_output:
         notes.append(
             "fairseq starts translations with </s>, so the decoder reads a table of its own: the file is larger"
         )
-    if any(stack.positions == "sinusoidal" and _tabled(stack) for stack in config.stacks):
+    if any(stack.positions == "sinusoidal" and _has_table(stack) for stack in config.stacks):
         notes.append(
             f"positions begin elsewhere than fairseq's, so they are a table of at least {DEFAULT_LENGTH:,} rows"
         )

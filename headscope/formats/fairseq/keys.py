@@ -71,8 +71,8 @@ class Origin:
     def without_alphas(self) -> Origin:
         """The same without the fork's matrices."""
         keys = tuple(key for key in self.keys if "alphas" not in key)
-        dropped = {key: tensor for key, tensor in self.dropped.items() if "alphas" not in key}
-        return Origin(keys, dropped, folded=self.folded or len(keys) < len(self.keys))
+        extra_tensors = {key: tensor for key, tensor in self.dropped.items() if "alphas" not in key}
+        return Origin(keys, extra_tensors, folded=self.folded or len(keys) < len(self.keys))
 
 
 def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
@@ -105,27 +105,27 @@ def layer_counts(keys: Iterable[str]) -> dict[str, int]:
 
 def without_prefix(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
     """What all keys have before `encoder.` or `decoder.`, as wrappers of a model leave it behind, and the rest."""
-    found = {match[1] if (match := _BEFORE_SIDE.match(key)) else "" for key in state}
-    prefix = found.pop() if len(found) == 1 else ""
+    prefixes = {match[1] if (match := _BEFORE_SIDE.match(key)) else "" for key in state}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
     return prefix, {key.removeprefix(prefix): tensor for key, tensor in state.items()}
 
 
-def upgraded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def upgrade_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict under the names of fairseq 0.9: fused projections split, old names replaced."""
     weights: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        fused = _FUSED.fullmatch(key)
-        if fused is None:
-            weights[renamed(key)] = tensor
+        fused_match = _FUSED.fullmatch(key)
+        if fused_match is None:
+            weights[current_key(key)] = tensor
         elif tensor.ndim and not len(tensor) % 3:
             for name, part in zip("qkv", tensor.chunk(3), strict=True):
-                weights[f"{fused[1]}.{name}_proj.{fused[2]}"] = part.contiguous()
+                weights[f"{fused_match[1]}.{name}_proj.{fused_match[2]}"] = part.contiguous()
         else:
             weights[key] = tensor
     return weights
 
 
-def renamed(key: str) -> str:
+def current_key(key: str) -> str:
     """A key as fairseq 0.9 writes it."""
     if key == OLD_OUTPUT:
         return "decoder.output_projection.weight"
@@ -155,8 +155,8 @@ def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def origin(state: Mapping[str, Tensor]) -> Origin:
     """What `fairseq_weights` needs beside native weights to write a file like this one."""
     rows = key_table(layer_counts(state))
-    dropped = {key: tensor for key, tensor in state.items() if key in rows and rows[key] is None}
-    return Origin(tuple(state), dropped)
+    extra_tensors = {key: tensor for key, tensor in state.items() if key in rows and rows[key] is None}
+    return Origin(tuple(state), extra_tensors)
 
 
 def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
@@ -165,15 +165,17 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
     remaining = set(state)
     weights: dict[str, Tensor] = {}
     for key in origin.keys:
-        fused = _FUSED.fullmatch(key)
+        fused_match = _FUSED.fullmatch(key)
         if key in origin.dropped:
             weights[key] = origin.dropped[key]
             continue
-        names = [f"{fused[1]}.{part}_proj.{fused[2]}" for part in "qkv"] if fused else [renamed(key)]
+        names = (
+            [f"{fused_match[1]}.{part}_proj.{fused_match[2]}" for part in "qkv"] if fused_match else [current_key(key)]
+        )
         parts = [native_key for name in names if (native_key := rows.get(name)) is not None and native_key in state]
         remaining -= set(parts)
         if parts:
-            weights[key] = torch.cat([state[native_key] for native_key in parts]) if fused else state[parts[0]]
+            weights[key] = torch.cat([state[native_key] for native_key in parts]) if fused_match else state[parts[0]]
     back = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
     weights |= {
         back[native_key]: state[native_key]

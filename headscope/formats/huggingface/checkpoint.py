@@ -48,26 +48,26 @@ class HuggingFaceCheckpoint(Predicting):
         model: nn.Module,
         tokenizer: Any,
         digest: str | None,
-        without: str = "there is none",
+        why_no_tokenizer: str = "there is none",
         sentences: SentenceEncoder | None = None,
     ) -> None:
         config: Any = model.config
         self.config = config
         super().__init__(path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest)
         self.tokenizer = tokenizer
-        self._without = without
+        self._without = why_no_tokenizer
         self.sentences = sentences
         self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
         self.reads_sound = reads_sound(model)
         self.rereads = self.two_sided and self.predicts == "classes"
-        known = (tokenizer is not None and self._languages()) or {}
-        self.writes = known.get("writes") or getattr(tokenizer, "target_lang", None)  # Marian's has one language
+        languages = (tokenizer is not None and self._languages()) or {}
+        self.writes = languages.get("writes") or getattr(tokenizer, "target_lang", None)  # Marian's has one language
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
-        copied = super().with_model(model)
-        copied.config = copied.model.config
-        copied.model_type = copied.config.model_type
-        return copied
+        duplicate = super().with_model(model)
+        duplicate.config = duplicate.model.config
+        duplicate.model_type = duplicate.config.model_type
+        return duplicate
 
     def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
         self._refuse_stored()
@@ -92,9 +92,9 @@ class HuggingFaceCheckpoint(Predicting):
         return self.with_model(pooled_model(self.model, plan))
 
     def written_in(self, name: str) -> torch.dtype | None:
-        computed = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
-        within = f"{getattr(self.model, 'base_model_prefix', '')}."  # files may be of the model without its head
-        names = () if name in computed else (name, name.removeprefix(within), within + name, "")
+        ignored_names = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
+        head_prefix = f"{getattr(self.model, 'base_model_prefix', '')}."  # files may be of the model without its head
+        names = () if name in ignored_names else (name, name.removeprefix(head_prefix), head_prefix + name, "")
         return next((self._stored_types[key] for key in names if key in self._stored_types), None)
 
     @cached_property
@@ -115,8 +115,8 @@ class HuggingFaceCheckpoint(Predicting):
             return None
         own = self.sentences and self.sentences.max_length  # SentenceTransformer takes it instead of the tokenizer's
         sides = (text_config(self.config, target=target) for target in (False, True))
-        named = [getattr(side, "max_position_embeddings", None) for side in sides]
-        lengths = [self.limit, own or getattr(self.tokenizer, "model_max_length", None), *named]
+        side_limits = [getattr(side, "max_position_embeddings", None) for side in sides]
+        lengths = [self.limit, own or getattr(self.tokenizer, "model_max_length", None), *side_limits]
         return min((int(length) for length in lengths if length and 0 < length < 10**9), default=None)
 
     def reads(self, longest: int | None) -> int:
@@ -129,24 +129,24 @@ class HuggingFaceCheckpoint(Predicting):
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         if side == "source":
             prompt = "" if self.sentences is None else self.sentences.prompt
-            encoded = self._encoded(texts, self._ids({"text": [prompt + text for text in texts]}, limit), side)
+            encodings = self._as_encoded(texts, self._ids({"text": [prompt + text for text in texts]}, limit), side)
             if not prompt:
-                return encoded
+                return encodings
             begin = self._of_side(side)(prompt)["input_ids"]
-            for each in encoded:
-                own = next((n for n, id in enumerate(begin) if each.ids[n : n + 1] != [id]), len(begin))
-                each.special[:own] = [True] * own
-            return encoded
+            for encoding in encodings:
+                own = next((n for n, id in enumerate(begin) if encoding.ids[n : n + 1] != [id]), len(begin))
+                encoding.special[:own] = [True] * own
+            return encodings
         with in_target_language(self._of_side(side), self.model, self.path):
-            return self._encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
+            return self._as_encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
         """Pairs as the tokenizer writes them, with token types where the model reads them."""
         if self.predicts == "words" and self.decodes:
             return super().encode_pairs(texts, limit=limit)
         first, second = ([pair[number] for pair in texts] for number in (0, 1))
-        coded = self._ids({"text": first, "text_pair": second}, limit)
-        return self._encoded(first, coded, "source")
+        token_ids = self._ids({"text": first, "text_pair": second}, limit)
+        return self._as_encoded(first, token_ids, "source")
 
     def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[TokenIds]:
         tokenizer = self._of_side("target" if "text_target" in arguments or not self.two_sided else "source")
@@ -170,31 +170,31 @@ class HuggingFaceCheckpoint(Predicting):
             return [[*row.uncut, tokenizer.eos_token_id][1 : len(row.ids) + 1] for row in rows]
         return [[*row.ids[1:], IGNORED] for row in rows]
 
-    def _encoded(self, texts: Sequence[str], coded: Sequence[TokenIds], side: SideName) -> list[Encoded]:
+    def _as_encoded(self, texts: Sequence[str], token_ids: Sequence[TokenIds], side: SideName) -> list[Encoded]:
         size, unknown_id = self.vocabularies[side == "target"], self._of_side(side).unk_token_id
-        special_ids, encoded = self._special[side], list[Encoded]()
-        for text, (ids, uncut, segments) in zip(texts, coded, strict=True):
+        special_ids, encodings = self._special[side], list[Encoded]()
+        for text, (ids, uncut, segments) in zip(texts, token_ids, strict=True):
             if not ids:
-                raise NothingReadError(text, len(encoded))
+                raise NothingReadError(text, len(encodings))
             if max(ids) >= size:
                 raise CheckpointError(
                     f"{self.path}: its tokenizer gives id {max(ids)}, and the model has {size} embeddings; "
                     "take the tokenizer that the model was trained with"
                 )
-            inputs = self._shifted(ids) if side == "target" else list(ids)
+            inputs = self._shift_right(ids) if side == "target" else list(ids)
             special = [number in special_ids for number in inputs]
             if side == "target":
                 special[0] = True
             unknown = sum(pair == (unknown_id, False) for pair in zip(inputs, special, strict=True))
-            encoded.append(Encoded(inputs, special, len(uncut) - len(ids), unknown, segments))
-        return encoded
+            encodings.append(Encoded(inputs, special, len(uncut) - len(ids), unknown, segments))
+        return encodings
 
     def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
         if not self.rereads:
             return []
-        return [Encoded(self._shifted(source.ids), [True, *source.special[:-1]]) for source in sources]
+        return [Encoded(self._shift_right(source.ids), [True, *source.special[:-1]]) for source in sources]
 
-    def _shifted(self, labels: list[int]) -> list[int]:
+    def _shift_right(self, labels: list[int]) -> list[int]:
         """The decoder's inputs: labels moved right by one, as the model itself does it."""
         if self.model_type in ("mbart", "plbart"):  # the language, which a text ends with, comes first
             return [labels[-1], *labels[:-1]]
@@ -210,19 +210,25 @@ class HuggingFaceCheckpoint(Predicting):
     def _start_id(self) -> int | None:
         """What the decoder reads first; a config of two parts (T5Gemma) may say it in its decoder's alone."""
         decoder = getattr(self.config, "decoder", None)
-        named = (self.config, "decoder_start_token_id"), (decoder, "decoder_start_token_id"), (decoder, "bos_token_id")
-        return next((number for of, name in named if (number := getattr(of, name, None)) is not None), None)
+        candidates = (
+            (self.config, "decoder_start_token_id"),
+            (decoder, "decoder_start_token_id"),
+            (decoder, "bos_token_id"),
+        )
+        return next((number for of, name in candidates if (number := getattr(of, name, None)) is not None), None)
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
-        begun = side == "target" and self.two_sided and list(ids[:1]) == [self._start_id()]
+        has_start = side == "target" and self.two_sided and list(ids[:1]) == [self._start_id()]
         prompt = self.sentences.prompt if self.sentences is not None and side == "source" else ""
         with TOKENISING:  # the start may have the id of a subword of the target
-            found = subword_spans(self._of_side(side), prompt + text, ids[begun:])
-        if found is None:
+            subword_offsets = subword_spans(self._of_side(side), prompt + text, ids[has_start:])
+        if subword_offsets is None:
             return None
         n = len(prompt)
-        own = [span and ((max(span[0] - n, 0), span[1] - n) if span[1] > n or not n else None) for span in found]
-        return [*[None] * begun, *own]
+        own = [
+            span and ((max(span[0] - n, 0), span[1] - n) if span[1] > n or not n else None) for span in subword_offsets
+        ]
+        return [*[None] * has_start, *own]
 
     def pooled(self, states: Tensor, real: Tensor) -> Tensor:
         if self.sentences is None:

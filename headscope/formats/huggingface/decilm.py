@@ -27,13 +27,13 @@ def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[
     widths = [width_of(block["ffn"]["ffn_mult"], hidden) for block in blocks]
     config: Any = LlamaConfig.from_dict(
         {name: value for name, value in values.items() if name not in _OWN}
-        | {"num_key_value_heads": max(heads // each for each in shared if each), "intermediate_size": max(widths)}
+        | {"num_key_value_heads": max(heads // share for share in shared if share), "intermediate_size": max(widths)}
     )
     config.architectures = ["LlamaForCausalLM"]
     config.narrowed = _sizes(config, shared, widths)
-    numbers = {str(layer): list(range(heads)) if each else [] for layer, each in enumerate(shared)}
+    numbers = {str(layer): list(range(heads)) if share else [] for layer, share in enumerate(shared)}
     config.kept_heads = {"decoder-self": numbers}
-    absent = [layer for layer, each in enumerate(shared) if not each]
+    absent = [layer for layer, share in enumerate(shared) if not share]
     return config, frozenset(f"model.layers.{layer}.input_layernorm.weight" for layer in absent)
 
 
@@ -41,29 +41,32 @@ def _problems(values: dict[str, Any]) -> list[str]:
     blocks, heads = values["block_configs"], values["num_attention_heads"]
     if len(blocks) != values["num_hidden_layers"]:
         return [f"block_configs has {len(blocks)} layers, and num_hidden_layers is {values['num_hidden_layers']}"]
-    found = [name for name in ("attention_bias", "mlp_bias") if values.get(name)]
+    problems = [name for name in ("attention_bias", "mlp_bias") if values.get(name)]
     for layer, block in enumerate(blocks):
-        others = {part: {name for name in block[part] if block[part][name]} - known for part, known in _KNOWN.items()}
-        found += [f"layer {layer} has {part}.{name}" for part, names in others.items() for name in sorted(names)]
+        unexpected = {
+            part: {name for name in block[part] if block[part][name]} - expected_names
+            for part, expected_names in _KNOWN.items()
+        }
+        problems += [f"layer {layer} has {part}.{name}" for part, names in unexpected.items() for name in sorted(names)]
         if block["ffn"]["no_op"]:
-            found.append(f"layer {layer} has no feed-forward layer (ffn.no_op)")
-        each = block["attention"].get("n_heads_in_group")
-        if not block["attention"]["no_op"] and (type(each) is not int or each < 1 or heads % each):
-            found.append(f"layer {layer} has n_heads_in_group {each!r}, which does not divide {heads} heads")
+            problems.append(f"layer {layer} has no feed-forward layer (ffn.no_op)")
+        group_size = block["attention"].get("n_heads_in_group")
+        if not block["attention"]["no_op"] and (type(group_size) is not int or group_size < 1 or heads % group_size):
+            problems.append(f"layer {layer} has n_heads_in_group {group_size!r}, which does not divide {heads} heads")
     if all(block["attention"]["no_op"] for block in blocks):
-        found.append("no layer has attention")
-    return found
+        problems.append("no layer has attention")
+    return problems
 
 
 def _sizes(config: Any, shared: list[int | None], widths: list[int]) -> dict[str, Any]:
     """What `narrow` makes of the plain Llama, whose layers share each key/value head among so many (None: none)."""
     hidden, width = config.hidden_size, config.head_dim
     narrowing, shapes = Narrowing(), dict[str, list[int]]()
-    for layer, (each, ffn) in enumerate(zip(shared, widths, strict=True)):
+    for layer, (share, ffn) in enumerate(zip(shared, widths, strict=True)):
         attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        narrowing.attributes[attention] = {"num_key_value_groups": each or 1}
-        if each:
-            keys = config.num_attention_heads // each * width
+        narrowing.attributes[attention] = {"num_key_value_groups": share or 1}
+        if share:
+            keys = config.num_attention_heads // share * width
             shapes |= {f"{attention}.{part}_proj.weight": [keys, hidden] for part in "kv"}
         else:
             narrowing.zeros |= {f"{attention}.{part}_proj": width for part in "qkv"}

@@ -107,9 +107,9 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         return SavedFiles(folder, self.name, notes, OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
-        from headscope.formats.huggingface.from_native import converted
+        from headscope.formats.huggingface.from_native import convert_checkpoint
 
-        return converted(checkpoint, folder, probe)
+        return convert_checkpoint(checkpoint, folder, probe)
 
 
 class OpenedAsFolder(HuggingFaceFormat):
@@ -124,9 +124,9 @@ class OpenedAsFolder(HuggingFaceFormat):
         return False
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
-        saved = super().write(checkpoint, folder, companions)
+        files = super().write(checkpoint, folder, companions)
         note = f"written as a huggingface folder: headscope reads {self.name} files and writes none with this command"
-        return replace(saved, format="huggingface", notes=(note, *saved.notes))
+        return replace(files, format="huggingface", notes=(note, *files.notes))
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)

@@ -90,13 +90,13 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     """The class that expresses a model; CheckpointError that says why none does."""
     if reasons := _never(config):
         raise CheckpointError(f"no class of transformers expresses this model: {', '.join(reasons)}; {INSTEAD}")
-    sided = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
-    reasons_of = {target.name: _reasons(target, config, ids) for target in sided}
-    for target in sided:
+    candidates = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
+    reasons_of = {target.name: _reasons(target, config, ids) for target in candidates}
+    for target in candidates:
         if not reasons_of[target.name]:
             return target
-    explained = ", ".join(f"{name} ({' and '.join(phrases)})" for name, phrases in reasons_of.items())
-    raise CheckpointError(f"no class of transformers expresses this model: not {explained}; {INSTEAD}")
+    explanation = ", ".join(f"{name} ({' and '.join(phrases)})" for name, phrases in reasons_of.items())
+    raise CheckpointError(f"no class of transformers expresses this model: not {explanation}; {INSTEAD}")
 
 
 def _never(config: TransformerConfig) -> list[str]:
@@ -138,8 +138,8 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
 def table_ends(name: str, config: TransformerConfig) -> int | None:
     """How many positions a class has whose table cannot grow, where the model itself has no limit; else None."""
     target = next(target for target in TARGETS if target.name == name)
-    unlimited = config.decoder.positions != "learned" and config.decoder.max_positions is None
-    return DEFAULT_LENGTH if "learned" in target.positions and unlimited else None
+    has_no_limit = config.decoder.positions != "learned" and config.decoder.max_positions is None
+    return DEFAULT_LENGTH if "learned" in target.positions and has_no_limit else None
 
 
 ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
@@ -179,9 +179,9 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         model: Any = getattr(transformers, target.name)(_config(target, config, ids))
         model = model.to(checkpoint.dtype)
         tied = {target.output} if _all_tied(config) else set()
-        missing, unexpected = model.load_state_dict(state, strict=False)
+        missing, left_over = model.load_state_dict(state, strict=False)
         wanting = [key for key in missing if "embed_positions" not in key and key not in tied]
-        assert not unexpected and not wanting, f"{target.name}: {unexpected[:3]} left over, {wanting[:3]} missing"
+        assert not left_over and not wanting, f"{target.name}: {left_over[:3]} left over, {wanting[:3]} missing"
         model.tie_weights()
         from transformers import GenerationConfig
 
@@ -282,8 +282,10 @@ def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor])
         if "learned" in target.positions:
             long = replace(stack, max_positions=_longest(config))  # a class has one length for both of its sides
             table = position_table(long, weights.get(f"{prefix}.embed_positions.weight"), like)
-            used = table[stack.position_offset :]
-            weights[f"{prefix}.embed_positions.weight"] = torch.cat([used.new_zeros(2, used.shape[1]), used])
+            used_rows = table[stack.position_offset :]
+            weights[f"{prefix}.embed_positions.weight"] = torch.cat(
+                [used_rows.new_zeros(2, used_rows.shape[1]), used_rows]
+            )
         name = f"{prefix}.embed_tokens.weight"
         if target.one_vocabulary and len(weights[name]) < config.decoder.vocabulary:
             rows = config.decoder.vocabulary - len(weights[name])
@@ -311,7 +313,7 @@ def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Te
 OWN_CODE = ("FSMT",)  # it bypasses transformers' attention interface, and overflows in double precision
 
 
-def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
+def convert_checkpoint(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
     """Write weights, configs and, where transformers has one, a tokenizer; read the model again with transformers."""
     import transformers
 

@@ -121,10 +121,10 @@ class Predicting(Checkpoint):
             if not bool(free[pad]):
                 raise CheckpointError(f"{self.path} has no pad_token_id, and the texts of a batch have all others")
         inputs["input_ids"] = ids.masked_fill(~real, pad)
-        changed: dict[str, Any] = {"pad_token_id": pad}
+        overrides: dict[str, Any] = {"pad_token_id": pad}
         if isinstance(end, int):  # BART and T5 read at the last end, and refuse texts with different numbers of them
-            changed["eos_token_id"] = ids.masked_fill(~_last(batch.source.real & (ids == end)), -1)
-        with through_attend(self.model), _changed(config, changed):
+            overrides["eos_token_id"] = ids.masked_fill(~_last(batch.source.real & (ids == end)), -1)
+        with through_attend(self.model), _override(config, overrides):
             try:
                 scores: Tensor = self.model(**inputs).logits
             except ValueError as error:  # a text without an end
@@ -161,9 +161,9 @@ class Predicting(Checkpoint):
             if memory is not None:
                 inputs["encoder_outputs"] = memory
                 inputs.pop("input_ids", None)
-        cached = self.two_sided or all(entry.site is not Site.ENCODER_SELF for entry in self.attention_sites.order)
+        has_cache = self.two_sided or all(entry.site is not Site.ENCODER_SELF for entry in self.attention_sites.order)
         with through_attend(self.model):
-            output = self.model(**inputs, **({"use_cache": False} if cached else {}))
+            output = self.model(**inputs, **({"use_cache": False} if has_cache else {}))
         logits: Tensor | None = getattr(output, "logits", None)
         if logits is None:
             logits = getattr(output, "prediction_logits", None)
@@ -179,10 +179,12 @@ class Predicting(Checkpoint):
         """Of causal models that can, without logits of other positions than these [b]."""
         if self.two_sided or "logits_to_keep" not in inspect.signature(self.model.forward).parameters:
             return super().logits_at(batch, positions)
-        kept, which = positions.unique(return_inverse=True)
+        kept_positions, which = positions.unique(return_inverse=True)
         with through_attend(self.model):
-            logits: Tensor = self.model(**self._source(batch.source), use_cache=False, logits_to_keep=kept).logits
-        if logits.shape[1] != len(kept):
+            logits: Tensor = self.model(
+                **self._source(batch.source), use_cache=False, logits_to_keep=kept_positions
+            ).logits
+        if logits.shape[1] != len(kept_positions):
             return super().logits_at(batch, positions)
         return logits[torch.arange(len(logits), device=logits.device), which]
 
@@ -209,26 +211,28 @@ class Predicting(Checkpoint):
         model: Any = self.model
         source = pad_side(self.encode(texts, side="source", limit=self.reads(options.longest))).to(self.device)
 
-        def generated() -> Tensor:
+        def generate() -> Tensor:
             with through_attend(model), suppress_warnings(), torch.no_grad():
                 processors = LogitsProcessorList([_OnlyNumbers()])
                 return self._generate(source, generation_config=config, logits_processor=processors)
 
         try:
-            ids = generated()
+            ids = generate()
         except NumericalError:
-            refuse_overflow(self, generated)
+            refuse_overflow(self, generate)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
             fewer = f"; --max-len-b {self.limit - 2}" if self.limit else ""
             raise CheckpointError(f"{self.path} cannot generate so much ({reason_of(error)}){fewer}") from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
-        tokenizer, written_ids = self._of_side("target"), ids[:, self._begun() :].tolist()
+        tokenizer, written_ids = self._of_side("target"), ids[:, self._prefix_length() :].tolist()
         if options.keep_pieces:
-            written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in written_ids]
+            texts_written = [
+                " ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in written_ids
+            ]
         else:
-            written = [text.strip() for text in tokenizer.batch_decode(written_ids, skip_special_tokens=True)]
-        translations = [Translation(*pair) for pair in zip(written, scores, strict=True)]
+            texts_written = [text.strip() for text in tokenizer.batch_decode(written_ids, skip_special_tokens=True)]
+        translations = [Translation(*pair) for pair in zip(texts_written, scores, strict=True)]
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
@@ -236,7 +240,7 @@ class Predicting(Checkpoint):
         ids: Tensor = model.generate(**self._source(source), **settings)
         return ids
 
-    def _begun(self) -> int:
+    def _prefix_length(self) -> int:
         return 1
 
     def _generation_config(self, options: TranslateOptions) -> GenerationConfig:
@@ -266,13 +270,13 @@ class Predicting(Checkpoint):
         language = target_language(self._tokenizer(), model, self.path)
         if language is not None and settings.get("decoder_start_token_id") != language.number:
             settings["forced_bos_token_id"] = language.number
-        forced = sum(settings.get(f"forced_{name}_token_id") is not None for name in ("bos", "eos"))  # no subwords
+        n_forced = sum(settings.get(f"forced_{name}_token_id") is not None for name in ("bos", "eos"))  # no subwords
         if options.max_extra is not None:
-            settings.update(max_new_tokens=options.max_extra + forced, max_length=None)
+            settings.update(max_new_tokens=options.max_extra + n_forced, max_length=None)
         elif not (settings.get("max_length") or settings.get("max_new_tokens")):
             settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
         if options.exact is not None:
-            number = options.exact + forced
+            number = options.exact + n_forced
             settings.update(max_new_tokens=number, min_new_tokens=number, max_length=None)
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
             settings.pop(name, None)  # for sampling; transformers warns of them
@@ -298,32 +302,34 @@ class Predicting(Checkpoint):
         """Σ log p / length ** penalty, by another pass as `generate` would keep all logits; forced ids have p = 1."""
         wide = len(ids) // len(source.ids)
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        ended = torch.isin(ids[:, 1:], torch.tensor([end for end in ends if end is not None], device=ids.device))
-        until_end = (ended.long().cumsum(dim=1) - ended.long()) == 0  # up to the first end, that one included
+        is_end = torch.isin(ids[:, 1:], torch.tensor([end for end in ends if end is not None], device=ids.device))
+        until_end = (is_end.long().cumsum(dim=1) - is_end.long()) == 0  # up to the first end, that one included
         inputs = [
             Encoded(row[: int(n)], [False] * int(n)) for row, n in zip(ids.tolist(), until_end.sum(dim=1), strict=True)
         ]
-        repeated = Side(*(tensor.repeat_interleave(wide, 0) for tensor in (source.ids, source.real, source.special)))
+        wide_source = Side(*(tensor.repeat_interleave(wide, 0) for tensor in (source.ids, source.real, source.special)))
         target = pad_side(inputs).to(ids.device)
-        log_p = self.logits(Batch(torch.arange(len(ids)), 0, repeated, target)).float().log_softmax(-1)
+        log_p = self.logits(Batch(torch.arange(len(ids)), 0, wide_source, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
-        until_end[:, : self._begun() - 1] = False
-        counted = until_end[:, :width].clone()
-        counted[:, self._forced(config, width)] = False
-        token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * counted
+        until_end[:, : self._prefix_length() - 1] = False
+        is_counted = until_end[:, :width].clone()
+        is_counted[:, self._forced_positions(config, width)] = False
+        token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * is_counted
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         scores: list[float] = (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
         return scores
 
-    def _forced(self, config: GenerationConfig, width: int) -> list[int]:
-        longest = config.max_length or 0 if config.max_new_tokens is None else config.max_new_tokens + self._begun()
-        first = [] if config.forced_bos_token_id is None else [self._begun() - 1]
+    def _forced_positions(self, config: GenerationConfig, width: int) -> list[int]:
+        longest = (
+            config.max_length or 0 if config.max_new_tokens is None else config.max_new_tokens + self._prefix_length()
+        )
+        first = [] if config.forced_bos_token_id is None else [self._prefix_length() - 1]
         last = [] if config.forced_eos_token_id is None else [longest - 2]
         return [place for place in (*first, *last) if 0 <= place < width]
 
 
 @contextmanager
-def _changed(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
+def _override(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Within the block a config has these values, whatever types it allows."""
     before = {name: vars(config)[name] for name in values}
     vars(config).update(values)

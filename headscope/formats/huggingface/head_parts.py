@@ -37,12 +37,12 @@ from headscope.model.removal_plan import RemovalPlan
 NumbersOfHeads = dict[str, dict[str, list[int]]]
 
 
-def renumbered(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOfHeads:
+def renumber_heads(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOfHeads:
     """{site: {layer: numbers}} of the heads that stay, as the checkpoint counted them that was pruned first."""
     numbers: NumbersOfHeads = {}
-    for (site, layer), kept in removal.kept.items():
+    for (site, layer), heads_kept in removal.kept.items():
         old = (before or {}).get(site.value, {}).get(str(layer))
-        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in kept]
+        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in heads_kept]
     return numbers
 
 
@@ -115,27 +115,29 @@ def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError
 
 def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
-    found: dict[SiteLayer, HeadParts] = {}
+    parts_by_place: dict[SiteLayer, HeadParts] = {}
 
     def tap(place: SiteLayer, call: AttentionCall) -> None:
         query, key, value = (_side(states) for states in (call.query, call.key, call.value))
         makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
-        found[place] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
+        parts_by_place[place] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
 
     def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
         gate = _gate(context, x)
         if gate is not None:
             output = columns_of(module, context.shape[1], context.shape[3])
-            found[place] = replace(found[place], gate=gate, output=output)
+            parts_by_place[place] = replace(parts_by_place[place], gate=gate, output=output)
         return gate is not None
 
     probe_gradients(model, tap, receive)
     # of one module: without gradients in some calls (HRM's first cycles)
     for calls in find_attention(model).calls.values():
-        places = [place for site in calls if (place := (site.site, site.layer)) in found]
-        known = next((found[place] for place in places if not found[place].unknown), None)
-        found |= {place: known for place in places if known is not None and found[place].unknown}
-    return _with_readers(found)
+        places = [place for site in calls if (place := (site.site, site.layer)) in parts_by_place]
+        complete = next((parts_by_place[place] for place in places if not parts_by_place[place].unknown), None)
+        parts_by_place |= {
+            place: complete for place in places if complete is not None and parts_by_place[place].unknown
+        }
+    return _with_readers(parts_by_place)
 
 
 def _side(states: Tensor) -> StateParts:
@@ -165,9 +167,12 @@ def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...],
     if len(units) == 1 or not leaves:
         return ()
     noise = torch.Generator().manual_seed(0)
-    pushed = [(unit * torch.randn(unit.shape, generator=noise).to(unit)).sum() for unit in units]
-    reached = [torch.autograd.grad(push, leaves, retain_graph=True, allow_unused=True) for push in pushed]
-    readers = [[bool(found is not None and found.any()) for found in of_leaf] for of_leaf in zip(*reached, strict=True)]
+    weighted_sums = [(unit * torch.randn(unit.shape, generator=noise).to(unit)).sum() for unit in units]
+    gradients = [torch.autograd.grad(push, leaves, retain_graph=True, allow_unused=True) for push in weighted_sums]
+    readers = [
+        [bool(gradient is not None and gradient.any()) for gradient in of_leaf]
+        for of_leaf in zip(*gradients, strict=True)
+    ]
     own = tuple(
         tuple(leaf for leaf, reads in zip(leaves, readers, strict=True) if reads[unit] and sum(reads) == 1)
         for unit in range(len(units))
@@ -219,7 +224,7 @@ def _gate(context: Tensor, x: Tensor) -> StateParts | None:
     factors = gradient.transpose(1, 2).flatten(2) / push
     if not torch.allclose(factors * flat, x, rtol=1e-4, atol=1e-6 * float(x.detach().abs().max())):
         return None
-    branch = _beside(x.grad_fn, context.grad_fn)
+    branch = _other_factor(x.grad_fn, context.grad_fn)
     width = context.shape[3]
     heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
     return StateParts(why=NO_WEIGHT) if branch is None else _gate_side(heads, branch)
@@ -227,43 +232,43 @@ def _gate(context: Tensor, x: Tensor) -> StateParts | None:
 
 def _gate_side(heads: list[Tensor], branch: Any) -> StateParts:
     products, _ = _sources(branch)
-    found = [
+    slices_by_head = [
         slices_of(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
         for product in products
     ]
-    rows = tuple(slices for slices in found if slices is not None)
-    return StateParts(rows=rows, why="" if len(rows) == len(found) == 1 else SHARED)
+    rows = tuple(slices for slices in slices_by_head if slices is not None)
+    return StateParts(rows=rows, why="" if len(rows) == len(slices_by_head) == 1 else SHARED)
 
 
-def _beside(node: Any, context: Any) -> Any:
+def _other_factor(node: Any, context: Any) -> Any:
     """The other factor of the product nearest to `node` that multiplies the context."""
     for current in graph_nodes(node, stop=lambda _: False):
         if type(current).__name__ == "MulBackward0":
             parents = [parent for parent, _ in current.next_functions if parent is not None]
-            others = [parent for parent in parents if context not in set(graph_nodes(parent, stop=is_product))]
-            return others[0] if len(others) == 1 < len(parents) else None
+            other_factors = [parent for parent in parents if context not in set(graph_nodes(parent, stop=is_product))]
+            return other_factors[0] if len(other_factors) == 1 < len(parents) else None
     return None
 
 
 def _sources(node: Any) -> tuple[list[Any], list[Tensor]]:
     """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them."""
-    visited = list(graph_nodes(node, stop=is_product))
-    leaves = [current.variable for current in visited if hasattr(current, "variable")]
-    return [current for current in visited if is_product(current)], leaves
+    nodes = list(graph_nodes(node, stop=is_product))
+    leaves = [current.variable for current in nodes if hasattr(current, "variable")]
+    return [current for current in nodes if is_product(current)], leaves
 
 
-def _with_readers(found: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
+def _with_readers(parts_by_place: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
     """The same, with layers that compute with the keys and values of another layer told of each other."""
     readers: dict[int, list[SiteLayer]] = {}
-    for site_layer, parts in found.items():
+    for site_layer, parts in parts_by_place.items():
         for slices in parts.key.rows[:1]:
             readers.setdefault(id(slices.weight), []).append(site_layer)
-    result = dict(found)
+    result = dict(parts_by_place)
     for layers in readers.values():
-        queries = {id(slices.weight) for site_layer in layers for slices in found[site_layer].query.rows[:1]}
+        queries = {id(slices.weight) for site_layer in layers for slices in parts_by_place[site_layer].query.rows[:1]}
         for site_layer in layers if len(queries) == len(layers) > 1 else ():  # not where the layers are one module
-            others = tuple(other for other in layers if other != site_layer)
-            result[site_layer] = replace(result[site_layer], readers=others)
+            other_layers = tuple(other for other in layers if other != site_layer)
+            result[site_layer] = replace(result[site_layer], readers=other_layers)
     return result
 
 
@@ -279,13 +284,13 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     """
     _refuse_ungrouped(model, plan)
     means = _means(model, plan)
-    changed = {id(parameter) for members in means for parameter, _, _ in members}
+    changed_ids = {id(parameter) for members in means for parameter, _, _ in members}
     tensors = (*model.parameters(), *model.buffers())
-    copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed}
-    pooled = copy.deepcopy(model, copies)
+    copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed_ids}
+    copy_with_means = copy.deepcopy(model, copies)
     for members in means:
         _pool([(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members])
-    return pooled
+    return copy_with_means
 
 
 def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
@@ -318,13 +323,15 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
 
 def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
     """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
-    named = f"{place[0]}.{place[1]}"
+    layer_name = f"{place[0]}.{place[1]}"
     if parts.key.selected is not None or parts.value.selected is not None:
-        raise ConfigError(f"--merge-kv: a norm over all heads makes the keys or values of {named}, so none has a mean")
-    if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
-        others = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
         raise ConfigError(
-            f"--merge-kv: the keys and values of {named} are those of {others} too; give one number, and no "
+            f"--merge-kv: a norm over all heads makes the keys or values of {layer_name}, so none has a mean"
+        )
+    if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
+        reader_names = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
+        raise ConfigError(
+            f"--merge-kv: the keys and values of {layer_name} are those of {reader_names} too; give one number, and no "
             "--merge-by or --allocate measured"
         )
 
@@ -340,8 +347,8 @@ def _pool(members: Sequence[Member]) -> None:
 def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:
     for site in find_attention(model).order:
         module = model.get_submodule(site.name)
-        grouped = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
-        if (site.site, site.layer) in plan.merged and not grouped:
+        has_groups = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
+        if (site.site, site.layer) in plan.merged and not has_groups:
             raise ConfigError(
                 f"--merge-kv: in model type {attention_kind(model)!r} every head has keys and values of its own, and "
                 "its class has no place for fewer; models with num_key_value_heads in their config have"

@@ -116,8 +116,8 @@ class SelectedUnits:
 
     def forward(self, x: Tensor) -> Tensor:
         """The norm of x [… h·k], at the positions that stay."""
-        normalised: Tensor = super().forward(x)  # type: ignore[misc]
-        return normalised[..., self.kept_units]
+        normalised_x: Tensor = super().forward(x)  # type: ignore[misc]
+        return normalised_x[..., self.kept_units]
 
 
 def no_heads(
@@ -153,39 +153,39 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     if not isinstance(table, dict):
         raise ValueError("config.narrowed is no table of sizes")
 
-    def named(entry: str) -> list[tuple[str, Any, Any]]:
+    def parts_named(entry: str) -> list[tuple[str, Any, Any]]:
         """Names of parts that this class has, the parts, and what the table says of each."""
-        said = table.get(entry, {})
-        values = said if isinstance(said, dict) else dict.fromkeys(said)
+        entries = table.get(entry, {})
+        values = entries if isinstance(entries, dict) else dict.fromkeys(entries)
         return [(name, modules[name], value) for name, value in values.items() if name in modules]
 
     for name, shape in table.get("shapes", {}).items():
         owner, _, parameter = name.rpartition(".")
         if owner in modules:
             _resize(modules[owner], parameter, tuple(shape))
-    for _, module, values in named("attributes"):
+    for _, module, values in parts_named("attributes"):
         for attribute, value in values.items():
-            setattr(module, attribute, _known(module, attribute, value))
-    for _, module, values in named("configs"):
-        _view(module, {attribute: _known(module.config, attribute, value) for attribute, value in values.items()})
-    for _, module, _ in named("added_biases"):
+            setattr(module, attribute, _check_value(module, attribute, value))
+    for _, module, values in parts_named("configs"):
+        _view(module, {attribute: _check_value(module.config, attribute, value) for attribute, value in values.items()})
+    for _, module, _ in parts_named("added_biases"):
         if module.bias is None:
             module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
-    for name, module, width in named("zeros"):
+    for name, module, width in parts_named("zeros"):
         _replace(base, name, Zeros(_below(width, sum(module.weight.shape))))
-    for name, module, _ in named("biases"):
+    for name, module, _ in parts_named("biases"):
         width = module.weight.shape[0 if isinstance(module, nn.Linear) else 1]
         _replace(base, name, BiasOnly(width, module.bias))
-    for _, module, _ in named("empty"):
+    for _, module, _ in parts_named("empty"):
         _view(module, {"_attn_implementation": empty})
-    for _, module, heads in named("bias_heads"):
+    for _, module, heads in parts_named("bias_heads"):
         module.bias_heads = [int(head) for head in heads]
         _mix_in(module, SharedBias)
-    for _, module, _ in named("unshared"):
+    for _, module, _ in parts_named("unshared"):
         _mix_in(module, UnsharedBias)
-    for name, module, count in named("lists"):
+    for name, module, count in parts_named("lists"):
         _replace(base, name, _first(module, count))
-    for _, module, units in named("selected"):
+    for _, module, units in parts_named("selected"):
         _select(module, units)
 
 
@@ -213,7 +213,7 @@ def _sizes_of_weight(module: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     return {"nx": shape[0], "nf": shape[1]} if hasattr(module, "nf") and len(shape) == 2 else {}
 
 
-def _known(of: Any, attribute: str, value: Any) -> int:
+def _check_value(of: Any, attribute: str, value: Any) -> int:
     if attribute not in ATTRIBUTES or not isinstance(getattr(of, attribute, None), int):
         raise ValueError(f"config.narrowed sets {attribute!r}, which is no size of an attention layer")
     shared = getattr(getattr(of, "config", None), "num_attention_heads", 1) if attribute in SHARING else 1

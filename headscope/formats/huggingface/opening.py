@@ -69,7 +69,7 @@ def open_model(
     path: str, *, device: str, device_map: str | None, dtype: str, companions: Companions
 ) -> HuggingFaceCheckpoint:
     """The model of a folder or hub id, placed, in the languages of `companions`; CheckpointError for a broken one."""
-    path, options = located(path)
+    path, options = locate(path)
     for file in sorted((local_folder(path) or Path(os.devnull)).glob("pytorch_model*.bin")):
         if first_member(file) and (damage := zip_damage(file)):  # transformers maps it, and compares no checksums
             raise CheckpointError(f"{file} is truncated or broken ({damage}); fetch it again")
@@ -77,42 +77,47 @@ def open_model(
         config, absent = _config(path, options)
         _check_depth(config)
         _forget_kernels(config)
-        placed = stack.enter_context(placement(device, device_map, quantised=is_quantised(path, config)))
-        stored = _dtype(dtype, config, "" if device_map else device)
+        placing = stack.enter_context(placement(device, device_map, is_quantized=is_quantised(path, config)))
+        file_type = _dtype(dtype, config, "" if device_map else device)
 
         def load(cls: Any, **more: Any) -> Any:
             return (narrowed_class(cls) if is_narrowed(config) else cls).from_pretrained(
                 path,
                 config=config,
-                dtype=stored,
+                dtype=file_type,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, with their names
-                **placed,
+                **placing,
                 **options,
                 **more,
             )
 
-        model, info = _filled(load, path, config)
+        model, info = _fill_model(load, path, config)
         prefix, renamings = common_prefix(info, model)
         if renamings:
             del model
-            model, info = _filled(partial(load, key_mapping=renamings), path, config)
+            model, info = _fill_model(partial(load, key_mapping=renamings), path, config)
             forget_renamings(model, renamings)
         weakref.finalize(model, stack.pop_all().close)
     check_weights(path, info, absent, model)
-    check_devices(model, placed.get("device_map"))
-    model = ready(model, None if placed else device)
-    folder = _fetched(path, options)
-    tokenizer, without = _open_tokenizer(path, folder, options)
+    check_devices(model, placing.get("device_map"))
+    model = ready(model, None if placing else device)
+    folder = _fetch_files(path, options)
+    tokenizer, why_no_tokenizer = _open_tokenizer(path, folder, options)
     of_sound = reads_sound(model)
     (set_spoken if of_sound else set_languages)(tokenizer, model, companions, path)
     kind = SpeechCheckpoint if of_sound else HuggingFaceCheckpoint
     around = sentence_encoder(path)
-    opened = kind(
-        path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without, sentences=around
+    checkpoint = kind(
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        digest=_digest(folder),
+        why_no_tokenizer=why_no_tokenizer,
+        sentences=around,
     )
-    opened.prefix = prefix
-    return opened
+    checkpoint.prefix = prefix
+    return checkpoint
 
 
 def ready(model: Any, device: str | None) -> Any:
@@ -126,7 +131,7 @@ def ready(model: Any, device: str | None) -> Any:
 # Where the files are.
 
 
-def located(path: str) -> tuple[str, dict[str, bool]]:
+def locate(path: str) -> tuple[str, dict[str, bool]]:
     """The folder of a model, or its name on the hub, and how transformers looks for its files; else CheckpointError."""
     local = os.path.exists(path)
     if local:
@@ -134,13 +139,13 @@ def located(path: str) -> tuple[str, dict[str, bool]]:
         inner = model_folder(Path(path))
         path = path if inner == Path(path) else str(inner)
         check_shards(inner)
-    known = None if local else _hub_has(path)
-    if not (local or known or "/" in path or is_cached(path)):
+    on_hub = None if local else _hub_has(path)
+    if not (local or on_hub or "/" in path or is_cached(path)):
         raise CheckpointError(
             f"{no_path(path, 'file or directory')}; a model of the hub is OWNER/NAME, such as "
             "google-bert/bert-base-uncased"
         )
-    return path, {"trust_remote_code": False, "local_files_only": known is None}
+    return path, {"trust_remote_code": False, "local_files_only": on_hub is None}
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -230,7 +235,7 @@ def _model_class(path: str, config: Any) -> Any:
     return architecture
 
 
-def _filled(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
+def _fill_model(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
     """The model of a config and what transformers says of its weights.
 
     With the task head that files have whose config names no class, as many of 2019 (SciBERT, BioBERT).
@@ -240,9 +245,9 @@ def _filled(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, di
         return model, info
     for auto in HEADS:
         if type(config) in auto._model_mapping:
-            headed, its = load(auto)
+            with_head, its = load(auto)
             if not (its["missing_keys"] or its["mismatched_keys"]):
-                return headed, its
+                return with_head, its
     return model, info
 
 
@@ -251,8 +256,8 @@ def _dtype(name: str, config: Any, device: str) -> torch.dtype:
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
-    stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    return torch.float32 if device == "cpu" else stored
+    file_type = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return torch.float32 if device == "cpu" else file_type
 
 
 def _multiplies_experts_at_once(model: PreTrainedModel) -> bool:
@@ -287,7 +292,7 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
     return tokenizer, ""
 
 
-def _fetched(path: str, options: dict[str, bool]) -> Path:
+def _fetch_files(path: str, options: dict[str, bool]) -> Path:
     """The directory of a checkpoint that was opened; from the hub with what a model that is written needs besides."""
     if not os.path.isdir(path):
         from transformers.utils.hub import cached_file

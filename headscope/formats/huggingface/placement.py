@@ -50,10 +50,10 @@ def is_quantised(path: str, config: Any) -> bool:
 
 
 @contextmanager
-def placement(device: str, device_map: str | None, *, quantised: bool) -> Iterator[dict[str, Any]]:
+def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Iterator[dict[str, Any]]:
     """Options of `from_pretrained` that put modules where they go, with a folder for weights on disk; or none."""
     if device_map is None:
-        yield {"device_map": {"": device}} if quantised else {}
+        yield {"device_map": {"": device}} if is_quantized else {}
         return
     devices = read_device_map(device_map)
     with tempfile.TemporaryDirectory(prefix="headscope-offload-") as folder:
@@ -68,8 +68,8 @@ def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) 
     if strange := [name for name in devices if name not in {*modules, *parameters}]:
         parts = [name for name in modules if name.count(".") <= 1 and name]
         raise ConfigError(f"--device-map: {unknown('module', strange[0], parts)}")
-    placed = tuple(part and f"{part}." for part in devices)
-    if left_out := [name for name in parameters if not f"{name}.".startswith(placed)]:
+    prefixes = tuple(part and f"{part}." for part in devices)
+    if left_out := [name for name in parameters if not f"{name}.".startswith(prefixes)]:
         raise ConfigError(f"--device-map gives no device for {left_out[0]}; name every module, or those around them")
 
 

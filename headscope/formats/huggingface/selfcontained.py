@@ -109,10 +109,10 @@ STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
     """Write weights in the source's types, config, tokenizer, companions; whether a modelling file is needed too."""
-    model: Any = stored_copy(checkpoint, mixed=True).model
+    model: Any = stored_copy(checkpoint, allows_mixed=True).model
     config = model.config
-    narrowed = is_narrowed(config)
-    if narrowed:
+    has_narrow_config = is_narrowed(config)
+    if has_narrow_config:
         config.auto_map = write_code(folder, config, model)
     elif hasattr(config, "auto_map"):
         del config.auto_map
@@ -133,15 +133,15 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         content = json.loads(settings.read_text(encoding="utf-8"))
         if content.pop("auto_map", None) is not None:
             settings.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return narrowed
+    return has_narrow_config
 
 
-def stored_copy(checkpoint: Checkpoint, *, mixed: bool = False) -> Checkpoint:
-    """The checkpoint in the type that it stores; `mixed`: in several, with which nothing can be computed."""
+def stored_copy(checkpoint: Checkpoint, *, allows_mixed: bool = False) -> Checkpoint:
+    """The checkpoint in the type that it stores; `allows_mixed`: in several, with which nothing can be computed."""
     types = {
         name: written_type(name, part, checkpoint.written_in) for name, part in checkpoint.model.named_parameters()
     }
-    if {*types.values()} == {checkpoint.dtype} or (len({*types.values()}) > 1 and not mixed):
+    if {*types.values()} == {checkpoint.dtype} or (len({*types.values()}) > 1 and not allows_mixed):
         return checkpoint
     model = copy.deepcopy(checkpoint.model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -157,13 +157,13 @@ def stored_types(path: str) -> dict[str, torch.dtype]:
     if folder is None:
         return {}
     if files := list(folder.glob("*.safetensors")):
-        found: dict[str, torch.dtype] = {}
+        type_by_name: dict[str, torch.dtype] = {}
         for file in files:
-            with safe_open(file, framework="pt") as opened:
-                types = {key: STORED.get(opened.get_slice(key).get_dtype()) for key in opened.keys()}  # noqa: SIM118
-                found |= {key: dtype for key, dtype in types.items() if dtype is not None}
-        kinds = {*found.values()}
-        return {"": kinds.pop()} if len(kinds) == 1 else found
+            with safe_open(file, framework="pt") as weights_file:
+                types = {key: STORED.get(weights_file.get_slice(key).get_dtype()) for key in weights_file.keys()}  # noqa: SIM118
+                type_by_name |= {key: dtype for key, dtype in types.items() if dtype is not None}
+        kinds = {*type_by_name.values()}
+        return {"": kinds.pop()} if len(kinds) == 1 else type_by_name
     try:
         with quiet_transformers():
             dtype = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).dtype
@@ -183,13 +183,13 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     model: Any = shrunk.model
     name, config = plain_name(model), model.config
     counts = set(removal.layout.values())
-    groups = {len(kept) for kept in removal.groups.values()}
-    refused = {
+    groups = {len(groups_kept) for groups_kept in removal.groups.values()}
+    refusals = {
         "has one number of heads for all layers, and they differ here": {0} >= counts or len(counts) + len(groups) > 2,
         "shares one position bias, so every layer has to keep the same heads": config.narrowed["bias_heads"],
         "has no biases in output projections, and the refit added some": config.narrowed["added_biases"],
     }
-    if why := next((why for why, holds in refused.items() if holds), None):
+    if why := next((why for why, holds in refusals.items() if holds), None):
         how = "one number of --merge-kv" if removal.merged else "heads of `prune rank --allocate uniform`, --pad"
         raise ConfigError(f"--export native: class {name} {why}; take {how}, or self-contained")
     return shrunk.with_model(_rebuilt(model, name, heads=counts.pop(), groups=groups.pop()))
@@ -198,20 +198,20 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
 def says_head_width(checkpoint: Checkpoint) -> bool:
     """Whether the config of a model's class, or of its stand-in, says how wide a head is, so that it can have fewer."""
     model: Any = checkpoint.model
-    known = model.config.to_dict()
-    return plain_name(model) in STAND_INS or any(known.get(name) for name in WIDTHS)
+    settings = model.config.to_dict()
+    return plain_name(model) in STAND_INS or any(settings.get(name) for name in WIDTHS)
 
 
 def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     """The whole checkpoint without heads that are gone in every layer, zeros in place of others, as a plain class."""
-    zeroed = whole.with_zeroed_heads(removal)
+    zero_padded = whole.with_zeroed_heads(removal)
     plan = padded_plan(whole.attention_sites, removal)
     if plan.removed:
-        smaller: Any = zeroed.without_heads(plan)
+        smaller: Any = zero_padded.without_heads(plan)
         if not smaller.model.config.narrowed["bias_heads"]:
             return in_plain_class(smaller, plan)
         plan = padded_plan(whole.attention_sites, removal, same_heads=True)
-    return in_plain_class(zeroed.without_heads(plan), plan) if plan.removed else zeroed
+    return in_plain_class(zero_padded.without_heads(plan), plan) if plan.removed else zero_padded
 
 
 def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
@@ -221,14 +221,14 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
     for cls, config in _candidates(model.config, name, heads=heads, groups=groups, reasons=reasons):
         try:
             with torch.device("meta"):
-                built = cls(config)
+                candidate = cls(config)
         except Exception as error:  # whatever sizes that do not fit one another may raise
             reasons.append(reason_of(error))
             continue
-        if {key: values.shape for key, values in built.state_dict().items()} == shapes:
-            return _filled(cls, config, model, weights)
-    refused = f" ({reasons[0]})" if reasons else ""
-    why = f"cannot say how wide a head is, so its heads would get wider as they get fewer{refused}"
+        if {key: values.shape for key, values in candidate.state_dict().items()} == shapes:
+            return _fill_class(cls, config, model, weights)
+    reason = f" ({reasons[0]})" if reasons else ""
+    why = f"cannot say how wide a head is, so its heads would get wider as they get fewer{reason}"
     if reasons and any(getattr(model.config, name, None) for name in WIDTHS):
         why = f"does not take {heads} heads and {groups} key/value heads of the width that they have ({reasons[0]})"
     raise ConfigError(f"--export native: a config of type {model.config.model_type!r} {why}; take self-contained")
@@ -244,34 +244,38 @@ def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: lis
             values.pop(entry, None)
         try:
             with quiet_transformers():
-                made = cls.config_class.from_dict(values)
+                candidate_config = cls.config_class.from_dict(values)
         except Exception as error:  # whatever the config's own checks raise
             reasons.append(reason_of(error))
             continue
-        yield cls, made
+        yield cls, candidate_config
 
 
 def _sizes(config: Any, heads: int, groups: int) -> dict[str, int]:
-    known = config.to_dict()
-    number = next((name for name in COUNTS if name in known), COUNTS[1])
-    width = next((name for name in WIDTHS if known.get(name)), WIDTHS[1])
+    settings = config.to_dict()
+    number = next((name for name in COUNTS if name in settings), COUNTS[1])
+    width = next((name for name in WIDTHS if settings.get(name)), WIDTHS[1])
     sizes = {number: heads}
-    if known.get("num_key_value_heads"):
+    if settings.get("num_key_value_heads"):
         sizes["num_key_value_heads"] = groups
-    if known.get(width):
-        return {**sizes, width: int(known[width])}
-    if isinstance(known.get("hidden_size"), int) and known.get(number):
-        return {**sizes, width: known["hidden_size"] // known[number]}
+    if settings.get(width):
+        return {**sizes, width: int(settings[width])}
+    if isinstance(settings.get("hidden_size"), int) and settings.get(number):
+        return {**sizes, width: settings["hidden_size"] // settings[number]}
     return sizes
 
 
-def _filled(cls: Any, config: Any, model: Any, weights: dict[str, Any]) -> Any:
+def _fill_class(cls: Any, config: Any, model: Any, weights: dict[str, Any]) -> Any:
     with quiet_transformers():
-        built = cls._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
-    if built.config._experts_implementation != model.config._experts_implementation:
-        built.set_experts_implementation(model.config._experts_implementation)  # in double precision an eager one
-    built = built.to(model.device)
-    built.load_state_dict(weights)
+        filled_model = cls._from_config(
+            config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
+        )
+    if filled_model.config._experts_implementation != model.config._experts_implementation:
+        filled_model.set_experts_implementation(
+            model.config._experts_implementation
+        )  # in double precision an eager one
+    filled_model = filled_model.to(model.device)
+    filled_model.load_state_dict(weights)
     if getattr(model, "generation_config", None) is not None:
-        built.generation_config = model.generation_config
-    return built.train(model.training)
+        filled_model.generation_config = model.generation_config
+    return filled_model.train(model.training)

@@ -22,7 +22,7 @@ from headscope.formats.huggingface.head_parts import (
     HeadParts,
     StateParts,
     head_parts,
-    renumbered,
+    renumber_heads,
     unknown_part,
 )
 from headscope.formats.huggingface.narrowing import narrow
@@ -90,26 +90,26 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     if len(source) > len(dict(base_of(model).named_parameters())):  # layers that are tied (Zamba2)
         whole.tie_weights()
     config: Any = whole.config
-    config.kept_heads = renumbered(config.kept_heads if is_narrowed(config) else None, removal)
-    config.narrowed = _merged(getattr(config, "narrowed", None), table)
+    config.kept_heads = renumber_heads(config.kept_heads if is_narrowed(config) else None, removal)
+    config.narrowed = _merge_tables(getattr(config, "narrowed", None), table)
     renumber_alignment(whole, removal)
     return smaller.train(model.training)
 
 
 def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
-    zeroed = copy.deepcopy(model)
+    copy_with_zeros = copy.deepcopy(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parts = head_parts(model)
     with torch.no_grad():
         for head in removal.removed:
-            located = parts.get((head.site, head.layer))
-            if located is None or located.output is None:
-                raise unknown_part(located, head.site, head.layer)
-            output = located.output
-            weight = zeroed.get_parameter(names[id(output.weight)])
+            head_part = parts.get((head.site, head.layer))
+            if head_part is None or head_part.output is None:
+                raise unknown_part(head_part, head.site, head.layer)
+            output = head_part.output
+            weight = copy_with_zeros.get_parameter(names[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
-    return zeroed
+    return copy_with_zeros
 
 
 def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
@@ -140,21 +140,23 @@ class _Cutter:
 
     def cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
         site, layer = attention_site.site, attention_site.layer
-        kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
+        heads_kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
         if parts is None or parts.unknown:
             raise unknown_part(parts, site, layer)
         assert parts.output is not None
-        if kept:
+        if heads_kept:
             self._check_readers(attention_site, parts)
-            self._cut_units(parts, kept, groups, reorder=(site, layer) in self.removal.merged)
+            self._cut_units(parts, heads_kept, groups, reorder=(site, layer) in self.removal.merged)
         else:
-            self._emptied(name, parts, parts.output)
+            self._empty_head(name, parts, parts.output)
         module = self.modules[name]
         for parameter in PER_HEAD:
             if isinstance(getattr(module, parameter, None), nn.Parameter):
-                self.narrowing.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
-        self.narrowing.attributes[name] = _attributes(module, attention_site, max(len(kept), 1), max(len(groups), 1))
-        counts = zip(OF_CONFIG, (max(len(kept), 1), max(len(groups), 1)), strict=True)
+                self.narrowing.keep[f"{name}.{parameter}"] = [(0, torch.tensor(heads_kept or (0,)))]
+        self.narrowing.attributes[name] = _attributes(
+            module, attention_site, max(len(heads_kept), 1), max(len(groups), 1)
+        )
+        counts = zip(OF_CONFIG, (max(len(heads_kept), 1), max(len(groups), 1)), strict=True)
         if read := {attribute: count for attribute, count in counts if f"self.config.{attribute}" in _code(module)}:
             self.narrowing.configs[name] = read
 
@@ -164,24 +166,28 @@ class _Cutter:
         groups = self.removal.groups[place]
         if len(groups) == attention_site.groups:
             return
-        others = [reader for reader in parts.readers if self.removal.groups[reader] != groups]
-        if not others and not parts.makes_mask:
+        unequal_readers = [reader for reader in parts.readers if self.removal.groups[reader] != groups]
+        if not unequal_readers and not parts.makes_mask:
             return
-        named = ", ".join(f"{site}.{layer}" for site, layer in others)
-        reason = "make the attention mask of its other heads" if parts.makes_mask else f"are those of {named} too"
+        reader_names = ", ".join(f"{site}.{layer}" for site, layer in unequal_readers)
+        reason = (
+            "make the attention mask of its other heads" if parts.makes_mask else f"are those of {reader_names} too"
+        )
         same = "" if parts.makes_mask else "the same whole groups there, "
         raise ConfigError(
             f"whole groups of {place[0]}.{place[1]} cannot be removed, because their keys and values {reason}; remove "
             f"{same}as many heads of each group, or all heads of the layer (--export masked takes any)"
         )
 
-    def _cut_units(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...], *, reorder: bool) -> None:
+    def _cut_units(
+        self, parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...], *, reorder: bool
+    ) -> None:
         """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go.
 
-        `reorder`: those that stay are put in the first places, in the order of `kept` and `groups`.
+        `reorder`: those that stay are put in the first places, in the order of `heads_kept` and `groups`.
         """
         sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
-        for slices, stays in _slices_of(parts, kept, groups):
+        for slices, stays in _slices_of(parts, heads_kept, groups):
             for name in self.names[id(slices.weight)]:
                 _, source = sources.setdefault(name, (slices.axis, torch.arange(self._size(name, slices.axis))))
                 places = range(len(stays)) if reorder else stays
@@ -191,7 +197,7 @@ class _Cutter:
                     source[slices.units[place].cpu()] = -1
         for name, (axis, source) in sources.items():
             self._keep(name, axis, source[source >= 0].tolist())
-        for side, stays in _sides_of(parts, kept, groups):
+        for side, stays in _sides_of(parts, heads_kept, groups):
             self._select(side, stays)
 
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
@@ -219,12 +225,14 @@ class _Cutter:
 
     def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
         """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""
-        numbers = [dict(self._listed(name) for weight in weights for name in self.names[id(weight)]) for weights in own]
+        numbers = [
+            dict(self._list_place(name) for weight in weights for name in self.names[id(weight)]) for weights in own
+        ]
         for name in numbers[0]:
-            picked = [of_unit.get(name) for of_unit in numbers]
-            self.narrowing.picked[name] = [number for unit in stays if (number := picked[unit]) is not None]
+            entries = [of_unit.get(name) for of_unit in numbers]
+            self.narrowing.picked[name] = [number for unit in stays if (number := entries[unit]) is not None]
 
-    def _listed(self, name: str) -> tuple[str, int]:
+    def _list_place(self, name: str) -> tuple[str, int]:
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             owner = ".".join(parts[:end])
@@ -232,16 +240,16 @@ class _Cutter:
                 return owner, int(parts[end])
         raise ConfigError(f"{name} belongs to one head alone, and no list of modules has one for each; {MASKED_TAKES}")
 
-    def _emptied(self, name: str, parts: HeadParts, output: Slices) -> None:
+    def _empty_head(self, name: str, parts: HeadParts, output: Slices) -> None:
         """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
         if len(self.names[id(output.weight)]) > 1:
             raise ConfigError(
                 f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
                 "take --export masked"
             )
-        needed = parts.makes_mask or bool(parts.readers)
+        others_need_keys = parts.makes_mask or bool(parts.readers)
         rows: dict[str, set[int]] = {}
-        for side in (parts.query, parts.gate, parts.bias, *(() if needed else (parts.key, parts.value))):
+        for side in (parts.query, parts.gate, parts.bias, *(() if others_need_keys else (parts.key, parts.value))):
             for slices in side.rows:
                 for owner in self._owners(slices.weight):
                     rows.setdefault(owner, set()).update(slices.units[0].tolist())
@@ -262,19 +270,28 @@ class _Cutter:
 
 
 def _sides_of(
-    parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
+    parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...]
 ) -> tuple[tuple[StateParts, tuple[int, ...]], ...]:
     """The parts of queries, gates, position biases, keys and values, with the units of each that stay."""
-    return (parts.query, kept), (parts.gate, kept), (parts.bias, kept), (parts.key, groups), (parts.value, groups)
+    return (
+        (parts.query, heads_kept),
+        (parts.gate, heads_kept),
+        (parts.bias, heads_kept),
+        (parts.key, groups),
+        (parts.value, groups),
+    )
 
 
 def _slices_of(
-    parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
+    parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...]
 ) -> list[tuple[Slices, tuple[int, ...]]]:
     """Every parameter that units have a part of, with the units that stay."""
     assert parts.output is not None
-    sides = _sides_of(parts, kept, groups)
-    return [*((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)), (parts.output, kept)]
+    sides = _sides_of(parts, heads_kept, groups)
+    return [
+        *((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)),
+        (parts.output, heads_kept),
+    ]
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
@@ -317,9 +334,9 @@ def _position_biases(
             if sites[0].site is site
         }
         owners = [name for name in layers if isinstance(getattr(modules[name], BIAS, None), nn.Embedding)]
-        changed = any(name in narrowing.attributes for name in layers)
-        biased = any(hasattr(modules[name], "compute_bias") for name in layers)
-        if not (changed and biased):
+        has_changes = any(name in narrowing.attributes for name in layers)
+        has_biases = any(hasattr(modules[name], "compute_bias") for name in layers)
+        if not (has_changes and has_biases):
             continue
         if not owners:
             narrowing.unshared += [name for name in layers if _takes_bias(modules[name])]
@@ -340,27 +357,27 @@ def _shared_bias(
 ) -> None:
     before = {name: getattr(modules[name], "bias_heads", None) for name in layers}
     if any(heads is not None for heads in before.values()):  # pruned once before: the table stays as it is
-        for name, kept in layers.items():
+        for name, heads_kept in layers.items():
             columns = before[name]
             assert columns is not None
-            narrowing.bias_heads[name] = [columns[head] for head in kept]
+            narrowing.bias_heads[name] = [columns[head] for head in heads_kept]
         return
-    union = sorted({head for kept in layers.values() for head in kept}) or [0]
+    union = sorted({head for heads_kept in layers.values() for head in heads_kept}) or [0]
     narrowing.keep[f"{owner}.{BIAS}.weight"] = [(1, torch.tensor(union))]
-    if any(list(kept) != union for kept in layers.values()):
-        for name, kept in layers.items():
-            narrowing.bias_heads[name] = [union.index(head) for head in kept]
+    if any(list(heads_kept) != union for heads_kept in layers.values()):
+        for name, heads_kept in layers.items():
+            narrowing.bias_heads[name] = [union.index(head) for head in heads_kept]
 
 
-def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
     """The table of a model that was pruned before, with what changed since."""
     old = before or {}
-    merged: dict[str, Any] = {}
+    table_now: dict[str, Any] = {}
     for name, new in table.items():
         earlier = old.get(name, type(new)())
-        merged[name] = {**earlier, **new} if isinstance(new, dict) else list(dict.fromkeys([*earlier, *new]))
-    emptied = set(merged["zeros"]) | set(merged["biases"])
-    merged["shapes"] = {
-        name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in emptied
+        table_now[name] = {**earlier, **new} if isinstance(new, dict) else list(dict.fromkeys([*earlier, *new]))
+    zero_names = set(table_now["zeros"]) | set(table_now["biases"])
+    table_now["shapes"] = {
+        name: shape for name, shape in table_now["shapes"].items() if name.rpartition(".")[0] not in zero_names
     }
-    return merged
+    return table_now

@@ -44,8 +44,8 @@ class Word(NamedTuple):
 class SpeechCheckpoint(HuggingFaceCheckpoint):
     """A model that writes what is said in a recording; `encode` takes names of files on the source side."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self._recordings: list[str] = []
         self._features = lru_cache(maxsize=64)(self._read)
 
@@ -70,11 +70,11 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         if side == "source":
             return [self._positions(name) for name in texts]
-        encoded = []
+        encodings = []
         for ids, uncut, _ in self._transcripts(texts, limit):
             special = [number in self._special["target"] for number in ids[:-1]]
-            encoded.append(Encoded(list(ids[:-1]), [True, *special[1:]], len(uncut) - len(ids)))
-        return encoded
+            encodings.append(Encoded(list(ids[:-1]), [True, *special[1:]], len(uncut) - len(ids)))
+        return encodings
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """Ids behind the start of the transcript, language and task among them as in transformers' own loss."""
@@ -88,10 +88,10 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
     def _languages(self) -> dict[str, Any] | None:
         prompts = Prompts(self.model, self.tokenizer, self.path)
-        if not (known := len(prompts.languages)):
+        if not (n_languages := len(prompts.languages)):
             return None
         spoken = prompts.spoken()
-        return {"reads": spoken and spoken.language, "writes": spoken and spoken.written, "known": known}
+        return {"reads": spoken and spoken.language, "writes": spoken and spoken.written, "known": n_languages}
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         spoken = Prompts(self.model, self.tokenizer, self.path).spoken()
@@ -108,7 +108,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def _begin(self) -> Sequence[int]:
         return self.encode([""], side="target", limit=self.limit)[0].ids
 
-    def _begun(self) -> int:
+    def _prefix_length(self) -> int:
         return len(self._begin)
 
     def _positions(self, name: str) -> Encoded:
@@ -137,17 +137,17 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         rows = None if rows is None else native_numbers(rows)
         if rows is not None and rows.dtype.kind not in "fiu":
             raise DataError(f"{name} holds {rows.dtype} and no features; save them as float32")
-        rows, length = self._extracted(name) if rows is None else (rows, rows.shape[-1])
+        rows, length = self._extract_features(name) if rows is None else (rows, rows.shape[-1])
         if rows.shape[:-1] != (bins,) or not 0 < length <= frames:
             raise DataError(
                 f"{name} has features {list(rows.shape)} ({length} frames); this model reads [{bins}, 1 to {frames}], "
                 f"which are {frames * POSITION / 2:.0f} seconds: cut longer recordings"
             )
-        filled = np.full((bins, frames), rows.min(), dtype=np.float32)
-        filled[:, : rows.shape[1]] = rows
-        return torch.from_numpy(filled), -(-length // 2)
+        features = np.full((bins, frames), rows.min(), dtype=np.float32)
+        features[:, : rows.shape[1]] = rows
+        return torch.from_numpy(features), -(-length // 2)
 
-    def _extracted(self, name: str) -> tuple[Any, int]:
+    def _extract_features(self, name: str) -> tuple[Any, int]:
         """Features of a file of sound, and how many of its frames are of the recording."""
         if not Path(name).is_file():
             raise DataError(f"there is no file {name[:200]}; each line of the source names a recording")
@@ -176,8 +176,8 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
         if side == "target":
             return super().subwords(ids, side=side)
-        count, known = int(self.config.max_source_positions), self.vocabulary
-        behind = {number: f"{(number - known) % count * POSITION:.2f}s" for number in ids if number >= known}
+        count, n_subwords = int(self.config.max_source_positions), self.vocabulary
+        behind = {number: f"{(number - n_subwords) % count * POSITION:.2f}s" for number in ids if number >= n_subwords}
         return [behind.get(number) or super(SpeechCheckpoint, self).subwords([number], side=side)[0] for number in ids]
 
     def _tokenizer(self) -> Any:
@@ -187,24 +187,26 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
     def word_times(self, recording: str, transcript: str, heads: Sequence[HeadId] = ()) -> list[Word]:
         """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads)."""
-        chosen = list(heads) or alignment_heads(self.model)
-        if not chosen:
+        heads_used = list(heads) or alignment_heads(self.model)
+        if not heads_used:
             advice = "`headscope analyze --write-alignment` writes them"
             raise ConfigError(f"{self.path} names no alignment heads; {advice}")
         source = pad_side(self.encode([recording], side="source", limit=self.limit))
         target = pad_side(self.encode([transcript], side="target", limit=self.limit))
-        with capture(self.model) as seen, torch.no_grad():
+        with capture(self.model) as capture_of_pass, torch.no_grad():
             self.forward(Batch(torch.arange(1), 0, source.to(self.device), target.to(self.device)))
         ids = [*target.ids[0].tolist(), self.labels([transcript], limit=self.limit)[0][-1]]
         places = super().spans(transcript, ids, side="target")
         if places is None:
             raise DataError(f"subwords of {transcript[:60]!r} cannot be located")
-        said = [
+        spoken_rows = [
             row for row, number in enumerate(ids[1:]) if number not in self._special["target"] or row == len(ids) - 2
         ]
         own = (source.real & ~source.special)[0]
-        weights = torch.stack([seen[head]["weights"][0][said][:, own] for head in chosen])  # [n t s]
-        return _words(transcript, [places[row + 1] for row in said], token_times(weights))
+        weights = torch.stack(
+            [capture_of_pass[head]["weights"][0][spoken_rows][:, own] for head in heads_used]
+        )  # [n t s]
+        return _words(transcript, [places[row + 1] for row in spoken_rows], token_times(weights))
 
 
 def token_times(weights: Tensor) -> list[float]:

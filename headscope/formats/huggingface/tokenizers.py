@@ -96,16 +96,16 @@ def tokenizer_of(vocabulary: Vocabulary) -> Any:
     )
     if not expressible:
         return None
-    if (tokenizer := _assembled(model, vocabulary.splitter.codes)) is None:
+    if (tokenizer := _assemble(model, vocabulary.splitter.codes)) is None:
         return None
     texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
     texts += UNUSUAL
-    found = tokenizer.encode_batch(texts, add_special_tokens=False)
-    same_ids = all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    same_ids = all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, encodings, strict=True))
     return tokenizer if same_ids else None
 
 
-def _assembled(model: Any, codes: bytes) -> Any:
+def _assemble(model: Any, codes: bytes) -> Any:
     import sentencepiece
     from tokenizers import Regex, normalizers, pre_tokenizers
     from transformers.convert_slow_tokenizer import SpmConverter
@@ -117,8 +117,8 @@ def _assembled(model: Any, codes: bytes) -> Any:
         return None
     tokenizer: Any = build(model, vocabulary)
     spec, processor = model.normalizer_spec, sentencepiece.SentencePieceProcessor(model_proto=codes)
-    composed = spec.precompiled_charsmap and processor.normalize(DECOMPOSED).strip("▁ ") == COMPOSED
-    before = [normalizers.NFC()] if composed else []
+    composes = spec.precompiled_charsmap and processor.normalize(DECOMPOSED).strip("▁ ") == COMPOSED
+    before = [normalizers.NFC()] if composes else []
     behind = [normalizers.Replace(Regex(r"▁+\z"), "")] if spec.remove_extra_whitespaces else []
     tokenizer.normalizer = normalizers.Sequence([*before, tokenizer.normalizer, *behind])
     if unigram:  # a control piece that is written out is text, so its first character stands alone

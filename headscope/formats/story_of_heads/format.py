@@ -86,13 +86,13 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             raise CheckpointError(f"there is no file {path}; a story-of-heads checkpoint is one .npz")
         if damage := zip_damage(file):
             raise CheckpointError(f"{path} is truncated or broken ({damage}); copy it again")
-        hp_file = companions.hp or _beside(file)
+        hp_file = companions.hp or _vocabulary_path(file)
         hp, settings = read_hp(hp_file)
         arrays = Arrays(file)
         with restate(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
             shape = shape_of(arrays, hp)
             model = build_transformer(path, shape.config, _state(arrays, hp, shape))
-        stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}
+        file_types = {key: tensor.dtype for key, tensor in model.state_dict().items()}
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
         folder = companions.dicts or file.parent
         checkpoint = StoryCheckpoint(
@@ -107,7 +107,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             source=_vocabulary(folder, "src", companions.bpe, shape),
             target=_vocabulary(folder, "dst", companions.bpe, shape),
             search=hp.search(),
-            stored=stored,
+            file_types=file_types,
         )
         files = (folder / f"{name}{ending}" for name in SIDES.values() for ending in (".voc", ".voc.txt"))
         checkpoint.read_files = (hp_file, *(file for file in files if file.is_file()))
@@ -119,17 +119,17 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             return replace(NATIVE.write(checkpoint, folder, companions), notes=(reason,))
         path = folder / Path(checkpoint.path).name
         state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
-        packed = io.BytesIO()
+        buffer = io.BytesIO()
         arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
-        np.savez(packed, **arrays)  # type: ignore[arg-type]
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
         content = {
-            path: packed.getvalue(),
+            path: buffer.getvalue(),
             folder / "hp.json": (json.dumps(dict(checkpoint.hp), indent=1) + "\n").encode(),
         }
         for name, short in SIDES.items():
             vocabulary: Vocabulary | None = getattr(checkpoint, name)
             if vocabulary is not None:
-                content[folder / f"{short}.voc"] = _pickled(vocabulary)
+                content[folder / f"{short}.voc"] = _pickle_vocabulary(vocabulary)
         for file, data in content.items():
             write_atomically(file, partial(Path.write_bytes, data=data))
         return SavedFiles(path, self.name)
@@ -139,7 +139,7 @@ STORY = StoryOfHeadsFormat()
 FORMATS.register("story_of_heads", STORY, where=__name__)
 
 
-def _beside(path: Path) -> Path:
+def _vocabulary_path(path: Path) -> Path:
     for name in ("hp.json", "hp.toml"):
         if (path.parent / name).is_file():
             return path.parent / name
@@ -150,7 +150,7 @@ def _beside(path: Path) -> Path:
 
 
 def _rows(shape: Shape, loss: str) -> list[ArrayRule]:
-    return list(array_rules(shape.config, loss=loss, combined=shape.combined, shared=shape.shared))
+    return list(array_rules(shape.config, loss=loss, one_matrix=shape.combined, shared=shape.shared))
 
 
 def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
@@ -202,14 +202,14 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     """One side's tokens; None if there is no file; filled up where both sides share a larger table."""
     stack = shape.config.encoder if name == "src" else shape.config.decoder
     size = stack.vocabulary if stack else 0
-    pickled, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
-    if pickled.is_file():
-        vocabulary = read_pickle(pickled, {".".join(VOC)})
+    pickle_path, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
+    if pickle_path.is_file():
+        vocabulary = read_pickle(pickle_path, {".".join(VOC)})
         state = vocabulary.state if isinstance(vocabulary, StubType) else None
         ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
         plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
         if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
-            raise DataError(f"{pickled} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
+            raise DataError(f"{pickle_path} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
     elif text.is_file():
         ids = {subword: number for number, subword in enumerate(read_text(text).removesuffix("\n").split("\n"))}
     else:
@@ -217,7 +217,7 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     largest = max(ids.values(), default=0)
     if largest >= size or (largest + 1 < size and not shape.shared):
         raise CheckpointError(
-            f"{folder / pickled.name if pickled.is_file() else text} has {min(largest, 2**40) + 1} tokens, the "
+            f"{folder / pickle_path.name if pickle_path.is_file() else text} has {min(largest, 2**40) + 1} tokens, the "
             f"embeddings {size}; this vocabulary belongs to another checkpoint"
         )
     subwords = [f"_UNUSED_{number}_" for number in range(size)]
@@ -251,7 +251,7 @@ def _unfit(checkpoint: StoryCheckpoint) -> str | None:
     return None
 
 
-def _pickled(vocabulary: Vocabulary) -> bytes:
+def _pickle_vocabulary(vocabulary: Vocabulary) -> bytes:
     """A pickle that the original opens: their class, and a tuple of one dictionary as its state."""
     ids = {
         subword: number

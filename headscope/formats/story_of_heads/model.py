@@ -47,18 +47,18 @@ class ArrayRule:
 
     def pack(self, state: Mapping[str, Tensor]) -> Tensor:
         """The array of weights."""
-        joined = torch.cat([state[name] for name in self.weights])
+        matrix = torch.cat([state[name] for name in self.weights])
         if self.form == "matrix":
-            return joined.T
+            return matrix.T
         if self.form == "embedding bias":
-            return joined.view(1, 1, -1)
-        return joined.view(1, -1, 1, 1) if self.form == "gates" else joined
+            return matrix.view(1, 1, -1)
+        return matrix.view(1, -1, 1, 1) if self.form == "gates" else matrix
 
     def unpack(self, array: Tensor, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of an array; the sizes of the parts are those in `shapes`."""
-        joined = array.T if self.form == "matrix" else array
-        joined = joined.flatten() if self.form in ("embedding bias", "gates") else joined
-        parts = torch.split(joined, [len(shapes[name]) for name in self.weights])
+        matrix = array.T if self.form == "matrix" else array
+        matrix = matrix.flatten() if self.form in ("embedding bias", "gates") else matrix
+        parts = torch.split(matrix, [len(shapes[name]) for name in self.weights])
         return {name: part.contiguous() for name, part in zip(self.weights, parts, strict=True)}
 
 
@@ -72,8 +72,8 @@ def is_training_state(name: str, weights: Collection[str]) -> bool:
     )
 
 
-def array_rules(config: TransformerConfig, *, loss: str, combined: bool, shared: bool) -> Iterator[ArrayRule]:
-    """All arrays of a model; `combined`: cross attention has one matrix for queries, keys and values."""
+def array_rules(config: TransformerConfig, *, loss: str, one_matrix: bool, shared: bool) -> Iterator[ArrayRule]:
+    """All arrays of a model; `one_matrix`: cross attention has one matrix for queries, keys and values."""
     encoder, decoder = config.encoder, config.decoder
     assert encoder is not None
     table = "decoder.embeddings.tokens.weight"
@@ -89,7 +89,7 @@ def array_rules(config: TransformerConfig, *, loss: str, combined: bool, shared:
             yield from _attention(f"mod/{side}_attn-{i}", f"{layer}.self_attention", True, stack.self_mixing == gates)
             if side == "dec":
                 array, weight = f"mod/dec_enc_attn-{i}", f"{layer}.cross_attention"
-                yield from _attention(array, weight, combined, stack.cross_mixing == gates)
+                yield from _attention(array, weight, one_matrix, stack.cross_mixing == gates)
             for array, part in (("conv1", "inner"), ("conv2", "outer")):
                 yield from _linear(f"mod/{side}_ffn-{i}/{array}", (f"{layer}.ffn.{part}",))
             yield from _norm(f"mod/{side}_ffn-{i}/layer_norm", f"{layer}.ffn_norm")
@@ -101,8 +101,8 @@ def array_rules(config: TransformerConfig, *, loss: str, combined: bool, shared:
         yield ArrayRule(f"{loss}/logits/b:0", ("output.bias",))
 
 
-def _attention(array: str, weight: str, combined: bool, gated: bool) -> Iterator[ArrayRule]:
-    if combined:
+def _attention(array: str, weight: str, one_matrix: bool, gated: bool) -> Iterator[ArrayRule]:
+    if one_matrix:
         yield from _linear(f"{array}/mem_conv", tuple(f"{weight}.{part}" for part in QKV))
     else:
         yield from _linear(f"{array}/query_conv", (f"{weight}.query",))
@@ -189,9 +189,9 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
             f"{path}: rescale_emb is not said, and the arrays do not tell it; say true (embeddings times the root of "
             "their width, as in every published recipe) or false"
         )
-    if refused := [name for name in UNKNOWN_HERE if values.get(name)]:
-        shown = f"{refused[0]} = {str(values[refused[0]])[:20]}"
-        raise ConfigError(f"{path}: {shown} is not supported; set it to 0 to read the model without it")
+    if unsupported_names := [name for name in UNKNOWN_HERE if values.get(name)]:
+        setting = f"{unsupported_names[0]} = {str(values[unsupported_names[0]])[:20]}"
+        raise ConfigError(f"{path}: {setting} is not supported; set it to 0 to read the model without it")
     names = {entry.name for entry in fields(Hp)} - {"gated", "alive"}
     with restate(ConfigError, f"{path}: {{why}}"):
         hp = make_config(Hp, {name: value for name, value in values.items() if name in names and value is not None})
@@ -243,7 +243,7 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
         words[1] = _size(arrays, f"{loss}/logits/W:0", 1)
     cross = f"mod/{MODULES['dec-enc']}-0/query_conv/W:0"
     layout = hp.multihead_attn_format
-    combined = cross not in arrays.names and counts[1] > 0 if layout is None else layout != "v1"
+    one_matrix = cross not in arrays.names and counts[1] > 0 if layout is None else layout != "v1"
     config = TransformerConfig(
         encoder=_stack(arrays, hp, "enc", words[0], (heads,) * counts[0], gated),
         decoder=_stack(arrays, hp, "dec", words[1], (heads,) * counts[1], gated),
@@ -252,7 +252,7 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
         tie_output=tied,
         output_bias=_setting(hp.loss_bias, f"{loss}/logits/b:0" in arrays.names),
     )
-    return Shape(config, combined, shared)
+    return Shape(config, one_matrix, shared)
 
 
 def _stack(

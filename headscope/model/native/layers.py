@@ -42,7 +42,7 @@ DEFAULT_LENGTH = 1024
 def position_table(stack: StackConfig, learned_positions: Tensor | None, like: Tensor) -> Tensor:
     """The positions of a stack as files hold them [n d], with those before the first one of a text.
 
-    The `learned_positions` ones where there are any, else sinusoids, or zeros where a stack has no positions.
+    `learned_positions` where there are any, else sinusoids, or zeros where a stack has no positions.
     """
     if learned_positions is not None:
         return learned_positions

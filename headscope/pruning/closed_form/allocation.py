@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.compensate import RefittedCopy, reached, solve_refit
+from headscope.pruning.closed_form.compensate import RefittedCopy, reached_moments, solve_refit
 from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
@@ -92,10 +92,10 @@ class MeasuredAllocation:
 
     def _cheapest(self, heads: int, too_large: list[tuple[list[Cut], Cut]], step: Callable[[int], None]) -> Cut | None:
         """The cheapest of what is measured now; modules of more than so many heads join the `too_large` ones."""
-        measured, tries = list[Cut](), 0
+        queue, tries = list[Cut](), 0
         while tries < TRIES:
             first = min(self.untried, self.tried, key=self._bound)
-            if not first or (measured and measured[0].cost <= self._bound(first)):
+            if not first or (queue and queue[0].cost <= self._bound(first)):
                 break
             cut = heapq.heappop(first)
             units = self._units(cut)
@@ -106,10 +106,10 @@ class MeasuredAllocation:
                 if first is self.untried:
                     self.estimated, self.measured = self.estimated + cut.cost, self.measured + max(cost, 0.0)
                 tries += bool(cut.cost)
-                heapq.heappush(measured, cut._replace(cost=cost))
+                heapq.heappush(queue, cut._replace(cost=cost))
                 step(1)
-        cheapest = heapq.heappop(measured) if measured else None
-        self.tried += measured
+        cheapest = heapq.heappop(queue) if queue else None
+        self.tried += queue
         heapq.heapify(self.tried)
         return cheapest
 
@@ -124,10 +124,10 @@ class MeasuredAllocation:
 
     def _units(self, cut: Cut) -> list[int]:
         """What of a cut is left; nothing of a module that has one unit left, which is a cut of its own."""
-        left = self.left[cut.module]
+        units_left = self.left[cut.module]
         if cut.unit == MODULE:
-            return left if len(left) > 1 else []
-        return [cut.unit] if cut.unit in left else []
+            return units_left if len(units_left) > 1 else []
+        return [cut.unit] if cut.unit in units_left else []
 
     def _count(self, number: int, units: Sequence[int]) -> int:
         return sum(len(self.projections[number].units[unit]) for unit in units)
@@ -135,7 +135,7 @@ class MeasuredAllocation:
     def _refit(self, number: int, units: Sequence[int]) -> SolvedRefit:
         projection = self.projections[number]
         heads = [head for unit in units for head in projection.units[unit]]
-        return solve_refit(projection, reached(self.moments, projection), heads, self.options)
+        return solve_refit(projection, reached_moments(self.moments, projection), heads, self.options)
 
     def _measure(self, number: int, units: Sequence[int]) -> float:
         """The damage with these units gone too."""

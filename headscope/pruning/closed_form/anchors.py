@@ -55,9 +55,9 @@ def anchor_sources(
         case "":
             return {}
         case "text":
-            return {"text": lambda: opened(anchor, like=corpus, name="--anchor")}
+            return {"text": lambda: open_text(anchor, like=corpus, name="--anchor")}
     return {
-        "random": lambda: capped(
+        "random": lambda: cap_corpus(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
         ),
         "shuffled": lambda: shuffled_text(checkpoint, corpus, seed=seed),
@@ -70,7 +70,7 @@ def anchor_texts(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, s
     return [WeightedText(text(), 1 / (1 + len(texts))) for text in texts]
 
 
-def opened(text: OtherText, *, like: Corpus, name: str) -> Corpus:
+def open_text(text: OtherText, *, like: Corpus, name: str) -> Corpus:
     """A text of the user's; ConfigError where `like` has a target and it has none."""
     source, *target = anchor_files(text) if name == "--anchor" else sides(text, name=name)
     if like.has_target and not target:
@@ -85,7 +85,7 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
     def lines(like: list[str], side: SideName) -> list[str]:
         ids, texts, start = checkpoint.plain_ids(side=side), list[str](), opening(like)
         while len(texts) < count:
-            text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
+            text = _write_ids(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
             texts += [text] if text else []
         return [start + line for line in _legible(checkpoint, texts, side)]
 
@@ -114,7 +114,7 @@ def _lines(corpus: Corpus, part: Literal["source", "target", "second"]) -> list[
     return [getattr(sentence, part) or "" for sentence in corpus]
 
 
-def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
+def _write_ids(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
     return " ".join(checkpoint.decode(ids, side=side).encode(errors="ignore").decode().split())
 
 
@@ -123,14 +123,14 @@ def _legible(checkpoint: Checkpoint, lines: list[str], side: SideName) -> list[s
 
     Tokenizers of SMILES and other text without spaces may write them between subwords, and know none.
     """
-    closed = ["".join(line.split()) for line in lines]
-    spaces_unknown = _unknown_share(checkpoint, lines, side) > _unknown_share(checkpoint, closed, side) + MANY
-    return closed if spaces_unknown else lines
+    without_spaces = ["".join(line.split()) for line in lines]
+    spaces_unknown = _unknown_share(checkpoint, lines, side) > _unknown_share(checkpoint, without_spaces, side) + MANY
+    return without_spaces if spaces_unknown else lines
 
 
 def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName) -> float:
-    encoded = checkpoint.encode(lines, side=side, limit=512)
-    return sum(line.unknown for line in encoded) / max(sum(len(line.ids) for line in encoded), 1)
+    encodings = checkpoint.encode(lines, side=side, limit=512)
+    return sum(line.unknown for line in encodings) / max(sum(len(line.ids) for line in encodings), 1)
 
 
 def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
@@ -141,28 +141,28 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
     """
     draws = random.Random(seed)
 
-    def reordered(split: list[list[T]]) -> list[list[T]]:
+    def reorder(split: list[list[T]]) -> list[list[T]]:
         units = [unit for line in split for unit in line]
         draws.shuffle(units)
         shuffled_units = iter(units)
         return [[next(shuffled_units) for _ in line] for line in split]
 
-    def shuffled(lines: list[str], side: SideName) -> list[str]:
-        units, between = text_units(lines)
-        texts = [between.join(line) for line in reordered(units)]
-        if between or _unknown_share(checkpoint, texts, side) <= _unknown_share(checkpoint, lines, side) + MANY:
+    def shuffle(lines: list[str], side: SideName) -> list[str]:
+        units, joint = text_units(lines)
+        texts = [joint.join(line) for line in reorder(units)]
+        if joint or _unknown_share(checkpoint, texts, side) <= _unknown_share(checkpoint, lines, side) + MANY:
             return texts
         plain = set(checkpoint.plain_ids(side=side))
         ids = [
             [number for number in line.ids if number in plain]
             for line in checkpoint.encode(lines, side=side, limit=512)
         ]
-        written = [_written(checkpoint, new, side) or old for new, old in zip(reordered(ids), lines, strict=True)]
-        return _legible(checkpoint, written, side)
+        rewritten = [_write_ids(checkpoint, new, side) or old for new, old in zip(reorder(ids), lines, strict=True)]
+        return _legible(checkpoint, rewritten, side)
 
     def anew(lines: list[str], side: SideName) -> list[str]:
         start = opening(lines)
-        return [start + line for line in shuffled(_after(start, lines), side)]
+        return [start + line for line in shuffle(_after(start, lines), side)]
 
     target = anew(_lines(corpus, "target"), "target") if corpus.has_target else None
     second = anew(_lines(corpus, "second"), "source") if corpus.has_second else None
@@ -178,11 +178,11 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
     `check`, else text of many kinds that ships, else random subwords.
     """
     if sides(check, name="--check"):
-        return opened(check, like=corpus, name="--check"), True
-    shipped = varied_text(checkpoint, corpus)
-    if shipped is None:
+        return open_text(check, like=corpus, name="--check"), True
+    sample_text = varied_text(checkpoint, corpus)
+    if sample_text is None:
         return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False
-    return shipped, True
+    return sample_text, True
 
 
 def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
@@ -196,13 +196,17 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
     texts += [_lines(corpus, "target")] if corpus.has_target else []
     starts = [opening(lines) for lines in texts]
     languages = [language_of(_after(start, lines)) for start, lines in zip(starts, texts, strict=True)]
-    known = [(start, language) for start, language in zip(starts, languages, strict=True) if language is not None]
-    if len(known) < len(texts):
+    start_languages = [
+        (start, language) for start, language in zip(starts, languages, strict=True) if language is not None
+    ]
+    if len(start_languages) < len(texts):
         return None
-    source, *target = ([start + line for line in read_lines(varied_sample(language))] for start, language in known)
-    shipped = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
-    readable = all(_unknown_share(checkpoint, lines, side) <= UNREADABLE for side, lines in _by_side(shipped))
-    return shipped if readable else None
+    source, *target = (
+        [start + line for line in read_lines(varied_sample(language))] for start, language in start_languages
+    )
+    sample_text = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
+    readable = all(_unknown_share(checkpoint, lines, side) <= UNREADABLE for side, lines in _by_side(sample_text))
+    return sample_text if readable else None
 
 
 CHECKED = 120
@@ -214,31 +218,31 @@ def language_of(lines: Sequence[str]) -> str | None:
     words = [word for line in lines for word in line.lower().split()]
     shares = {language: sum(word in common for word in words) / max(len(words), 1) for language, common in _common()}
     best = max(shares, key=lambda language: shares[language])
-    others = [share for language, share in shares.items() if language != best]
-    return best if shares[best] >= KNOWN and shares[best] > 2 * max(others) else None
+    other_shares = [share for language, share in shares.items() if language != best]
+    return best if shares[best] >= KNOWN and shares[best] > 2 * max(other_shares) else None
 
 
 @cache
 def _common() -> list[tuple[str, frozenset[str]]]:
-    found = []
+    words_by_language = []
     for language in LANGUAGES:
         words = sample(language).read_text(encoding="utf-8").lower().split()
-        ranked = sorted(set(words), key=lambda word: (-words.count(word), word))
-        found.append((language, frozenset(ranked[:COMMON])))
-    return found
+        by_frequency = sorted(set(words), key=lambda word: (-words.count(word), word))
+        words_by_language.append((language, frozenset(by_frequency[:COMMON])))
+    return words_by_language
 
 
-def capped(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:
+def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:
     """Lines spread over a text, so many that they have about as many subwords on all sides; at least `fewest`."""
-    found = subwords(checkpoint, corpus)
-    count = max(fewest, corpus.count * positions // max(found, 1))
+    n_subwords = subwords(checkpoint, corpus)
+    count = max(fewest, corpus.count * positions // max(n_subwords, 1))
     return corpus if count >= corpus.count else lines(corpus, spread(corpus.count, count))
 
 
 def subwords(checkpoint: Checkpoint, corpus: Corpus) -> int:
     """Subwords of a text, on all sides."""
-    encoded = (checkpoint.encode(lines, side=side, limit=512) for side, lines in _by_side(corpus))
-    return sum(len(line.ids) for texts in encoded for line in texts)
+    encodings = (checkpoint.encode(lines, side=side, limit=512) for side, lines in _by_side(corpus))
+    return sum(len(line.ids) for texts in encodings for line in texts)
 
 
 def _by_side(corpus: Corpus) -> list[tuple[SideName, list[str]]]:

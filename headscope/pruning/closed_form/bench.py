@@ -17,7 +17,14 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import anchor_sources, anchor_texts, capped, opened, second_text, subwords
+from headscope.pruning.closed_form.anchors import (
+    anchor_sources,
+    anchor_texts,
+    cap_corpus,
+    open_text,
+    second_text,
+    subwords,
+)
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, best_candidate
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, compensate, heads_by_module
 from headscope.pruning.closed_form.damage import DamageMeter
@@ -48,13 +55,13 @@ class RefitBench:
         text: CalibrationText,
         options: Refit,
         *,
-        altered: Checkpoint | None = None,
+        merged: Checkpoint | None = None,
         add_bias: bool = False,
         batching: BatchingOptions | None = None,
         seed: int = 1,
         moments: Moments | None = None,
     ) -> None:
-        self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, altered
+        self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, merged
         self.add_bias, self.batching, self.seed = add_bias, batching, seed
         self.recent: dict[frozenset[HeadId], Compensated] = {}
         self.moments: dict[str, Moments] = {} if moments is None else {"": moments}
@@ -88,8 +95,8 @@ class RefitBench:
     def check(self) -> tuple[DamageMeter, Corpus]:
         """What it says of the second text; of random subwords its own predictions count, not what follows there."""
         corpus, foretold = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
-        most = subwords(self.checkpoint, self.text.calibration) // CHECK_SHARE
-        corpus = capped(self.checkpoint, corpus, positions=most, fewest=CHECKED)
+        positions = subwords(self.checkpoint, self.text.calibration) // CHECK_SHARE
+        corpus = cap_corpus(self.checkpoint, corpus, positions=positions, fewest=CHECKED)
         objective = self.options.objective if self.text.held_out.has_labels == corpus.has_labels else ""
         if not foretold:
             own = OBJECTIVES.get(PREDICTED).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
@@ -103,7 +110,7 @@ class RefitBench:
         return [
             meter if short is corpus else self._meter(short, meter.objective.name)
             for meter, corpus in meters
-            for short in [capped(self.checkpoint, corpus, positions=SEARCHED, fewest=FEWEST_SEARCHED)]
+            for short in [cap_corpus(self.checkpoint, corpus, positions=SEARCHED, fewest=FEWEST_SEARCHED)]
             if meter.objective.name == held_out.objective.name
         ]
 
@@ -117,14 +124,14 @@ class RefitBench:
         if key not in self.recent:
             for oldest in list(self.recent)[:-1]:
                 del self.recent[oldest]
-            self.recent[key] = self._compensated(heads)
+            self.recent[key] = self._compensate(heads)
         return self.recent[key]
 
-    def _compensated(self, heads: Sequence[HeadId]) -> Compensated:
+    def _compensate(self, heads: Sequence[HeadId]) -> Compensated:
         began = time.monotonic()
         performance, choice = {"intact": self.held_out.of_intact}, None
         if self.options.method == AUTO:
-            choice, refits = self._chosen(heads)
+            choice, refits = self._choose(heads)
             options = choice.taken.options
         else:
             options = replace(self.options, add_bias=self.add_bias)
@@ -135,15 +142,15 @@ class RefitBench:
                 performance["removed"] = self.held_out.measure(self._pooled)
         else:
             if choice is None:
-                refitted = self._candidate(options, model)
-                choice = self._choice([self._masked(heads), refitted], refitted)
+                candidate = self._candidate(options, model)
+                choice = self._choice([self._masked(heads), candidate], candidate)
             performance["removed"] = choice.masked.held_out
             if options.method != "none":
                 performance["refitted"] = choice.taken.held_out
         own = anchor_name(options.anchor) == "text"
-        digest = opened(options.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
-        compensated = self.checkpoint.with_model(model)
-        return Compensated(compensated, options, self.text, refits, performance, seconds, choice, digest)
+        digest = open_text(options.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
+        copy = self.checkpoint.with_model(model)
+        return Compensated(copy, options, self.text, refits, performance, seconds, choice, digest)
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
@@ -158,9 +165,9 @@ class RefitBench:
                     heads,
                     options,
                     at_once=at_once,
-                    altered=self.altered,
+                    merged=self.altered,
                     batching=self.batching,
-                    beside=anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed),
+                    anchors=anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed),
                 )
         elif self.altered is None:
             refits += compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
@@ -177,49 +184,49 @@ class RefitBench:
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
         held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
-            measured = [meter.measure(self._pooled) for meter in (held_out, check)]
-        return Candidate(Refit(method="none", add_bias=self.add_bias), *measured)
+            performances = [meter.measure(self._pooled) for meter in (held_out, check)]
+        return Candidate(Refit(method="none", add_bias=self.add_bias), *performances)
 
     def _candidate(self, options: Refit, model: nn.Module) -> Candidate:
         return Candidate(options, self.held_out.measure(model), self.check[0].measure(model))
 
-    def _choice(self, candidates: Sequence[Candidate], taken: Candidate) -> Choice:
-        without = "masking" if self.altered is None else "merging"
-        return Choice(candidates, taken, self.check[1].name, self.check[1].count, without)
+    def _choice(self, candidates: Sequence[Candidate], candidate: Candidate) -> Choice:
+        baseline_name = "masking" if self.altered is None else "merging"
+        return Choice(candidates, candidate, self.check[1].name, self.check[1].count, baseline_name)
 
-    def _chosen(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
+    def _choose(self, heads: Sequence[HeadId]) -> tuple[Choice, list[ModuleRefit]]:
         """What harms least of masking and all that is tried, with its refits.
 
         Asked for, the best is also refitted module after module. Feed-forward blocks follow where both texts gain.
         """
-        nothing, requested = self._masked(heads), self.options
+        nothing, settings = self._masked(heads), self.options
         candidates, best, best_refits = [nothing], nothing, list[ModuleRefit]()
 
         def attempt(options: Refit, *, on_both: bool = False) -> None:
             nonlocal best, best_refits
             refits = self.refits(heads, options)
-            found = self._candidate(options, self.copy_with(refits).model)
-            candidates.append(found)
-            if found.gains_on(best) if on_both else best_candidate([best, found], nothing) is found:
-                best, best_refits = found, refits
+            candidate = self._candidate(options, self.copy_with(refits).model)
+            candidates.append(candidate)
+            if candidate.gains_on(best) if on_both else best_candidate([best, candidate], nothing) is candidate:
+                best, best_refits = candidate, refits
 
         for options in self.tried(heads):
             attempt(options)
-        if requested.sequential and heads:
+        if settings.sequential and heads:
             refits = [candidate for candidate in candidates if candidate.options.method == "least-squares"]
             attempt(replace(best_candidate(refits, nothing).options, strength=1.0, sequential=True))
-        if best.options.method == "least-squares" and (requested.feed_forward or self.compares):
+        if best.options.method == "least-squares" and (settings.feed_forward or self.compares):
             attempt(replace(best.options, feed_forward=True), on_both=True)
         return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
     def tried(self, heads: Collection[HeadId]) -> list[Refit]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
-        requested, modules = self.options, heads_by_module(self.checkpoint, heads)
-        biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
+        settings, modules = self.options, heads_by_module(self.checkpoint, heads)
+        can_shift = self.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
         refit = replace(
-            requested,
+            settings,
             method="least-squares",
-            damping=requested.share,
+            damping=settings.share,
             add_bias=self.add_bias,
             sequential=False,
             feed_forward=False,
@@ -227,14 +234,14 @@ class RefitBench:
         anchors: list[OtherText] = ["none"]
         if anchor_name(self.search_anchor):
             anchors.append(self.search_anchor)
-        strengths = STRENGTHS if requested.strength == 1 else (requested.strength,)
+        strengths = STRENGTHS if settings.strength == 1 else (settings.strength,)
         return [
-            *([Refit(method="mean", add_bias=self.add_bias)] if biased else []),
+            *([Refit(method="mean", add_bias=self.add_bias)] if can_shift else []),
             *(replace(refit, anchor=anchor, strength=strength) for anchor in anchors for strength in strengths),
         ]
 
 
-def refitted(
+def refit_copy(
     checkpoint: Checkpoint,
     corpus: Corpus,
     heads: Collection[HeadId],

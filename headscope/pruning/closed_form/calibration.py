@@ -104,12 +104,12 @@ class Compensated:
     def remarks(self) -> list[str]:
         """What the user should know of how modules were refitted."""
         linear = [refit for refit in self.refits if not refit.affine]
-        raised = [refit for refit in self.refits if refit.refit.raised]
-        unfollowed = [refit for refit in self.refits if self.options.sequential and not refit.residual]
+        with_damping = [refit for refit in self.refits if refit.refit.raised]
+        own_only = [refit for refit in self.refits if self.options.sequential and not refit.residual]
         remarks = [self.choice.warning] if self.choice is not None and self.choice.warning else []
-        if unfollowed:
+        if own_only:
             remarks.append(
-                f"{len(unfollowed)} of {len(self.refits)} attention modules are refitted to their own outputs only: "
+                f"{len(own_only)} of {len(self.refits)} attention modules are refitted to their own outputs only: "
                 "something else than an addition to the residual stream reads these first"
             )
         if linear and self.options.method == "least-squares":
@@ -117,11 +117,11 @@ class Compensated:
                 f"{len(linear)} of {len(self.refits)} output projections have no bias, and this export adds none: "
                 "their refit is linear"
             )
-        if raised:
-            most = max(refit.refit.raised for refit in raised)
+        if with_damping:
+            powers = max(refit.refit.raised for refit in with_damping)
             remarks.append(
-                f"second moments of {len(raised)} modules are singular (fewer tokens than columns, or heads that write "
-                f"nothing): damping was raised up to 10^{most} times"
+                f"second moments of {len(with_damping)} modules are singular (fewer tokens than columns, or heads that "
+                f"write nothing): damping was raised up to 10^{powers} times"
             )
         return remarks
 
@@ -187,13 +187,13 @@ class Choice:
     @property
     def warning(self) -> str:
         """What is said where the one taken is worse on the second text than masking and than the intact model."""
-        refitted, masked = self.taken.check, self.masked.check
+        refit_check, masked = self.taken.check, self.masked.check
         if self.taken.harms(self.masked)[1] <= 1:
             return ""
         return (
-            f"{self.taken.name} is worse than {self.without} on other text: {refitted.objective} {refitted.value:.4f} "
-            f"against {masked.value:.4f} on {self.sentences} sentences ({self.text}); --compensate auto takes what "
-            "harms least"
+            f"{self.taken.name} is worse than {self.without} on other text: {refit_check.objective} "
+            f"{refit_check.value:.4f} against {masked.value:.4f} on {self.sentences} sentences ({self.text}); "
+            "--compensate auto takes what harms least"
         )
 
     def record(self) -> dict[str, Any]:
@@ -211,8 +211,8 @@ def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         **{
-            text: {"value": measured.value, "damage": measured.damage, "harm": harm}
-            for text, measured, harm in zip(
+            text: {"value": performance.value, "damage": performance.damage, "harm": harm}
+            for text, performance, harm in zip(
                 ("held_out", "check"), (candidate.held_out, candidate.check), candidate.harms(masked), strict=True
             )
         },

@@ -50,7 +50,8 @@ def compensate(
     options = options or Refit()
     modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
     return [
-        refit_module(projection, reached(moments, projection), of_module, options) for projection, of_module in modules
+        refit_module(projection, reached_moments(moments, projection), of_module, options)
+        for projection, of_module in modules
     ]
 
 
@@ -72,15 +73,15 @@ def heads_by_module(
     return modules
 
 
-def reached(moments: ModuleMoments, projection: OutputProjection) -> ContextMoments:
+def reached_moments(moments: ModuleMoments, projection: OutputProjection) -> ContextMoments:
     """The moments of a module; ConfigError where the text did not reach it."""
     of_module = moments.of(projection)
     if of_module is None:
-        raise unreached(projection.places[0])
+        raise unreached_error(projection.places[0])
     return of_module
 
 
-def unreached(place: Place) -> ConfigError:
+def unreached_error(place: Place) -> ConfigError:
     """The error of a module that the calibration text does not reach."""
     site, layer = place
     return ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
@@ -136,9 +137,9 @@ class RefittedCopy:
     @classmethod
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy with these refits; without any it is the same model bit for bit."""
-        refitted = cls(checkpoint, [module.projection for module in refits])
-        refitted.load_weights(refits)
-        return refitted
+        copy = cls(checkpoint, [module.projection for module in refits])
+        copy.load_weights(refits)
+        return copy
 
     def load_weights(self, refits: Collection[ModuleRefit]) -> None:
         """Set the projections of several modules to their refits."""

@@ -69,20 +69,20 @@ class SharedLayers:
     @contextmanager
     def passing(self, batch: int, places: Collection[SiteLayer]) -> Iterator[None]:
         """Within the block a copy that is altered in `places` passes over a batch: layers below are not recomputed."""
-        known = self.outputs.setdefault(batch, {})
+        outputs = self.outputs.setdefault(batch, {})
         below = self.below(places)
-        missing = [layer for layer in below if layer not in known]
+        missing = [layer for layer in below if layer not in outputs]
 
-        kept = missing if self.size < self.most else []
-        keep = watch_modules(kept, lambda layer, _, output: known.setdefault(layer, []).append(output))
-        with stored_output({layer: known[layer] for layer in below if layer in known}), keep:
+        new_layers = missing if self.size < self.most else []
+        keep = watch_modules(new_layers, lambda layer, _, output: outputs.setdefault(layer, []).append(output))
+        with stored_output({layer: outputs[layer] for layer in below if layer in outputs}), keep:
             yield
 
     @property
     def size(self) -> int:
         """Bytes of what is kept."""
-        kept = (output for batch in self.outputs.values() for calls in batch.values() for output in calls)
-        return sum(part.nbytes for part in tree_leaves(list(kept)) if isinstance(part, torch.Tensor))
+        tensors = (output for batch in self.outputs.values() for calls in batch.values() for output in calls)
+        return sum(part.nbytes for part in tree_leaves(list(tensors)) if isinstance(part, torch.Tensor))
 
 
 @dataclass
@@ -136,14 +136,14 @@ class DamageMeter:
 
         `layers`: the copy differs only in `places` from the one that they are shared with.
         """
-        altered = self.checkpoint if model is None else self.checkpoint.with_model(model)
+        changed_copy = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = predictions = 0.0
-        find_attention(altered.model)  # its probe, where a bias was added, is no pass over the text
-        with eval_mode(altered.model), torch.no_grad():
+        find_attention(changed_copy.model)  # its probe, where a bias was added, is no pass over the text
+        with eval_mode(changed_copy.model), torch.no_grad():
             for number, (batch, intact) in enumerate(self.intact):
                 shared = nullcontext() if layers is None else layers.passing(number, places)
                 with shared:
-                    outcome = self.objective.outcome(altered, batch, intact.aim)
+                    outcome = self.objective.outcome(changed_copy, batch, intact.aim)
                 total += float(outcome.values.double().sum())
                 damage += float(self.objective.damage(intact, outcome).double().sum())
                 predictions += float(intact.counts.sum())
@@ -152,11 +152,11 @@ class DamageMeter:
         return Performance(self.objective.name, value, share, self.sentences, predictions)
 
 
-def spread(count: int, chosen: int) -> list[bool]:
-    """Which of `count` lines are `chosen` ones, as far apart as can be."""
-    return [(line + 1) * chosen // count > line * chosen // count for line in range(count)]
+def spread(count: int, picks: int) -> list[bool]:
+    """Which of `count` lines are picked, `picks` of them, as far apart as can be."""
+    return [(line + 1) * picks // count > line * picks // count for line in range(count)]
 
 
-def lines(corpus: Corpus, chosen: Sequence[bool]) -> Corpus:
+def lines(corpus: Corpus, is_chosen: Sequence[bool]) -> Corpus:
     """The lines of a corpus that are chosen."""
-    return replace(corpus, count=sum(chosen), read=lambda: compress(corpus, chosen))
+    return replace(corpus, count=sum(is_chosen), read=lambda: compress(corpus, is_chosen))

@@ -133,16 +133,16 @@ def collect_moments(
 
     Of several `processes` each reads its share of the batches, and all have the moments of the whole corpus.
     """
-    chosen = None
+    objective_used = None
     if objective is not None:
-        chosen = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
-    stream = text_batches(checkpoint, corpus, batching, labels=chosen is not None)
-    collector = _Collector(checkpoint, chosen)
+        objective_used = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
+    stream = text_batches(checkpoint, corpus, batching, labels=objective_used is not None)
+    collector = _Collector(checkpoint, objective_used)
     with eval_mode(checkpoint.model), collector.observing():
         for number, batch in enumerate(stream):
             if number % processes.world == processes.rank:
                 collector.add(batch)
-    return reduce(Moments.merge, processes.all(collector.finished()))
+    return reduce(Moments.merge, processes.all(collector.finish()))
 
 
 class ContextTap:
@@ -304,7 +304,7 @@ class _Collector(ContextTap):
         if not sums_are_finite([(sums.total, every) for sums in self.moments.sites.values()]):
             refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
 
-    def finished(self) -> Moments:
+    def finish(self) -> Moments:
         """The moments, on the CPU; NumericalError where gradients are not finite."""
         for (site, layer), sums in self.moments.sites.items():
             if sums.fisher is not None and not bool(sums.fisher.isfinite().all()):
@@ -326,8 +326,8 @@ def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: 
         return outcome.values
     vector = outcome.vector.detach()
     generators = (torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers)
-    drawn = [torch.randn(vector.shape[1], generator=generator, dtype=torch.float64) for generator in generators]
-    noise = torch.stack(drawn).to(vector)
+    probes = [torch.randn(vector.shape[1], generator=generator, dtype=torch.float64) for generator in generators]
+    noise = torch.stack(probes).to(vector)
     length = vector.norm(dim=-1, keepdim=True)
     direction = vector / length
     probe = (noise - (noise * direction).sum(dim=-1, keepdim=True) * direction) / length

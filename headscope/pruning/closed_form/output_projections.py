@@ -55,12 +55,12 @@ class _Sum:
 
     def follow(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Take in an operation that reads the value; whether its result is what is to be followed from now on."""
-        others = [argument for argument in arguments if not self.is_in(argument)]
+        other_arguments = [argument for argument in arguments if not self.is_in(argument)]
         if operation in COPIES:
             return True
-        if len(arguments) != 2 or len(others) != 1 or options:
+        if len(arguments) != 2 or len(other_arguments) != 1 or options:
             return False
-        (other,) = others
+        (other,) = other_arguments
         if operation in PRODUCTS and self.stream is None and (factor := _number(other)):
             self.scale *= factor
             return True
@@ -103,10 +103,10 @@ class StreamTap(TorchDispatchMode):
             for call in self.sums
             if not call.read and any(call.is_in(part) for part in _leaves(arguments, options))
         ]
-        followed = [call for call in readers if call.follow(operation, arguments, options)]
+        calls_read = [call for call in readers if call.follow(operation, arguments, options)]
         result = operation(*arguments, **options)
         for call in readers:
-            if call in followed:
+            if call in calls_read:
                 call.value = result
             elif not call.is_in(result):
                 call.read = True
@@ -209,9 +209,9 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
         if projections is None or projections.output is None:
             continue
         slices = projections.output
-        owned = owners.of(slices)
-        assert owned is not None, "an output projection is a module's weight"
-        name, owner = owned
+        owner_entry = owners.of(slices)
+        assert owner_entry is not None, "an output projection is a module's weight"
+        name, owner = owner_entry
         columns = torch.arange(sum(map(len, slices.units))).view(len(slices.units), -1)  # [h k]
         numbers = [[head.head for head in unit if (head.site, head.layer) == module] for unit in members]
         result.append(
@@ -264,22 +264,29 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
     ]
     calls: list[tuple[nn.Module, tuple[int, ...]]] = []
 
-    seen = watch_modules((*attention, *linear), lambda module, _, y: calls.append((module, tuple(y.shape[:-1]))))
+    calls_watched = watch_modules(
+        (*attention, *linear), lambda module, _, y: calls.append((module, tuple(y.shape[:-1])))
+    )
     tap, batch = StreamTap(), batch.to(checkpoint.device)
-    with eval_mode(checkpoint.model), torch.no_grad(), seen, tap.observing(linear):
+    with eval_mode(checkpoint.model), torch.no_grad(), calls_watched, tap.observing(linear):
         checkpoint.forward(batch)
     streams = iter(tap.streams())
-    found: list[FeedForwardOutput] = []
+    outputs: list[FeedForwardOutput] = []
     place: tuple[tuple[Site, int], ...] = ()
     counts = [module for module, _ in calls]
     for module, shape in calls:
         if module in attention:
             place = attention[module]
             continue
-        added = next(streams) is not None
-        if added and place and counts.count(module) == 1 and torch.Size(shape).numel() == positions(batch, place[0][0]):
-            found.append(FeedForwardOutput(place, names[module], module))
-    return found
+        adds_to_stream = next(streams) is not None
+        if (
+            adds_to_stream
+            and place
+            and counts.count(module) == 1
+            and torch.Size(shape).numel() == positions(batch, place[0][0])
+        ):
+            outputs.append(FeedForwardOutput(place, names[module], module))
+    return outputs
 
 
 def positions(batch: Batch, site: Site) -> int:

@@ -65,14 +65,14 @@ def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
     second = (second + second.T) / 2
     mean = float(second.diagonal().mean())
     scale = mean if mean > SMALLEST else 1.0
-    damping, raised = share * scale, 0
+    damping, times = share * scale, 0
     while True:
         matrix = second + damping * torch.eye(len(second)).to(second)
-        factor, failed = torch.linalg.cholesky_ex(matrix)
+        factor, info = torch.linalg.cholesky_ex(matrix)
         smallest = SINGULAR * float(matrix.diagonal().max())
-        if not failed and float(factor.diagonal().square().min()) > smallest:
-            return Damped(matrix, factor, damping, raised)
-        damping, raised = max(10 * damping, SINGULAR * scale), raised + 1
+        if not info and float(factor.diagonal().square().min()) > smallest:
+            return Damped(matrix, factor, damping, times)
+        damping, times = max(10 * damping, SINGULAR * scale), times + 1
 
 
 def weigh(weight: Tensor, fisher: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def block_errors(weight: Tensor, inverse: Tensor, blocks: Tensor) -> Tensor:
     parts = weight[:, blocks].permute(1, 2, 0)  # [u n d]
     corners = inverse[blocks[:, :, None], blocks[:, None, :]]  # [u n n]
     # one by one: torch 2.13 with MKL fails on several matrices at once, of 160 rows or more, after set_num_threads
-    solved = torch.stack([torch.linalg.solve(corner, part) for corner, part in zip(corners, parts, strict=True)])
-    return (parts * solved).sum(dim=(1, 2)).clamp(min=0)
+    solution = torch.stack([torch.linalg.solve(corner, part) for corner, part in zip(corners, parts, strict=True)])
+    return (parts * solution).sum(dim=(1, 2)).clamp(min=0)
 
 
 def remove_block(weight: Tensor, inverse: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,9 +99,9 @@ def remove_block(weight: Tensor, inverse: Tensor, columns: Tensor) -> tuple[Tens
 
     Both keep their shapes, with zeros where the columns were.
     """
-    solved = torch.linalg.solve(inverse[columns][:, columns], inverse[columns])  # [n m]
-    weight = weight - weight[:, columns] @ solved
-    inverse = inverse - inverse[:, columns] @ solved
+    solution = torch.linalg.solve(inverse[columns][:, columns], inverse[columns])  # [n m]
+    weight = weight - weight[:, columns] @ solution
+    inverse = inverse - inverse[:, columns] @ solution
     inverse = (inverse + inverse.T) / 2
     weight[:, columns] = 0
     inverse[:, columns] = 0
@@ -116,12 +116,12 @@ def greedy_order(
 
     Only `candidates` go (None: all of the `blocks` [u n]). The errors add up to that of removing them together.
     """
-    left = sorted(range(len(blocks)) if candidates is None else candidates)
+    blocks_left = sorted(range(len(blocks)) if candidates is None else candidates)
     steps = []
-    while left:
-        errors = block_errors(weight, inverse, blocks[left])
+    while blocks_left:
+        errors = block_errors(weight, inverse, blocks[blocks_left])
         best = int(errors.argmin())
-        block = left.pop(best)
+        block = blocks_left.pop(best)
         steps.append(RemovalStep(block, float(errors[best])))
         weight, inverse = remove_block(weight, inverse, blocks[block])
     return steps
@@ -148,7 +148,7 @@ def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> So
 def compensation(
     method: str,
     weight: Tensor,
-    removed: Tensor,
+    columns_gone: Tensor,
     *,
     mean: Tensor,
     second: Tensor,
@@ -161,17 +161,17 @@ def compensation(
     may be shifted. ConfigError for a mean without β.
     """
     if method == "least-squares":
-        return least_squares(weight, removed, mean=mean, second=second, affine=affine, share=share)
+        return least_squares(weight, columns_gone, mean=mean, second=second, affine=affine, share=share)
     shift = weight.new_zeros(len(weight))
     if method == "mean":
         if not affine:
             raise ConfigError("mean compensation needs an output projection with a bias; choose least-squares or none")
-        shift = weight[:, removed] @ mean[removed]
-    return SolvedRefit(weight.index_fill(1, removed, 0.0), shift)
+        shift = weight[:, columns_gone] @ mean[columns_gone]
+    return SolvedRefit(weight.index_fill(1, columns_gone, 0.0), shift)
 
 
 def least_squares(
-    weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
+    weight: Tensor, columns_gone: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
     """The other columns and β take over what they can: V = W_K + W_G Aᵀ, A = (Σ_KK + λI)⁻¹ Σ_KG.
 
@@ -179,21 +179,25 @@ def least_squares(
     nothing is shifted. Among all W without these columns it has the least E‖e‖² + λ‖W − V‖². Nothing removed is
     nothing changed.
     """
-    if not len(removed):
+    if not len(columns_gone):
         return SolvedRefit(weight.clone(), weight.new_zeros(len(weight)))
-    damped = damp(second - torch.outer(mean, mean) if affine else second, share=share)
-    kept = others(weight.shape[1], removed)
-    corner, side = damped.matrix[kept][:, kept], damped.matrix[kept][:, removed]
+    regularized = damp(second - torch.outer(mean, mean) if affine else second, share=share)
+    columns_left = other_columns(weight.shape[1], columns_gone)
+    corner, side = regularized.matrix[columns_left][:, columns_left], regularized.matrix[columns_left][:, columns_gone]
     predicts = torch.cholesky_solve(side, torch.linalg.cholesky(corner))  # A [m-n n]
-    refitted = weight.index_fill(1, removed, 0.0)
-    refitted[:, kept] += weight[:, removed] @ predicts.T
-    shift = weight[:, removed] @ (mean[removed] - predicts.T @ mean[kept]) if affine else weight.new_zeros(len(weight))
-    return SolvedRefit(refitted, shift, damped.damping, damped.raised)
+    new_weight = weight.index_fill(1, columns_gone, 0.0)
+    new_weight[:, columns_left] += weight[:, columns_gone] @ predicts.T
+    shift = (
+        weight[:, columns_gone] @ (mean[columns_gone] - predicts.T @ mean[columns_left])
+        if affine
+        else weight.new_zeros(len(weight))
+    )
+    return SolvedRefit(new_weight, shift, regularized.damping, regularized.raised)
 
 
 def refit_to_targets(
     weight: Tensor,
-    removed: Tensor,
+    columns_gone: Tensor,
     *,
     mean: Tensor,
     second: Tensor,
@@ -208,25 +212,27 @@ def refit_to_targets(
     y − β of the intact one, `cross` [m d] that of x̃ (y − β)ᵀ. V = (C̃_KK + λI)⁻¹ (R_K + λ W_Kᵀ), so that damping
     pulls to the old W, and the shift is E[y − β] − V μ̃_K; linear without centring and shift.
     """
-    kept = others(weight.shape[1], removed)
+    columns_left = other_columns(weight.shape[1], columns_gone)
     if affine:
         second, cross = second - torch.outer(mean, mean), cross - torch.outer(mean, target)
-    damped = damp(second, share=share)
-    wanted = cross[kept] + damped.damping * weight[:, kept].T  # [m-n d]
-    refitted = torch.zeros_like(weight)
-    refitted[:, kept] = torch.cholesky_solve(wanted, torch.linalg.cholesky(damped.matrix[kept][:, kept])).T
-    shift = target - refitted @ mean if affine else torch.zeros_like(target)
-    return SolvedRefit(refitted, shift, damped.damping, damped.raised)
+    regularized = damp(second, share=share)
+    right_side = cross[columns_left] + regularized.damping * weight[:, columns_left].T  # [m-n d]
+    new_weight = torch.zeros_like(weight)
+    new_weight[:, columns_left] = torch.cholesky_solve(
+        right_side, torch.linalg.cholesky(regularized.matrix[columns_left][:, columns_left])
+    ).T
+    shift = target - new_weight @ mean if affine else torch.zeros_like(target)
+    return SolvedRefit(new_weight, shift, regularized.damping, regularized.raised)
 
 
 def reconstruction_error(weight: Tensor, refit: SolvedRefit, *, mean: Tensor, second: Tensor) -> float:
     """E‖y − ŷ‖² over calibration tokens."""
-    lost, centred = weight - refit.weight, second - torch.outer(mean, mean)
-    return float(((lost @ centred) * lost).sum() + (lost @ mean - refit.shift).square().sum())
+    weight_lost, covariance = weight - refit.weight, second - torch.outer(mean, mean)
+    return float(((weight_lost @ covariance) * weight_lost).sum() + (weight_lost @ mean - refit.shift).square().sum())
 
 
-def others(columns: int, removed: Tensor) -> Tensor:
+def other_columns(columns: int, columns_gone: Tensor) -> Tensor:
     """The columns that stay, in their order."""
-    stays = torch.ones(columns, dtype=torch.bool, device=removed.device)
-    stays[removed] = False
+    stays = torch.ones(columns, dtype=torch.bool, device=columns_gone.device)
+    stays[columns_gone] = False
     return stays.nonzero()[:, 0]

@@ -25,7 +25,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import find_attention
 from headscope.pruning.closed_form.anchors import WeightedText
-from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
+from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
 from headscope.pruning.closed_form.damage import SharedLayers
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.closed_form.output_projections import (
@@ -67,13 +67,13 @@ class PairMoments:
         zeros = partial(torch.zeros, dtype=torch.float64)
         return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
 
-    def add(self, pruned: Tensor, output: Tensor, lost: Tensor, stream: Tensor | None) -> None:
+    def add(self, pruned: Tensor, output: Tensor, removed_output: Tensor, stream: Tensor | None) -> None:
         """Inputs [n m], intact outputs and what of them removed columns give [n d], and what the stream lost [n d]."""
         target = output if stream is None else output + stream
         self.tokens += len(pruned)
         self.streams += 0 if stream is None else len(pruned)
         self.energy += float(output.square().sum())
-        self.lost += float(lost.square().sum())
+        self.lost += float(removed_output.square().sum())
         self.pruned += pruned.sum(dim=0).cpu()
         self.products += (pruned.T @ pruned).cpu()
         self.target += target.sum(dim=0).cpu()
@@ -91,47 +91,47 @@ def sequential_refits(
     options: Refit | None = None,
     *,
     at_once: Collection[ModuleRefit] = (),
-    altered: Checkpoint | None = None,
+    merged: Checkpoint | None = None,
     residual: bool = True,
     batching: BatchingOptions | None = None,
-    beside: Sequence[WeightedText] = (),
+    anchors: Sequence[WeightedText] = (),
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
-    After refits `at_once` of attention modules, those of feed-forward blocks alone. With `altered`, a model with merged
+    After refits `at_once` of attention modules, those of feed-forward blocks alone. With `merged`, a model with merged
     key/value groups, all its modules are refitted to what the intact ones give. With `residual` a module also makes up
-    for what earlier refits left of the change of the residual stream. Texts `beside` the corpus have their weights, and
+    for what earlier refits left of the change of the residual stream. Texts of `anchors` have their weights, and
     the corpus what is left of 1.
     """
     options = options or Refit()
     if options.method != "least-squares":
         raise ConfigError(f"--sequential is for --compensate least-squares, not {options.method}")
-    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
-    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
-    losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
+    call_order = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
+    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
+    losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged is not None)
     first = next(losing, len(modules))
-    copy = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
+    copy = RefittedCopy(merged or checkpoint, [projection for projection, _ in modules])
     copy.load_weights(at_once)
     blocks: Sequence[FeedForwardOutput] = ()
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
-    both = checkpoint, checkpoint.with_model(copy.model)
-    texts = [WeightedText(corpus, 1 - sum(text.weight for text in beside)), *beside]
-    prefixes = [[SharedLayers.of(each.model) for each in both] for _ in texts]
+    models = checkpoint, checkpoint.with_model(copy.model)
+    texts = [WeightedText(corpus, 1 - sum(text.weight for text in anchors)), *anchors]
+    prefixes = [[SharedLayers.of(checkpoint_used.model) for checkpoint_used in models] for _ in texts]
     refits = []
     parts: list[tuple[LinearPart, frozenset[HeadId]]] = []
     for projection, of_module in modules[first:]:  # and after each the blocks that follow it
         after = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
         parts += [*([] if at_once else [(projection, of_module)]), *after]
     for part, of_module in parts:
-        for each in both:
-            find_attention(each.model)  # its probe, where a bias was added, is no pass over the text
+        for checkpoint_used in models:
+            find_attention(checkpoint_used.model)  # its probe, where a bias was added, is no pass over the text
         pairs = [
-            _pair_moments(both, text_batches(checkpoint, text, batching), part, of_module, residual, of_text)
+            _pair_moments(models, text_batches(checkpoint, text, batching), part, of_module, residual, of_text)
             for (text, _), of_text in zip(texts, prefixes, strict=True)
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
-        refits.append(_refit(part, pair, of_module, options, altered=altered is not None))
+        refits.append(_refit(part, pair, of_module, options, is_merged=merged is not None))
         copy.put(part, refits[-1].refit)
         for layers in filter(None, (pruned for _, pruned in prefixes)):
             layers.forget(part.places)
@@ -151,10 +151,10 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: Refit, *, altered: bool
+    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: Refit, *, is_merged: bool
 ) -> ModuleRefit:
     if not pair.tokens:
-        raise unreached(part.places[0])
+        raise unreached_error(part.places[0])
     weight, columns = part.weight, part.columns(heads)
     is_block = isinstance(part, FeedForwardOutput)
     affine = part.has_bias or (options.add_bias and not is_block)
@@ -168,41 +168,41 @@ def _refit(
         affine=affine,
         share=max(options.share, BLOCK_DAMPING) if is_block else options.share,
     )
-    energy, without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
-    if altered or is_block:
-        without = _error(SolvedRefit(weight, weight.new_zeros(len(weight))), pair)
+    energy, error_without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
+    if is_merged or is_block:
+        error_without = _error(SolvedRefit(weight, weight.new_zeros(len(weight))), pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
-    return ModuleRefit(part, refit, error, without / energy, affine, residual)
+    return ModuleRefit(part, refit, error, error_without / energy, affine, residual)
 
 
 def _error(refit: SolvedRefit, pair: PairMoments) -> float:
     """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
     n, weight, shift = pair.tokens, refit.weight, refit.shift
-    lost = (pair.target - weight @ pair.pruned) / n  # [d]
+    bias_gap = (pair.target - weight @ pair.pruned) / n  # [d]
     squares = pair.target_energy + float(((weight @ pair.products) * weight).sum())
-    both = float((weight.T * pair.cross).sum())
-    return (squares - 2 * both) / n + float(shift @ shift - 2 * shift @ lost)
+    cross_term = float((weight.T * pair.cross).sum())
+    return (squares - 2 * cross_term) / n + float(shift @ shift - 2 * shift @ bias_gap)
 
 
 def _pair_moments(
-    both: tuple[Checkpoint, Checkpoint],
+    models: tuple[Checkpoint, Checkpoint],
     texts: Iterable[Batch],
     part: LinearPart,
     heads: Collection[HeadId],
     residual: bool,
     prefixes: Sequence[SharedLayers | None],
 ) -> PairMoments:
-    readers = [CallReader(model, part) for model in both]
-    weight, removed = part.weight.to(readers[0].device), part.columns(heads)
+    readers = [CallReader(model, part) for model in models]
+    weight, columns_gone = part.weight.to(readers[0].device), part.columns(heads)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
     for number, batch in enumerate(texts):
-        on_device, calls = batch.to(both[0].device), []
+        on_device, calls = batch.to(models[0].device), []
         for reader, layers in zip(readers, prefixes, strict=True):
             with nullcontext() if layers is None else layers.passing(number, part.places):
                 calls.append(reader.of(on_device))
         for whole, smaller in zip(*calls, strict=True):
-            known = residual and whole.stream is not None and smaller.stream is not None
-            lost = whole.inputs[:, removed] @ weight[:, removed].T
-            missing = whole.stream - smaller.stream if known else None
-            pair.add(smaller.inputs, whole.inputs @ weight.T, lost, missing)
+            has_streams = residual and whole.stream is not None and smaller.stream is not None
+            removed_output = whole.inputs[:, columns_gone] @ weight[:, columns_gone].T
+            missing = whole.stream - smaller.stream if has_streams else None
+            pair.add(smaller.inputs, whole.inputs @ weight.T, removed_output, missing)
     return pair

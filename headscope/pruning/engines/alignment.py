@@ -130,20 +130,20 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
     if ORDER in model.arrays:
         layer, *before = model.arrays[ORDER][1].tolist()
         _reorder(model, layer, np.argsort(before).tolist())
-    chosen = [head for head in heads if head.layer == heads[0].layer]
-    first = [head.head for head in chosen]
+    layer_heads = [head for head in heads if head.layer == heads[0].layer]
+    first = [head.head for head in layer_heads]
     order = [*first, *(number for number in range(count) if number not in first)]
     _reorder(model, heads[0].layer, order)
     entries = {
         "decoder/alignment_layer": heads[0].layer,
-        "decoder/alignment_heads": len(chosen),
+        "decoder/alignment_heads": len(layer_heads),
         ORDER: [heads[0].layer, *order],
     }
     for name, value in entries.items():
         model.arrays[name] = TYPES.index("int16"), np.array(value, dtype=np.int16)
         model.aliases.pop(name, None)
     write_atomically(folder / WEIGHTS, lambda path: write_model(model, path))
-    return chosen
+    return layer_heads
 
 
 def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
@@ -168,22 +168,22 @@ TIMES = "times of words (--set alignment.word-times=FILE.csv)"
 def check_alignment_model(folder: Path, layout: Layout) -> None:
     """ConfigError where a folder has no place for alignment heads, or other heads than the checkpoint measured."""
     if is_ctranslate2(folder):
-        there = read_model(folder).layout
+        folder_layout = read_model(folder).layout
     elif os.path.isfile(folder / "config.json"):
-        there = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
+        folder_layout = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
     else:
         raise ConfigError(
             f"--write-alignment {folder}: a folder of transformers or of CTranslate2 has a place for them; take "
             "`headscope convert --to huggingface`, or --to ctranslate2, and give what that writes"
         )
-    counts = [{key: n for key, n in each.items() if key[0] is Site.CROSS} for each in (layout, there)]
+    counts = [{key: n for key, n in counts_of.items() if key[0] is Site.CROSS} for counts_of in (layout, folder_layout)]
     if not counts[0] or counts[0] != counts[1]:
         raise ConfigError(
             f"--write-alignment {folder}: its layers have other cross heads than those of the model that is measured"
         )
 
 
-def aligning_heads(heads: pd.DataFrame, most: int, *, speech: bool) -> tuple[list[HeadId], str]:
+def aligning_heads(heads: pd.DataFrame, max_heads: int, *, speech: bool) -> tuple[list[HeadId], str]:
     """Of the cross heads in the table of a run those that align, best first, and the column that says so.
 
     At most so many of those labelled as looking at the word that is predicted. Where none is: by `alignment_score`,
@@ -191,23 +191,23 @@ def aligning_heads(heads: pd.DataFrame, most: int, *, speech: bool) -> tuple[lis
     benchmarks/known_roles.csv), so for `speech` it is those, and "".
     """
     cross = heads[heads["site"] == Site.CROSS.value]
-    chosen, by = cross[[LABEL in str(labels).split(";") for labels in cross["functions"]]], SHARE
-    if chosen.empty and speech:
-        chosen, by = cross[cross["layer"] >= (cross["layer"].max() + 1) // 2], ""
-    elif chosen.empty:
-        chosen, by = cross, SCORE
+    candidates, by = cross[[LABEL in str(labels).split(";") for labels in cross["functions"]]], SHARE
+    if candidates.empty and speech:
+        candidates, by = cross[cross["layer"] >= (cross["layer"].max() + 1) // 2], ""
+    elif candidates.empty:
+        candidates, by = cross, SCORE
     if by:
-        chosen = chosen.sort_values(by, ascending=False, kind="stable").head(most)
-    return [HeadId(Site.CROSS, int(row["layer"]), int(row["head"])) for _, row in chosen.iterrows()], by
+        candidates = candidates.sort_values(by, ascending=False, kind="stable").head(max_heads)
+    return [HeadId(Site.CROSS, int(row["layer"]), int(row["head"])) for _, row in candidates.iterrows()], by
 
 
-def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool) -> str:
+def write_measured(folder: Path, table: pd.DataFrame, max_heads: int, *, force: bool) -> str:
     """`write_alignment` of the `aligning_heads` of a run's table; one line saying which, where, and by what.
 
     Heads that a folder of transformers names stay unless `force`, where nothing measured speaks for others.
     """
     speech = not is_ctranslate2(folder)  # transformers has alignment heads of Whisper
-    heads, by = aligning_heads(table, most, speech=speech)
+    heads, by = aligning_heads(table, max_heads, speech=speech)
     best = table[SHARE].max() if SHARE in table else float("nan")
     lacks = f"which takes {TIMES}" if best != best else f"the largest {SHARE} is {best:.2f}"
     why = f"best by {by}" if by else f"all of the upper half: no head is labelled {LABEL}, {lacks}"
@@ -219,13 +219,15 @@ def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool)
 def write_alignment(folder: Path, heads: Sequence[HeadId]) -> str:
     """Name these heads in the settings of a model, the best first; one line saying which, and where."""
     if is_ctranslate2(folder):
-        named = align(folder, heads)
+        heads_written = align(folder, heads)
         where = f"{folder}: return_attention is the mean over"
     else:
-        named = sorted(heads)
-        write_json(folder / SETTINGS, {**_settings(folder), "alignment_heads": [[at.layer, at.head] for at in named]})
+        heads_written = sorted(heads)
+        write_json(
+            folder / SETTINGS, {**_settings(folder), "alignment_heads": [[at.layer, at.head] for at in heads_written]}
+        )
         where = f"{folder / SETTINGS}: alignment_heads are"
-    return f"{where} {', '.join(map(str, named))}"
+    return f"{where} {', '.join(map(str, heads_written))}"
 
 
 def _settings(folder: Path) -> dict[str, object]:

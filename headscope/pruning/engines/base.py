@@ -38,9 +38,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.quantize == "none":
             return  # no engine needs to be asked, nor what it is made with imported
-        known = ["none", *dict.fromkeys(kind for _, engine in ENGINES for kind in engine.quantizations)]
-        if self.quantize not in known:
-            raise ConfigError(unknown("quantization", self.quantize, known))
+        kinds = ["none", *dict.fromkeys(kind for _, engine in ENGINES for kind in engine.quantizations)]
+        if self.quantize not in kinds:
+            raise ConfigError(unknown("quantization", self.quantize, kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class EngineFile:
     @property
     def proof(self) -> str:
         """One line: the difference, and who measured it."""
-        measured = f"{self.quantity} {self.difference:.1e} (tolerance {self.limit:.0e})"
-        return f"{self.file} ({self.sizes}): {measured}, run by {self.runtime}"
+        measurement = f"{self.quantity} {self.difference:.1e} (tolerance {self.limit:.0e})"
+        return f"{self.file} ({self.sizes}): {measurement}, run by {self.runtime}"
 
 
 class EngineExport(ABC):
@@ -91,8 +91,8 @@ class EngineExport(ABC):
         if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
             raise ConfigError(f'{self.name} needs {", ".join(missing)}; install with pip install "{self.install}"')
         if options.quantize not in ("none", *self.quantizations):
-            known = ", ".join(("none", *self.quantizations))
-            raise ConfigError(f"--quantize {options.quantize} is not for {self.name}; available: {known}")
+            available = ", ".join(("none", *self.quantizations))
+            raise ConfigError(f"--quantize {options.quantize} is not for {self.name}; available: {available}")
 
     @abstractmethod
     def check(self, checkpoint: Checkpoint) -> None:
@@ -122,13 +122,13 @@ def engine(cls: type[EngineExport]) -> type[EngineExport]:
 
 def engines_named(names: Any, options: EngineOptions) -> tuple[EngineExport, ...]:
     """The engines of these names, with their packages there; ConfigError where one is missing."""
-    chosen = tuple(ENGINES.get(name) for name in names)
-    for each in chosen:
-        each.require(options)
-    if options.quantize != "none" and not chosen:
-        known = ", ".join(name for name, each in ENGINES if options.quantize in each.quantizations)
-        raise ConfigError(f"--quantize {options.quantize} is for exports that have it: {known}")
-    return chosen
+    engines = tuple(ENGINES.get(name) for name in names)
+    for engine in engines:
+        engine.require(options)
+    if options.quantize != "none" and not engines:
+        engines_with_it = ", ".join(name for name, engine in ENGINES if options.quantize in engine.quantizations)
+        raise ConfigError(f"--quantize {options.quantize} is for exports that have it: {engines_with_it}")
+    return engines
 
 
 def check_difference(
@@ -160,31 +160,31 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
     if name is None:
         return next(iter(exports.values()))
     if name not in exports:
-        allowed = ", ".join([*exports, *ENGINES.names()])
+        available = ", ".join([*exports, *ENGINES.names()])
         hint = "; it keeps its own format, `headscope convert` makes others of it" if checkpoint.is_native else ""
-        raise ConfigError(f"--export {name} is not for a {checkpoint.format} checkpoint, which has {allowed}{hint}")
+        raise ConfigError(f"--export {name} is not for a {checkpoint.format} checkpoint, which has {available}{hint}")
     return exports[name]
 
 
 def _padding(name: str | None, exports: dict[str, Export], checkpoint: Checkpoint) -> Export:
     padding = {export.name: export for export in exports.values() if export.padded is not None}
     if not padding or name not in (None, *padding):
-        allowed = f"--export {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
-        asked = f"--export {name}" if padding else f"a {checkpoint.format} checkpoint"
-        raise ConfigError(f"--pad is for {allowed}, not {asked}")
+        padding_exports = f"--export {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
+        request = f"--export {name}" if padding else f"a {checkpoint.format} checkpoint"
+        raise ConfigError(f"--pad is for {padding_exports}, not {request}")
     export = padding[name] if name else next(iter(padding.values()))
     assert export.padded is not None
     return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)
 
 
-def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:
-    """A shrunk checkpoint, which was `built` for one export, for another one; ConfigError where that cannot be."""
+def as_export(checkpoint: Checkpoint, source_export: Export, plan: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:
+    """A shrunk checkpoint, built for `source_export`, for another export; ConfigError where that cannot be."""
     export = choose_export(name, checkpoint)
-    if export.name == built.name:
+    if export.name == source_export.name:
         return checkpoint, export
-    if export.refine is None or export.after != built.name:
+    if export.refine is None or export.after != source_export.name:
         raise ConfigError(
-            f"the heads were removed for export={built.name!r}, which cannot become {name!r}; "
+            f"the heads were removed for export={source_export.name!r}, which cannot become {name!r}; "
             f"say remove(..., export={name!r})"
         )
     return export.refine(checkpoint.with_model(copy.deepcopy(checkpoint.model)), plan), export
@@ -192,12 +192,12 @@ def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: st
 
 def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
     """The kind of folder (None: the default) and the engines of `--export`, each once."""
-    asked = tuple(dict.fromkeys(names))
-    kinds = [name for name in asked if name not in ENGINES.names()]
+    names_once = tuple(dict.fromkeys(names))
+    kinds = [name for name in names_once if name not in ENGINES.names()]
     if len(kinds) > 1:
         engines = " and ".join(ENGINES.names())
-        raise ConfigError(f"--export {','.join(asked)}: one kind of folder at a time, and {engines} besides")
-    return (kinds[0] if kinds else None), tuple(name for name in asked if name not in kinds)
+        raise ConfigError(f"--export {','.join(names_once)}: one kind of folder at a time, and {engines} besides")
+    return (kinds[0] if kinds else None), tuple(name for name in names_once if name not in kinds)
 
 
 def export_for(names: Iterable[str], checkpoint: Checkpoint, *, merges: bool = False, pad: bool = False) -> Export:
@@ -208,7 +208,9 @@ def export_for(names: Iterable[str], checkpoint: Checkpoint, *, merges: bool = F
     kind, engines = split_export(names)
     if kind is None and merges and any(export.name == "native" for export in FORMATS.get(checkpoint.format).exports):
         kind = "native"
-    export, chosen = choose_export(kind, checkpoint, pad=pad), [ENGINES.get(name) for name in engines]
-    for engine in chosen:
+    export, engines_chosen = choose_export(kind, checkpoint, pad=pad), [ENGINES.get(name) for name in engines]
+    for engine in engines_chosen:
         engine.check(checkpoint)
-    return replace(export, adds_bias=export.adds_bias and all(engine.adds_bias(checkpoint) for engine in chosen))
+    return replace(
+        export, adds_bias=export.adds_bias and all(engine.adds_bias(checkpoint) for engine in engines_chosen)
+    )

@@ -73,10 +73,10 @@ def convert(
     """
     target = hub_target(push_to, public=public)
     check_goal(to)
-    chosen = engines_named([to] if to in ENGINES.names() else [], options or EngineOptions())
+    engines = engines_named([to] if to in ENGINES.names() else [], options or EngineOptions())
     try:
-        if chosen:
-            chosen[0].check(checkpoint)
+        if engines:
+            engines[0].check(checkpoint)
         elif not checkpoint.is_native:
             raise ConfigError(
                 f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}, and --to {to} "
@@ -89,12 +89,14 @@ def convert(
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
         with build.writing() as temporary:
-            write = partial(_for_engine, engine=chosen[0], options=options) if chosen else partial(_in_format, goal=to)
+            write = (
+                partial(_for_engine, engine=engines[0], options=options) if engines else partial(_in_format, goal=to)
+            )
             result, card, record = write(checkpoint, temporary)
             write_card(card, temporary)
         build.finish({"headscope": VERSION, "source": source, "to": to, **record})
-    pushed = "" if target is None else push(folder, target, title=f"{result['architecture']}, by headscope convert")
-    return Converted(folder, to, pushed=pushed, **result)
+    address = "" if target is None else push(folder, target, title=f"{result['architecture']}, by headscope convert")
+    return Converted(folder, to, pushed=address, **result)
 
 
 def goals() -> list[str]:
@@ -114,14 +116,14 @@ def _fitting_goals(checkpoint: Checkpoint) -> list[str]:
 
 def check_goal(to: str) -> None:
     """ConfigError for what is no format that a checkpoint can be written in, and no engine."""
-    allowed = [*goals(), *ENGINES.names()]
-    if to in allowed:
+    available = [*goals(), *ENGINES.names()]
+    if to in available:
         return
-    why = unknown("format", to, allowed)
+    why = unknown("format", to, available)
     if to in FORMATS.names():
-        why = f"nothing is converted to {to}; available: {', '.join(allowed)}"
+        why = f"nothing is converted to {to}; available: {', '.join(available)}"
     elif to in {export.name for _, each in FORMATS for export in each.exports}:
-        why = f"{to} is how heads are taken out (prune remove --export {to}); available: {', '.join(allowed)}"
+        why = f"{to} is how heads are taken out (prune remove --export {to}); available: {', '.join(available)}"
     raise ConfigError(f"--to: {why}")
 
 
@@ -132,23 +134,23 @@ Written = tuple[Mapping[str, Any], Card, Mapping[str, Any]]
 def _in_format(checkpoint: Checkpoint, folder: Path, *, goal: str) -> Written:
     native, name = cast(TransformerCheckpoint, checkpoint), Path(checkpoint.path).name
     probe = _probe(native)
-    written = FORMATS.get(goal).convert(native, folder, probe)
-    assert written.logits is not None
-    difference = _difference(native, written.logits, probe)
-    proof = f"{written.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
+    files = FORMATS.get(goal).convert(native, folder, probe)
+    assert files.logits is not None
+    difference = _difference(native, files.logits, probe)
+    proof = f"{files.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
     library = "transformers" if goal == "huggingface" else goal
     card = Card(
         title=f"{name} as {goal}",
         command=f"convert --to {goal}",
-        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", proof, *written.notes),
-        opens=written.opens,
-        limits=written.limits,
+        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", proof, *files.notes),
+        opens=files.opens,
+        limits=files.limits,
         metadata=hub_metadata(checkpoint.path, library=library, tags=("converted",)),
     )
-    shown = {"architecture": written.architecture, "difference": difference, "notes": written.notes}
-    record = {"architecture": written.architecture, "logit_difference": difference, "notes": list(written.notes)}
-    file = "" if written.path == folder else written.path.name
-    return {**shown, "file": file, "opened": "headscope" in written.opens}, card, record
+    result = {"architecture": files.architecture, "difference": difference, "notes": files.notes}
+    record = {"architecture": files.architecture, "logit_difference": difference, "notes": list(files.notes)}
+    file = "" if files.path == folder else files.path.name
+    return {**result, "file": file, "opened": "headscope" in files.opens}, card, record
 
 
 def _for_engine(checkpoint: Checkpoint, folder: Path, *, engine: Any, options: EngineOptions | None) -> Written:

@@ -62,10 +62,10 @@ class CTranslate2(EngineExport):
         spec, path = specification(translator), folder / FOLDER
         path.mkdir()
         spec.save(str(path))
-        aligned = align(path, named) if (named := alignment_heads(checkpoint.model)) else []
+        aligned = align(path, own_heads) if (own_heads := alignment_heads(checkpoint.model)) else []
         splitters = write_splitters(checkpoint, path)
-        failed = "CTranslate2 does not run what was written ({why}); nothing was saved"
-        with restate(CheckpointError, failed, RuntimeError, ValueError):
+        message = "CTranslate2 does not run what was written ({why}); nothing was saved"
+        with restate(CheckpointError, message, RuntimeError, ValueError):
             engine = importlib.import_module("ctranslate2").Translator(str(path), device="cpu", compute_type="float32")
             difference, largest = score_difference(engine, checkpoint, translator.tokens, data)
             limit = check_difference(difference, largest, torch.float32, "CTranslate2")
@@ -195,8 +195,8 @@ def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[
 
 def _set_attention(spec: Any, name: str, state: Mapping[str, Tensor], *parts: str) -> None:
     """Matrices that read the same input are one, in the order of query, key and value; the norm of the sublayer."""
-    for linear, fused in zip(spec.linear, parts, strict=True):
-        _set_linear(linear, [f"{name}.{part}" for part in fused.split()], state)
+    for linear, fused_parts in zip(spec.linear, parts, strict=True):
+        _set_linear(linear, [f"{name}.{part}" for part in fused_parts.split()], state)
     _set_norm(spec.layer_norm, f"{name}_norm", state)
 
 
@@ -204,8 +204,8 @@ def _set_linear(spec: Any, names: list[str], state: Mapping[str, Tensor]) -> Non
     weights, biases = [state[f"{name}.weight"] for name in names], [state.get(f"{name}.bias") for name in names]
     spec.weight = np.concatenate([_array(weight) for weight in weights])
     if any(bias is not None for bias in biases):
-        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-        spec.bias = np.concatenate([_array(values) for values in filled])
+        bias_parts = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        spec.bias = np.concatenate([_array(values) for values in bias_parts])
 
 
 def _set_norm(spec: Any, name: str, state: Mapping[str, Tensor]) -> None:
@@ -229,12 +229,12 @@ def score_difference(
         sources, targets = _sides(checkpoint, batch)
         logits = outputs(checkpoint.model, batch).double().log_softmax(-1).cpu()
         following = torch.tensor([number for ids in targets for number in (*ids[1:], end)])
-        wanted = logits.gather(1, following[:, None])[:, 0]
+        log_p = logits.gather(1, following[:, None])[:, 0]
         read = [[tokens.target[number] for number in ids[1:]] for ids in targets]
-        scored = engine.score_batch([tokens.of_source(ids) for ids in sources], read)
-        scores = torch.tensor([value for result in scored for value in result.log_probs], dtype=torch.float64)
-        difference = max(difference, float((scores - wanted).abs().max()))
-        largest = max(largest, float(wanted.abs().max()))
+        engine_scores = engine.score_batch([tokens.of_source(ids) for ids in sources], read)
+        scores = torch.tensor([value for result in engine_scores for value in result.log_probs], dtype=torch.float64)
+        difference = max(difference, float((scores - log_p).abs().max()))
+        largest = max(largest, float(log_p.abs().max()))
     return difference, largest
 
 
@@ -258,11 +258,11 @@ def translation_note(engine: Any, checkpoint: Any, translator: Translator, data:
     if not texts:
         return ()
     longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
-    encoded = checkpoint.encode(texts, side="source", limit=checkpoint.reads(None))
+    encodings = checkpoint.encode(texts, side="source", limit=checkpoint.reads(None))
     never = {} if tokens.pad is None else {"suppress_sequences": [[tokens.pad]]}
     shortest = 1 if checkpoint.is_native else 0
-    found = engine.translate_batch(
-        [tokens.of_source(each.ids) for each in encoded],
+    results = engine.translate_batch(
+        [tokens.of_source(encoding.ids) for encoding in encodings],
         beam_size=1,
         max_decoding_length=longest,
         min_decoding_length=shortest,
@@ -272,6 +272,6 @@ def translation_note(engine: Any, checkpoint: Any, translator: Translator, data:
     ours = [translations[0].text for translations in checkpoint.translations(texts, options)]
     special = set(() if checkpoint.is_native else checkpoint.tokenizer.all_special_tokens)
     special |= {tokens.target[number] for number in checkpoint.target.special_ids} if checkpoint.is_native else set()
-    theirs = [" ".join(token for token in each.hypotheses[0] if token not in special) for each in found]
+    theirs = [" ".join(token for token in encoding.hypotheses[0] if token not in special) for encoding in results]
     same = sum(one == other for one, other in zip(theirs, ours, strict=True))
     return (f"CTranslate2 translates {same} of {len(texts)} sentences the same greedily",)

@@ -52,16 +52,18 @@ class DeciHf(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         self.check(checkpoint)
-        stored: Any = stored_copy(checkpoint)
-        layers = [decoder_layer(module) for module in stored.model.model.layers]
-        heads, groups = _sizes(layers, stored.model.config)
-        made, path = _model(stored.model, layers, heads, groups), folder / FOLDER
-        write_folder(stored.with_model(made), path)
+        source_model: Any = stored_copy(checkpoint)
+        layers = [decoder_layer(module) for module in source_model.model.model.layers]
+        heads, groups = _sizes(layers, source_model.model.config)
+        deci_model, path = _model(source_model.model, layers, heads, groups), folder / FOLDER
+        write_folder(source_model.with_model(deci_model), path)
         _write_code(path)
         with quiet_transformers():
-            again: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
-        filled = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
-        proof = folder_proof(stored.model, again.to(stored.model.device).eval(), data, filled=filled)
+            reopened: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
+        n_padding = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
+        proof = folder_proof(
+            source_model.model, reopened.to(source_model.model.device).eval(), data, n_padding=n_padding
+        )
         return EngineFile(
             **proof,
             export=self.name,
@@ -79,24 +81,24 @@ class DeciHf(EngineExport):
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     model: Any = checkpoint.model
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
-        known = checkpoint.model_type in FAMILIES
-        yield "predicts no words" if known else f"is of type {checkpoint.model_type!r}"
+        is_known_family = checkpoint.model_type in FAMILIES
+        yield "predicts no words" if is_known_family else f"is of type {checkpoint.model_type!r}"
         return
-    if biased := [name for name, _ in model.named_parameters() if name.endswith("bias")]:
-        yield f"has {biased[0]}"
+    if biases := [name for name, _ in model.named_parameters() if name.endswith("bias")]:
+        yield f"has {biases[0]}"
     if getattr(model.config, "sliding_window", None) is not None:
         yield f"has a sliding_window of {model.config.sliding_window}"
 
 
 def _sizes(layers: list[DecoderLayer], config: Any) -> tuple[int, list[int]]:
     """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them."""
-    most = max(config.num_attention_heads, *(layer.heads for layer in layers))
-    for heads in range(max(1, *(layer.heads for layer in layers)), most + 1):
+    upper = max(config.num_attention_heads, *(layer.heads for layer in layers))
+    for heads in range(max(1, *(layer.heads for layer in layers)), upper + 1):
         fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]
         if config.hidden_size % heads == 0 and None not in fitting:
             return heads, [count for count in fitting if count is not None]
     raise ConfigError(
-        f"deci-hf: no number of query heads up to {most} divides the width {config.hidden_size} and holds "
+        f"deci-hf: no number of query heads up to {upper} divides the width {config.hidden_size} and holds "
         "the groups of every layer; take another --merge-kv, or --export gguf"
     )
 
@@ -127,10 +129,10 @@ def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]
     with quiet_transformers():
         config: Any = DeciLMConfig(**values, block_configs=blocks)
         cls: Any = DeciLMForCausalLM
-        built = cls._from_config(config, dtype=model.dtype)
-    built.load_state_dict(_weights(model, layers, heads, groups, widths))
-    built.generation_config = model.generation_config
-    return built.to(model.device).eval()
+        deci_model = cls._from_config(config, dtype=model.dtype)
+    deci_model.load_state_dict(_weights(model, layers, heads, groups, widths))
+    deci_model.generation_config = model.generation_config
+    return deci_model.to(model.device).eval()
 
 
 def _weights(
@@ -146,7 +148,7 @@ def _weights(
         if not count:
             del weights[f"{prefix}.input_layernorm.weight"]
         for part, name in PARTS.items() if count else ():
-            weights[f"{prefix}.self_attn.{name}.weight"] = layer.filled(part, groups=count, shared=heads // count)
+            weights[f"{prefix}.self_attn.{name}.weight"] = layer.pad_heads(part, groups=count, shared=heads // count)
         for name in FEED_FORWARD.values():
             own = getattr(layer.module.mlp, name).weight.detach()
             more = width - own.shape[1 if name == "down_proj" else 0]

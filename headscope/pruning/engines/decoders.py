@@ -55,7 +55,7 @@ class DecoderLayer:
         bias = owner.bias.detach() if isinstance(getattr(owner, "bias", None), nn.Parameter) else None
         return like.new_zeros(shape).detach(), bias
 
-    def filled(self, part: str, *, groups: int, shared: int) -> Tensor:
+    def pad_heads(self, part: str, *, groups: int, shared: int) -> Tensor:
         """Weight [out in] of a part, filled up with zeros to so many groups of `shared` query heads each."""
         weight, _ = self.attention(part)
         rows = weight.T.contiguous() if part == "attn_output" else weight
@@ -81,8 +81,8 @@ def decoder_layer(module: Any) -> DecoderLayer:
 STEPS, PROMPT = 32, 8
 
 
-def folder_proof(model: Any, again: Any, data: InputTexts, *, filled: int) -> dict[str, Any]:
-    """What an `EngineFile` says of a folder that transformers opened `again`, `filled` up with heads of zeros.
+def folder_proof(model: Any, reopened: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
+    """What an `EngineFile` says of a folder that transformers `reopened`, with `n_padding` heads of zeros.
 
     It is held against 32 greedy tokens of `model`, at once and token by token through its cache.
     """
@@ -90,17 +90,17 @@ def folder_proof(model: Any, again: Any, data: InputTexts, *, filled: int) -> di
     for prompt in starts:
         start = torch.tensor([prompt], device=model.device)
         ids = _greedy(model, start)
-        wanted = _log_probabilities(model, ids)  # [n V]
-        largest = max(largest, float(wanted.abs().max()))
-        for found in (_log_probabilities(again, ids), _through_cache(again, ids)):
-            difference = max(difference, float((found - wanted).abs().max()))
-        same += torch.equal(_greedy(again, start), ids)
+        log_p = _log_probabilities(model, ids)  # [n V]
+        largest = max(largest, float(log_p.abs().max()))
+        for other_log_p in (_log_probabilities(reopened, ids), _through_cache(reopened, ids)):
+            difference = max(difference, float((other_log_p - log_p).abs().max()))
+        same += torch.equal(_greedy(reopened, start), ids)
     greedy = f"transformers, with its cache, continues {same} of {len(starts)} texts greedily as the model does"
     return {
         "runtime": f"transformers {transformers.__version__}",
         "difference": difference,
         "limit": check_difference(difference, largest, model.dtype, "transformers"),
-        "notes": (greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
+        "notes": (greedy, *([f"filled up with {n_padding} heads of zeros"] if n_padding else [])),
     }
 
 

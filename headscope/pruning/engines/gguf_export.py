@@ -63,40 +63,40 @@ class Gguf(EngineExport):
         decoder, path = LlamaDecoder(stored_copy(checkpoint)), folder / FILE
         tokenizer, quantized = getattr(checkpoint, "tokenizer", None), options.quantize != "none"
         vocabulary = write_gguf(decoder, tokenizer, path)
-        continued = continuations(checkpoint, data, context_length(decoder.config))
+        texts_continued = continuations(checkpoint, data, context_length(decoder.config))
         texts = list(data.sources[:TEXTS]) if vocabulary.splits_text else []
-        found, ids = compare(path, vocabulary, continued, texts)
-        difference, dtype = found.difference, decoder.model.lm_head.weight.dtype
-        limit, notes = check_difference(difference, found.largest, dtype, "llama.cpp"), [found.greedy]
+        comparison, ids = compare(path, vocabulary, texts_continued, texts)
+        difference, dtype = comparison.difference, decoder.model.lm_head.weight.dtype
+        limit, notes = check_difference(difference, comparison.largest, dtype, "llama.cpp"), [comparison.greedy]
         if quantized:  # after what the file holds was proved
             write_gguf(decoder, tokenizer, path, quantize=options.quantize)
-            found, _ = compare(path, vocabulary, continued)
-            limit = QUANTIZED * found.range
-            if not found.difference <= limit:
+            comparison, _ = compare(path, vocabulary, texts_continued)
+            limit = QUANTIZED * comparison.range
+            if not comparison.difference <= limit:
                 raise CheckpointError(
-                    f"quantization moves log-probabilities by {found.difference:.1e}, tolerance {limit:.1e} (a tenth "
-                    "of their range); nothing was saved. Leave out --quantize"
+                    f"quantization moves log-probabilities by {comparison.difference:.1e}, tolerance {limit:.1e} (a "
+                    "tenth of their range); nothing was saved. Leave out --quantize"
                 )
             notes = [
                 f"before quantization log-probabilities differed by {difference:.1e}",
-                f"quantised, {found.greedy}",
+                f"quantised, {comparison.greedy}",
             ]
         if texts:
             own = [checkpoint.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[attr-defined]
             same = sum(a == b for a, b in zip(ids, own, strict=True))
             notes.append(f"llama.cpp splits {same} of {len(texts)} sentences into the same tokens")
-        name, ragged = decoder.container.name, decoder.container.ragged
+        name, is_ragged = decoder.container.name, decoder.container.ragged
         return EngineFile(
             export=self.name,
             file=FILE,
             runtime=llama_cpp.runtime(),
             quantity="log-probabilities moved by quantization by" if quantized else QUANTITY,
-            difference=found.difference,
+            difference=comparison.difference,
             limit=limit,
             sizes=f"architecture {name}" + (f", {options.quantize} matrices" if quantized else ""),
             opens=(
                 f"`{FILE}`: llama.cpp and programs built on it (llama-cli, llama-server)",
-                *([f"its architecture is {name}, in which every layer may have another number of heads"] * ragged),
+                *([f"its architecture is {name}, in which every layer may have another number of heads"] * is_ragged),
             ),
             limits=_limits(decoder, vocabulary),
             notes=tuple(notes),
@@ -140,25 +140,27 @@ class LogitComparison:
 
 
 def compare(
-    path: Path, vocabulary: GgufVocabulary, continued: Sequence[Continuation], texts: Sequence[str] = ()
+    path: Path, vocabulary: GgufVocabulary, continuations: Sequence[Continuation], texts: Sequence[str] = ()
 ) -> tuple[LogitComparison, list[list[int]]]:
     """What llama.cpp says along a model's greedy continuations against what the model says; and its ids of `texts`."""
-    asked = [prompt for continuation in continued for prompt in continuation.prompts]
+    prompts_asked = [prompt for continuation in continuations for prompt in continuation.prompts]
     top = min(TOP, len(vocabulary.tokens))
     reply = llama_cpp.ask(
-        llama_cpp.Request(file=str(path), prompts=asked, texts=list(texts), top=top, forced_token=vocabulary.letter)
+        llama_cpp.Request(
+            file=str(path), prompts=prompts_asked, texts=list(texts), top=top, forced_token=vocabulary.letter
+        )
     )
     difference, largest, same, steps = 0.0, 0.0, 0, 0
-    rows = torch.cat([continuation.rows for continuation in continued])
-    for found, row in zip(reply.log_probabilities, rows, strict=True):
-        if not all(map(math.isfinite, found.values())):
+    rows = torch.cat([continuation.rows for continuation in continuations])
+    for log_p_of_id, row in zip(reply.log_probabilities, rows, strict=True):
+        if not all(map(math.isfinite, log_p_of_id.values())):
             raise CheckpointError(
                 "llama.cpp computes NaN or infinite numbers with this file, and the model does not: it rounds to the "
                 "type of the matrices before it multiplies, in which they are too large; nothing was saved. Save the "
                 "model in bfloat16 or float32 first"
             )
-        if found:
-            ids, values = torch.tensor(list(found)), torch.tensor(list(found.values()), dtype=torch.float64)
+        if log_p_of_id:
+            ids, values = torch.tensor(list(log_p_of_id)), torch.tensor(list(log_p_of_id.values()), dtype=torch.float64)
             difference = max(difference, float((values - row[ids]).abs().max()))
             largest = max(largest, float(row[ids].abs().max()))
             same += int(ids[values.argmax()]) == int(row.argmax())
@@ -171,17 +173,17 @@ def compare(
 
 def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[Continuation]:
     """Greedy continuations of the first tokens of a few texts that llama.cpp has room for in a `context`."""
-    most = min(LONGEST, context) - 1  # llama.cpp keeps one token of the context for what follows
-    steps = min(STEPS, most)
-    continued = []
-    for prompt in prompts(data, most - steps + 1):
+    room = min(LONGEST, context) - 1  # llama.cpp keeps one token of the context for what follows
+    steps = min(STEPS, room)
+    texts_continued = []
+    for prompt in prompts(data, room - steps + 1):
         ids, rows = torch.tensor([prompt], device=checkpoint.device), []
         for _ in range(steps):
             rows.append(_last_logits(checkpoint, ids).double().log_softmax(-1).cpu())
             ids = torch.cat([ids, rows[-1].argmax().to(ids).view(1, 1)], dim=1)
         whole = ids[0].tolist()
-        continued.append(Continuation([whole[: len(prompt) + step] for step in range(steps)], torch.stack(rows)))
-    return continued
+        texts_continued.append(Continuation([whole[: len(prompt) + step] for step in range(steps)], torch.stack(rows)))
+    return texts_continued
 
 
 def _last_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:

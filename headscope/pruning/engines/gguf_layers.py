@@ -53,25 +53,25 @@ class Rotary:
 def rotary_of(model: Any, width: int, *, divides: bool) -> Rotary:
     """How a file says what the rotary embeddings of a model compute; `divides`: its architecture reads `rope_freqs`."""
     rope = rope_parameters(model.config)
-    wanted = type(model.model.rotary_emb)(model.config)  # anew: the model's own may have been rounded to half precision
-    frequencies, scaling = wanted.inv_freq.double().cpu(), float(wanted.attention_scaling)  # [k/2]
+    rotary = type(model.model.rotary_emb)(model.config)  # anew: the model's own may have been rounded to half precision
+    frequencies, scaling = rotary.inv_freq.double().cpu(), float(rotary.attention_scaling)  # [k/2]
     kind, theta = rope["rope_type"], float(rope["rope_theta"])
     plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    found = _SCALED[kind](plain, rope) if kind in _SCALED else None
-    exact = found is not None and found.shape == frequencies.shape
-    if found is not None and exact and bool(((found - frequencies).abs() <= ROUNDING * frequencies.abs()).all()):
+    formula = _SCALED[kind](plain, rope) if kind in _SCALED else None
+    exact = formula is not None and formula.shape == frequencies.shape
+    if formula is not None and exact and bool(((formula - frequencies).abs() <= ROUNDING * frequencies.abs()).all()):
         if kind == "default":
             return Rotary(theta=theta, gain=scaling)
         factor = float(rope["factor"])
         own = 1 + 0.1 * math.log(factor) if kind == "yarn" and factor > 1 else 1.0
-        trained = int(rope["original_max_position_embeddings"]) if kind == "yarn" else None
-        return Rotary(theta=theta, kind=kind, factor=factor, trained=trained, gain=scaling / own)
+        original_context = int(rope["original_max_position_embeddings"]) if kind == "yarn" else None
+        return Rotary(theta=theta, kind=kind, factor=factor, trained=original_context, gain=scaling / own)
     if divides and frequencies.shape == plain.shape:
         return Rotary(theta=theta, gain=scaling, divisors=(plain / frequencies).float())
-    named = ", ".join(
+    settings = ", ".join(
         f"{name} {rope[name]}" for name, usual in BOUNDS.items() if rope.get(name, usual) not in (usual, None)
     )
-    return Rotary(theta=theta, unfit=f"{kind} frequencies" + (f" with {named}" if named else ""))
+    return Rotary(theta=theta, unfit=f"{kind} frequencies" + (f" with {settings}" if settings else ""))
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def rope_parameters(config: Any) -> dict[str, Any]:
 def _yarn(plain: Tensor, rope: dict[str, Any]) -> Tensor:
     """Frequencies [k/2] between divided and whole ones, with the bounds that llama.cpp takes (ggml.c)."""
     width, theta = 2 * len(plain), float(rope["rope_theta"])
-    trained = float(rope["original_max_position_embeddings"])
+    original_context = float(rope["original_max_position_embeddings"])
 
     def pair(turns: float) -> float:
         """The rotary pair that turns so often over the original context."""
-        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return width * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = max(0, math.floor(pair(BETA_FAST))), min(width - 1, math.ceil(pair(BETA_SLOW)))
     ramp = ((torch.arange(len(plain), dtype=torch.float64) - low) / max(0.001, high - low)).clamp(0, 1)
@@ -192,7 +192,7 @@ class LlamaDecoder:
             f"({'; '.join(reasons)}). It could without biases: removed with --compensate none, or with --export native"
         )
 
-    def placed(self, container: Container) -> tuple[DecoderLayer, ...]:
+    def place_layers(self, container: Container) -> tuple[DecoderLayer, ...]:
         """The layers as the container takes them: with a head of zeros where it needs one."""
         return tuple(
             layer if number and container.empty and "attn_output" not in layer.biases else layer.padded
@@ -201,7 +201,7 @@ class LlamaDecoder:
 
     def misfit(self, container: Container) -> str:
         """Why a container cannot hold the model; empty where it can."""
-        counts = {(layer.heads, layer.groups) for layer in self.placed(container)}
+        counts = {(layer.heads, layer.groups) for layer in self.place_layers(container)}
         biases = frozenset[str]().union(*(layer.biases for layer in self.layers))
         if len(counts) > 1 and not container.ragged:
             return "has one number of heads for all layers"
@@ -263,12 +263,12 @@ def tensors(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
         yield "output.weight", model.lm_head.weight.detach()
     if len(divisors := decoder.rotary(container).divisors):
         yield "rope_freqs.weight", divisors
-    for number, layer in enumerate(decoder.placed(container)):
+    for number, layer in enumerate(decoder.place_layers(container)):
         for name, values in _layer_tensors(layer, container):
             yield f"blk.{number}.{name}", values
 
 
-def interleaved(rows: Tensor, heads: int) -> Tensor:
+def interleave(rows: Tensor, heads: int) -> Tensor:
     """Rows [h·k …] of `heads` whose rotary pairs are halves apart (i, i + k/2), with pairs as neighbours instead."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])  # [h 2 k/2 …]
     return halves.transpose(1, 2).reshape(rows.shape)
@@ -295,7 +295,7 @@ def _attention_tensors(layer: DecoderLayer, container: Container) -> Iterator[tu
     if container.interleaved:
         for part, count in (("attn_q", layer.heads), ("attn_k", layer.groups)):
             weight, bias = parts[part]
-            parts[part] = (interleaved(weight, count), None if bias is None else interleaved(bias, count))
+            parts[part] = (interleave(weight, count), None if bias is None else interleave(bias, count))
     if container.fused:
         yield "attn_qkv.weight", torch.cat([parts[part][0] for part in ("attn_q", "attn_k", "attn_v")])
         del parts["attn_q"], parts["attn_k"], parts["attn_v"]

@@ -60,15 +60,15 @@ class GgufVocabulary:
 def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     """The vocabulary of a tokenizer for a model of `size` embeddings; numbered tokens where there is no tokenizer."""
     if tokenizer is None:
-        return _listed({}, size)
+        return _vocabulary_of_ids({}, size)
     parts = _parts(tokenizer)
     model: dict[str, Any] = parts.get("model") or {}
     ids = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
-    added = {token["id"]: bool(token["special"]) for token in parts.get("added_tokens", [])}
-    tokens, types = _tokens(ids, size, added={**added, **dict.fromkeys(special, True)})
+    is_special = {token["id"]: bool(token["special"]) for token in parts.get("added_tokens", [])}
+    tokens, types = _tokens(ids, size, is_special={**is_special, **dict.fromkeys(special, True)})
     if model.get("type") != "BPE":
-        return _listed(ids, size)
+        return _vocabulary_of_ids(ids, size)
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     if model.get("byte_fallback"):
         return _sentencepiece(parts, model, merges, tokens, types, unknown=tokenizer.unk_token_id)
@@ -89,19 +89,19 @@ def _parts(tokenizer: Any) -> dict[str, Any]:
     return parts
 
 
-def _tokens(ids: dict[str, int], size: int, *, added: dict[int, bool]) -> tuple[list[str], list[int]]:
+def _tokens(ids: dict[str, int], size: int, *, is_special: dict[int, bool]) -> tuple[list[str], list[int]]:
     by_id = {number: token for token, number in ids.items()}
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(size)]
     types = [NORMAL if number in by_id else UNUSED for number in range(size)]
-    for number, special in added.items():
+    for number, special in is_special.items():
         if number < size:
             types[number] = CONTROL if special else USER_DEFINED
     return tokens, types
 
 
-def _listed(ids: dict[str, int], size: int) -> GgufVocabulary:
+def _vocabulary_of_ids(ids: dict[str, int], size: int) -> GgufVocabulary:
     """Tokens without rules, in the kind that llama.cpp writes text of without any."""
-    tokens, types = _tokens(ids, size, added={})
+    tokens, types = _tokens(ids, size, is_special={})
     return GgufVocabulary(
         kind="llama", split="default", tokens=tokens, types=types, scores=[0.0] * size, splits_text=False
     )
@@ -203,9 +203,9 @@ def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: s
     _write_vocabulary(writer, vocabulary, tokenizer)
     for name, values in tensors(decoder):
         blocks = kind is not types.Q8_0 or values.shape[-1] % ROW == 0  # rows are whole blocks
-        stored = types.F32 if values.ndim < 2 else kind if blocks else types.F16
-        array = quantize_array(np.ascontiguousarray(values.float().cpu().numpy()), stored)
-        writer.add_tensor(name, array, raw_dtype=stored)
+        tensor_type = types.F32 if values.ndim < 2 else kind if blocks else types.F16
+        array = quantize_array(np.ascontiguousarray(values.float().cpu().numpy()), tensor_type)
+        writer.add_tensor(name, array, raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -220,7 +220,7 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
     import gguf
 
     config, container = decoder.config, decoder.container
-    layers = decoder.placed(container)
+    layers = decoder.place_layers(container)
     widths = [layer.module.mlp.down_proj.weight.shape[1] for layer in layers]
     heads, groups = [layer.heads for layer in layers], [layer.groups for layer in layers]
     writer.add_block_count(len(layers))

@@ -66,17 +66,17 @@ class Laguna(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         self.check(checkpoint)
-        stored: Any = stored_copy(checkpoint)
-        layers = [decoder_layer(module) for module in stored.model.model.layers]
+        source_model: Any = stored_copy(checkpoint)
+        layers = [decoder_layer(module) for module in source_model.model.model.layers]
         groups = max(1, *(layer.groups for layer in layers))
         shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
-        weights, gate = _weights(stored.model, layers, groups, shared), _gate(stored.model.dtype)
-        stock = _stock(stored.model, _config(stored.model, groups=groups, shared=shared), weights, gate)
-        write_folder(stored.with_model(stock), folder / FOLDER)
+        weights, gate = _weights(source_model.model, layers, groups, shared), _gate(source_model.model.dtype)
+        stock = _stock(source_model.model, _config(source_model.model, groups=groups, shared=shared), weights, gate)
+        write_folder(source_model.with_model(stock), folder / FOLDER)
         counts = stock.config.num_attention_heads_per_layer
-        filled = sum(counts) - sum(layer.heads for layer in layers)
-        again = _opened(folder / FOLDER).to(stored.model.device)
-        proof = folder_proof(stored.model, again, data, filled=filled)
+        n_padding = sum(counts) - sum(layer.heads for layer in layers)
+        reopened = _open_folder(folder / FOLDER).to(source_model.model.device)
+        proof = folder_proof(source_model.model, reopened, data, n_padding=n_padding)
         _write_servers(stock, weights, gate, folder)
         file = EngineFile(
             **proof,
@@ -87,7 +87,7 @@ class Laguna(EngineExport):
                 f"`{FOLDER}`: transformers, `AutoModelForCausalLM.from_pretrained`, without any code of its own",
                 f"`{SERVERS}`: {SERVER_PROGRAMS}, by what their sources say; nothing here ran them",
             ),
-            limits=_limits(stored.model.dtype, gate),
+            limits=_limits(source_model.model.dtype, gate),
         )
         write_card(_server_card(file), folder / SERVERS)
         return file
@@ -95,8 +95,8 @@ class Laguna(EngineExport):
 
 def _problems(model: Any) -> Iterator[str]:
     names = [name for name, _ in model.named_parameters()]
-    if others := [name for name in names if not _WEIGHTS.fullmatch(name)]:
-        yield f"has {others[0]}"
+    if unknown_names := [name for name in names if not _WEIGHTS.fullmatch(name)]:
+        yield f"has {unknown_names[0]}"
     if not any(name.endswith("self_attn.q_norm.weight") for name in names):
         yield "has no q_norm"
         return
@@ -119,25 +119,29 @@ def _gate(dtype: torch.dtype) -> float:
 
 def _weights(model: Any, layers: list[DecoderLayer], groups: int, shared: list[int]) -> dict[str, Tensor]:
     weights = {name: values.detach() for name, values in model.state_dict().items()}
-    for number, (layer, each) in enumerate(zip(layers, shared, strict=True)):
+    for number, (layer, share) in enumerate(zip(layers, shared, strict=True)):
         for part, name in PARTS.items():
-            filled = layer.filled(part, groups=groups, shared=each)
-            weights[f"model.layers.{number}.self_attn.{name}.weight"] = filled
+            tensor = layer.pad_heads(part, groups=groups, shared=share)
+            weights[f"model.layers.{number}.self_attn.{name}.weight"] = tensor
     return weights
 
 
 def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> Any:
     """A `LagunaForCausalLM` with these weights behind a gate of zeros, which is `gate`."""
     with quiet_transformers():
-        built: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
-    zeros = {name: values for name, values in built.state_dict().items() if name.endswith("g_proj.weight")}
-    divided = {name: _divided(values, gate) for name, values in weights.items() if name.endswith("o_proj.weight")}
-    built.load_state_dict(weights | divided | {name: torch.zeros_like(values) for name, values in zeros.items()})
-    built.generation_config = model.generation_config
-    return built.to(model.device).eval()
+        laguna: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
+    zeros = {name: values for name, values in laguna.state_dict().items() if name.endswith("g_proj.weight")}
+    output_weights = {
+        name: _divide_by_gate(values, gate) for name, values in weights.items() if name.endswith("o_proj.weight")
+    }
+    laguna.load_state_dict(
+        weights | output_weights | {name: torch.zeros_like(values) for name, values in zeros.items()}
+    )
+    laguna.generation_config = model.generation_config
+    return laguna.to(model.device).eval()
 
 
-def _divided(weight: Tensor, gate: float) -> Tensor:
+def _divide_by_gate(weight: Tensor, gate: float) -> Tensor:
     return (weight.double() / gate).to(weight.dtype)
 
 
@@ -147,14 +151,21 @@ def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
     rope = dict(config.rope_parameters)
     by_kind = {kind: rope.get(kind, rope) for kind in ("full_attention", "sliding_attention")}
     width = int(model.model.layers[0].mlp.down_proj.weight.shape[1])
-    kept = ["vocab_size", "hidden_size", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"]
-    kept += ["tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"]
+    shared_settings = [
+        "vocab_size",
+        "hidden_size",
+        "hidden_act",
+        "max_position_embeddings",
+        "initializer_range",
+        "rms_norm_eps",
+    ]
+    shared_settings += ["tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"]
     return transformers.LagunaConfig(
-        **{name: getattr(config, name) for name in kept},
+        **{name: getattr(config, name) for name in shared_settings},
         intermediate_size=width,
         num_hidden_layers=count,
         num_attention_heads=groups * max(shared),
-        num_attention_heads_per_layer=[groups * each for each in shared],
+        num_attention_heads_per_layer=[groups * share for share in shared],
         num_key_value_heads=groups,
         head_dim=int(model.model.layers[0].self_attn.head_dim),
         layer_types=list(getattr(config, "layer_types", None) or ["full_attention"] * count),
@@ -169,20 +180,20 @@ def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
     )
 
 
-def _opened(folder: Path) -> Any:
+def _open_folder(folder: Path) -> Any:
     """The folder as stock transformers opens it; CheckpointError where that is another class, or lacks weights."""
     auto: Any = transformers.AutoModelForCausalLM
     with quiet_transformers():
-        again, info = auto.from_pretrained(
+        reopened, info = auto.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, output_loading_info=True
         )
-    unfilled = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
-    if type(again).__name__ != "LagunaForCausalLM" or unfilled:
+    wrong_keys = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
+    if type(reopened).__name__ != "LagunaForCausalLM" or wrong_keys:
         raise CheckpointError(
-            f"transformers opens what was written as {type(again).__name__}, without {unfilled[:3]}; nothing was "
+            f"transformers opens what was written as {type(reopened).__name__}, without {wrong_keys[:3]}; nothing was "
             "saved. Please report this with the output of `headscope show`"
         )
-    return again.eval()
+    return reopened.eval()
 
 
 # For servers.
@@ -201,11 +212,11 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
     save_torch_state_dict({name: values.clone() for name, values in weights.items()}, path, metadata={"format": "pt"})
     read: dict[str, Tensor] = {}
     for file in path.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            read |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    read |= {name: _divided(values, gate) for name, values in read.items() if name.endswith("o_proj.weight")}
-    wanted = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
-    if sorted(read) != sorted(wanted) or not all(torch.equal(read[name], wanted[name]) for name in wanted):
+        with safe_open(file, framework="pt") as weights_file:
+            read |= {name: weights_file.get_tensor(name) for name in weights_file.keys()}  # noqa: SIM118
+    read |= {name: _divide_by_gate(values, gate) for name, values in read.items() if name.endswith("o_proj.weight")}
+    state = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
+    if sorted(read) != sorted(state) or not all(torch.equal(read[name], state[name]) for name in state):
         raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")
 
 

@@ -58,16 +58,16 @@ def ask(request: Request) -> Reply:
         paths = [Path(folder) / name for name in ("request.json", "answer.json")]
         paths[0].write_text(json.dumps(asdict(request)), encoding="utf-8")
         module = [sys.executable, "-m", __name__, *map(str, paths)]
-        done = subprocess.run(module, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False)
+        process = subprocess.run(module, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False)
         if not paths[1].is_file():
             words = ("error", "ASSERT", "failed", "Error")
-            lines = [line.strip() for line in done.stderr.splitlines() if any(word in line for word in words)]
+            lines = [line.strip() for line in process.stderr.splitlines() if any(word in line for word in words)]
             why = " ".join((lines or ["it ended without a word"])[0].split())[:200]
             raise CheckpointError(f"llama.cpp does not run the GGUF file ({why}); nothing was saved")
-        found = json.loads(paths[1].read_text(encoding="utf-8"))
+        answer = json.loads(paths[1].read_text(encoding="utf-8"))
     nan = float("nan")  # null in JSON
-    prompts = [{int(key): nan if value is None else value for key, value in prompt} for prompt in found["prompts"]]
-    return Reply(prompts, found["ids"])
+    prompts = [{int(key): nan if value is None else value for key, value in prompt} for prompt in answer["prompts"]]
+    return Reply(prompts, answer["ids"])
 
 
 def main(request_path: str, answer_path: str) -> None:

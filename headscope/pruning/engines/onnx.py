@@ -20,8 +20,8 @@ from headscope.pruning.engines.onnx_graphs import (
     CacheShape,
     cache_shapes,
     export_decoder,
+    export_graph,
     export_seq2seq,
-    exported,
     max_logit_diff,
     run_session,
 )
@@ -106,9 +106,9 @@ _ONE_SHAPE = (
 class _Traced(nn.Module):
     """A model with tensors in, one tensor out."""
 
-    def __init__(self, model: nn.Module, names: list[str], *, cached: bool) -> None:
+    def __init__(self, model: nn.Module, names: list[str], *, has_cache: bool) -> None:
         super().__init__()
-        self.model, self.names, self.cached = model, names, cached
+        self.model, self.names, self.cached = model, names, has_cache
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Logits, or the final states of a model without a head."""
@@ -117,8 +117,8 @@ class _Traced(nn.Module):
         if isinstance(output, Tensor):
             return output
         logits = getattr(output, "logits", None)
-        chosen: Tensor = output[0] if logits is None else logits
-        return chosen
+        result: Tensor = output[0] if logits is None else logits
+        return result
 
 
 def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
@@ -126,13 +126,13 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     batch = data.feeds[0]
     model: Any = checkpoint.model
     names, examples, free = list(batch.arguments), tuple(batch.arguments.values()), torch.export.Dim.DYNAMIC
-    cached = "use_cache" in getattr(model.config, "to_dict", dict)()
+    has_cache = "use_cache" in getattr(model.config, "to_dict", dict)()
     for part in model.modules():
         if isinstance(part, SinusoidalPositions):  # their tables cannot grow in the graph
             first = next(model.parameters())
             part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
-    session = exported(
-        _Traced(model, names, cached=cached),
+    session = export_graph(
+        _Traced(model, names, has_cache=has_cache),
         examples,
         path,
         names=(names, ["logits"]),

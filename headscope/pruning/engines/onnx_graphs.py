@@ -36,8 +36,8 @@ from headscope.pruning.model_inputs import InputTexts
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of a graph by name; inputs that it has not are left aside."""
-    known = {entry.name for entry in session.get_inputs()}
-    arrays = {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in known}
+    feeds = {entry.name for entry in session.get_inputs()}
+    arrays = {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in feeds}
     values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, arrays))
     return dict(zip((entry.name for entry in session.get_outputs()), values, strict=True))
 
@@ -47,7 +47,7 @@ def max_logit_diff(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -
     return max_abs_difference(of_tokens(logits, batch.real), outputs(checkpoint.model, batch).cpu())
 
 
-def exported(
+def export_graph(
     module: Any, examples: tuple[Any, ...], path: Path, *, names: tuple[list[str], list[str]], axes: Any
 ) -> Any:
     """Export a module around a model (`module.model`); an onnxruntime session of what was written."""
@@ -129,8 +129,8 @@ class CacheShape:
         if not plain or len(layers) != len(heads) or any(layer.keys is None for layer in layers):
             return None
         sizes = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers]
-        kept = [number for number in range(len(layers)) if heads.get(number)]
-        return cls(sizes, kept, layers[0].keys.dtype, stack) if kept else None
+        numbers = [number for number in range(len(layers)) if heads.get(number)]
+        return cls(sizes, numbers, layers[0].keys.dtype, stack) if numbers else None
 
     @property
     def names(self) -> list[str]:
@@ -236,7 +236,7 @@ def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, 
         **({"position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1)} if positions else {}),
     }
     new, total = {0: "batch_size", 1: "sequence_length"}, "past_sequence_length + sequence_length"
-    session = exported(
+    session = export_graph(
         Decoding(checkpoint.model, shape, positions=positions),
         (tuple(inputs.values()), tuple(past.values())),
         path,
@@ -251,8 +251,8 @@ def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, 
         """Logits [b t V] of new ids [b t] after a cache, with the mask [b past+t] of all; and the cache after them."""
         numbers = torch.arange(mask.shape[1] - new.shape[1], mask.shape[1]).expand(len(new), -1)
         inputs = {"input_ids": new, "attention_mask": mask, "position_ids": numbers}
-        found = run_session(session, {**inputs, **(shape.past(len(new), 0) if past is None else past)})
-        return found["logits"], _following(found)
+        outputs = run_session(session, {**inputs, **(shape.past(len(new), 0) if past is None else past)})
+        return outputs["logits"], _following(outputs)
 
     difference = 0.0
     for batch in (data.feeds[0], data.feeds[-1]):
@@ -329,21 +329,21 @@ def export_seq2seq(
     names = [*target.names, *source.names]
     presents = [f"present.{name}" for name in names]
     read = ["input_ids", "encoder_attention_mask"]
-    encoder = exported(
+    encoder = export_graph(
         EncoderGraph(model),
         (torch.ones_like(mask), mask),
         folder / ENCODER,
         names=(["input_ids", "attention_mask"], ["last_hidden_state"]),
         axes=(mask_axes, mask_axes),
     )
-    first = exported(
+    first = export_graph(
         FirstStep(model, target, source),
         (ids, mask, states),
         folder / FIRST,
         names=([*read, "encoder_hidden_states"], ["logits", *presents]),
         axes=(ids_axes, mask_axes, mask_axes),
     )
-    following = exported(
+    following = export_graph(
         NextStep(model, target, source, states.shape[2]),
         (ids, mask, *pasts),
         folder / NEXT,
@@ -354,23 +354,23 @@ def export_seq2seq(
     source_ids, real, ids = (
         batch.arguments[name].cpu() for name in ("input_ids", "attention_mask", "decoder_input_ids")
     )
-    encoded = run_session(encoder, {"input_ids": source_ids, "attention_mask": real})["last_hidden_state"]
+    memory = run_session(encoder, {"input_ids": source_ids, "attention_mask": real})["last_hidden_state"]
 
     def step(new: Tensor, _: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         inputs = {"input_ids": new, "encoder_attention_mask": real}
         if past is None:
-            found = run_session(first, {**inputs, "encoder_hidden_states": encoded})
+            outputs = run_session(first, {**inputs, "encoder_hidden_states": memory})
         else:
-            found = run_session(following, {**inputs, **past})
-        return found["logits"], {**(past or {}), **_following(found)}
+            outputs = run_session(following, {**inputs, **past})
+        return outputs["logits"], {**(past or {}), **_following(outputs)}
 
     difference = max_logit_diff(step(ids, real, None)[0], checkpoint, batch)
     read_source = {"input_ids": source_ids, "attention_mask": real}
     return _with_greedy(difference, step, ids[:, :1], checkpoint, "decoder_input_ids", **read_source)
 
 
-def _following(found: Mapping[str, Tensor]) -> Past:
-    return {name.replace("present.", "past_key_values."): values for name, values in found.items() if name != "logits"}
+def _following(output: Mapping[str, Tensor]) -> Past:
+    return {name.replace("present.", "past_key_values."): values for name, values in output.items() if name != "logits"}
 
 
 def _with_greedy(
@@ -391,8 +391,8 @@ def _with_greedy(
     model: Any = checkpoint.model
     read = {key: values.to(model.device) for key, values in {**inputs, name: ids[:, :-1]}.items()}
     with torch.no_grad():
-        wanted = model(**read, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
-    same = int((wanted.argmax(-1) == ids[:, start.shape[1] :]).sum())
-    difference = max(difference, max_abs_difference(torch.stack(rows, dim=1), wanted))
-    steps = wanted[..., 0].numel()
+        expected_logits = model(**read, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
+    same = int((expected_logits.argmax(-1) == ids[:, start.shape[1] :]).sum())
+    difference = max(difference, max_abs_difference(torch.stack(rows, dim=1), expected_logits))
+    steps = expected_logits[..., 0].numel()
     return difference, f"greedy tokens through the cache: {same} of {steps} are the same in onnxruntime"

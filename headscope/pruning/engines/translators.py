@@ -39,8 +39,8 @@ class TranslatorTokens:
 
     def of_source(self, ids: list[int]) -> list[str]:
         """Tokens of a source, without the end that the engine adds."""
-        written = [self.source[number] for number in ids]
-        return written[:-1] if self.adds_end and written[-1:] == [self.end] else written
+        subwords = [self.source[number] for number in ids]
+        return subwords[:-1] if self.adds_end and subwords[-1:] == [self.end] else subwords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +108,8 @@ def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
         raise CheckpointError(f"{checkpoint.path} has no tokenizer, which CTranslate2's vocabulary is made of")
     if not config.share_encoder_decoder_embeddings:
         raise ConfigError("a Marian whose sides have vocabularies of their own cannot be written for CTranslate2")
-    known = len(tokenizer)
-    tokens = [tokenizer.convert_ids_to_tokens(n) if n < known else f"<{n}>" for n in range(config.vocab_size)]
+    n_subwords = len(tokenizer)
+    tokens = [tokenizer.convert_ids_to_tokens(n) if n < n_subwords else f"<{n}>" for n in range(config.vocab_size)]
     for name in ("unk_token", "eos_token"):
         if (token := getattr(tokenizer, name)) not in tokens:
             raise ConfigError(
@@ -130,14 +130,16 @@ def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
 def _marian_config(checkpoint: Checkpoint) -> TransformerConfig:
     config: Any = checkpoint.model.config
 
-    def stack(side: str, own: Site, *others: Site) -> StackConfig:
+    def stack(side: str, own: Site, *cross_sites: Site) -> StackConfig:
         layers = range(getattr(config, f"{side}_layers"))
-        self_heads, *cross = (tuple(checkpoint.layout.get((site, n), 0) for n in layers) for site in (own, *others))
+        self_heads, *cross = (
+            tuple(checkpoint.layout.get((site, n), 0) for n in layers) for site in (own, *cross_sites)
+        )
         return StackConfig(
             vocabulary=config.vocab_size,
             d_model=config.d_model,
             d_ffn=getattr(config, f"{side}_ffn_dim"),
-            d_head=max(entry.width for site in (own, *others) for entry in checkpoint.attention_sites.at(site)),
+            d_head=max(entry.width for site in (own, *cross_sites) for entry in checkpoint.attention_sites.at(site)),
             self_heads=self_heads,
             cross_heads=cross[0] if cross else (),
             activation=MARIAN_ACTIVATIONS.get(config.activation_function, config.activation_function),
@@ -157,10 +159,10 @@ def _marian_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Marian's weights under native names: they are fairseq's behind `model.`."""
     config: Any = checkpoint.model.config
     table = key_table({"encoder": config.encoder_layers, "decoder": config.decoder_layers})
-    renamed = {"lm_head.weight": "output.weight", "final_logits_bias": "output.bias"}
+    special_names = {"lm_head.weight": "output.weight", "final_logits_bias": "output.bias"}
     state = {}
     for key, values in checkpoint.model.state_dict().items():
-        name = renamed.get(key) or table.get(key.removeprefix("model."))
+        name = special_names.get(key) or table.get(key.removeprefix("model."))
         if name is not None:
             state[name] = values[0] if key == "final_logits_bias" else values
     return state
@@ -170,8 +172,8 @@ def write_splitters(checkpoint: Checkpoint, folder: Path) -> list[str]:
     """What splits text into tokens, as files; their names."""
     if not checkpoint.is_native:
         with quiet_transformers():
-            written = checkpoint.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
-        return [Path(path).name for path in written if Path(path).is_file()]
+            paths = checkpoint.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
+        return [Path(path).name for path in paths if Path(path).is_file()]
     names = []
     for side in ("source", "target"):
         splitter = _vocabulary(cast(TransformerCheckpoint, checkpoint), side).splitter

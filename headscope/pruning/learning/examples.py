@@ -75,20 +75,20 @@ class TrainingExamples:
 
 
 def training_examples(
-    checkpoint: Checkpoint, corpus: Corpus, *, limit: int, supervised: bool = True
+    checkpoint: Checkpoint, corpus: Corpus, *, limit: int, with_labels: bool = True
 ) -> TrainingExamples:
-    """Encode a corpus, sentences cut at `limit` pieces a side; without `supervised` there are no labels."""
+    """Encode a corpus, sentences cut at `limit` pieces a side; without `with_labels` there are no labels."""
     check_sides(checkpoint, corpus, target="the translations")
-    if supervised and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
+    if with_labels and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
         raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
-    hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
+    hides = with_labels and checkpoint.predicts == "words" and not checkpoint.decodes
     hiding = None
     with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):
         hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
     rows, losses, sentences = list[EncodedSentence](), Omissions(), iter(corpus)
     while window := list(islice(sentences, WINDOW)):
         ready = encode_window(window, checkpoint, limit=limit, long="truncate", name=corpus.name, losses=losses)
-        rows += add_labels(ready, checkpoint, limit) if supervised and not hides else ready
+        rows += add_labels(ready, checkpoint, limit) if with_labels and not hides else ready
     if not rows:
         raise DataError(f"{corpus.name} holds no sentence")
     return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.truncated)
@@ -159,8 +159,8 @@ class Distillation(PruningLoss):
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
         with torch.no_grad(), without_taps():
             intact = self.objective.outcome(self.teacher, batch)
-        altered = self.objective.outcome(checkpoint, batch, intact.aim)
-        damage = self.objective.damage(intact, altered).sum()
+        outcome = self.objective.outcome(checkpoint, batch, intact.aim)
+        damage = self.objective.damage(intact, outcome).sum()
         return damage, damage.detach(), int(intact.counts.sum())
 
 
@@ -174,8 +174,8 @@ def training_loss(
         return LabelLoss(default_smoothing(checkpoint) if smoothing is None else smoothing, what)
     if smoothing:
         raise ConfigError(f"--label-smoothing {smoothing:g}: {name} is learnt without labels; leave it out")
-    copied = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
-    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if copied else checkpoint
+    has_own_teacher = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
+    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if has_own_teacher else checkpoint
     return Distillation(OBJECTIVES.get(name)(seed=seed), teacher)
 
 
@@ -186,8 +186,8 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
         choose_objective(name, checkpoint, **corpus.comes_with)
         if not OBJECTIVES.get(name).trains:
             fitting = [
-                known
-                for known, cls in OBJECTIVES
+                candidate
+                for candidate, cls in OBJECTIVES
                 if cls.trains and cls.applies(checkpoint, **corpus.comes_with) is None
             ]
             raise ConfigError(f"--objective {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
@@ -212,15 +212,15 @@ def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tup
     The vocabulary's logits are made for tokens that are asked for alone in native models.
     """
     assert batch.labels is not None
-    labelled = batch.labels != IGNORED
-    labels = batch.labels[labelled]
+    has_label = batch.labels != IGNORED
+    labels = batch.labels[has_label]
     if isinstance(checkpoint.model, Transformer):
-        model, states = checkpoint.model, checkpoint.states(batch)[labelled]
+        model, states = checkpoint.model, checkpoint.states(batch)[has_label]
         states = states if model.before_output is None else model.before_output(states)
         weight, bias = model.output.weight, model.output.bias
         loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
         return loss, nll, len(labels)
-    logits = checkpoint.logits(batch)[labelled]
+    logits = checkpoint.logits(batch)[has_label]
     logits = precise(logits)
     loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     with torch.no_grad():

@@ -84,9 +84,9 @@ class Tuner:
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = []
         if self.parameters:
             device = self.checkpoint.device.type
-            fused = device in ("cpu", "cuda")
+            is_fused = device in ("cpu", "cuda")
             adam = torch.optim.Adam(
-                list(self.parameters), lr=self.recipe.lr, betas=BETAS, eps=ADAM_EPSILON, fused=fused
+                list(self.parameters), lr=self.recipe.lr, betas=BETAS, eps=ADAM_EPSILON, fused=is_fused
             )
             self.optimizers.append((adam, self.recipe.lr))
         if self.learner is not None:
@@ -144,13 +144,13 @@ class Tuner:
         if self.learner is not None:
             self.gates.update(self.learner.gating.spread(self.learner.training_gates().to(self._target())))
             penalty = self.learner.penalty()
-        problem, loss, measured, count = None, None, 0.0, 0
+        problem, loss, total_measure, count = None, None, 0.0, 0
         try:
-            loss, measured, count = self._forward(numbers[self.processes.rank :: self.processes.world])
+            loss, total_measure, count = self._forward(numbers[self.processes.rank :: self.processes.world])
         except TrainingError as error:
             problem = error
-        failed, measured, total = self.processes.sum([float(problem is not None), measured, float(count)])
-        if failed:
+        n_problems, total_measure, total = self.processes.sum([float(problem is not None), total_measure, float(count)])
+        if n_problems:
             self.processes.raise_first(problem)
         if loss is not None:
             (loss / total).backward()
@@ -159,7 +159,7 @@ class Tuner:
         if penalty is not None:
             penalty.backward()
         self._descend()
-        return measured / max(total, 1)
+        return total_measure / max(total, 1)
 
     def _forward(self, numbers: Numbers) -> tuple[Tensor | None, float, int]:
         """What is learnt by (None: nothing, here), what is measured, and the number of predictions, of sentences."""
@@ -167,9 +167,9 @@ class Tuner:
             return None, 0.0, 0
         batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
         with restate(TrainingError, f"update {self.update + 1}: {{why}}, or a lower --lr", NumericalError):
-            loss, measured, count = self.loss.of(self.checkpoint, batch)
+            loss, measure, count = self.loss.of(self.checkpoint, batch)
         self._check("the loss", loss)
-        return loss if count and loss.requires_grad else None, float(measured), count
+        return loss if count and loss.requires_grad else None, float(measure), count
 
     def _descend(self) -> None:
         norm = self._norm(self.parameters)
@@ -225,8 +225,8 @@ class Tuner:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(value)
-        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        for (optimizer, _), optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(optimizer_state)
         set_random_state(state["random"][self.processes.rank], self.checkpoint.device)
         if self.learner is not None:
             with torch.no_grad():
@@ -252,11 +252,11 @@ def mean_loss(
     with eval_mode(model), gated(model, gates or {}):
         for numbers in data.plan(tokens=tokens, chance=None)[processes.rank :: processes.world]:
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
-            _, measured, predictions = loss.of(checkpoint, batch)
-            total, count = total + float(measured), count + predictions
-    total, counted = processes.sum([total, float(count)])
-    check_predictions(counted, "the held-out text")
-    return total / counted
+            _, measure, predictions = loss.of(checkpoint, batch)
+            total, count = total + float(measure), count + predictions
+    total, n_predictions = processes.sum([total, float(count)])
+    check_predictions(n_predictions, "the held-out text")
+    return total / n_predictions
 
 
 # Which parameters learn.

@@ -69,15 +69,15 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
 @contextmanager
 def _workplace(config: LearnConfig) -> Iterator[Workplace]:
     """Where the run is made; ConfigError where it is complete."""
-    if config.resume and finished(config):
+    if config.resume and finished_record(config):
         raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
     kind = choice_by(config.learner.name)
-    resumed = to_resume(config.out, kind) if config.resume else None
-    with workplace(config.out, kind, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
+    resume_folder = to_resume(config.out, kind) if config.resume else None
+    with workplace(config.out, kind, inputs=inputs_of(config), force=config.force, resume=resume_folder) as workspace:
         yield workspace
 
 
-def finished(config: LearnConfig) -> Mapping[str, Any]:
+def finished_record(config: LearnConfig) -> Mapping[str, Any]:
     """The record of a complete run in a directory that no other run is about to replace; empty where there is none."""
     out, kind = config.out, choice_by(config.learner.name)
     run = contents(out, kind)
@@ -93,9 +93,9 @@ def finished(config: LearnConfig) -> Mapping[str, Any]:
 def _check_same(config: LearnConfig, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     """ConfigError where the run that is to go on was begun with other options."""
     now, before = ({**options, **options.get("method", {}), "method": None} for options in (now, before))
-    if others := changed_options(now, before):
+    if changes := changed_options(now, before):
         flags = {entry.name: flag_of(entry) for entry in fields(config.method)} | {"name": "method"}
-        other = min(others, key=lambda name: name != "name")
+        other = min(changes, key=lambda name: name != "name")
         raise ConfigError(
             f"--resume: the run in {config.out} was begun with another {flags.get(other) or flag(other)} "
             f"({before.get(other)}, now {now[other]}); give the same options, or another --out"
@@ -143,15 +143,15 @@ class GateRun:
         Weights that are final are rounded as they are written before they are measured; a remark says so.
         """
         tuner, learner = self.tuner, self.learner
-        model, written = tuner.checkpoint.model, tuner.checkpoint.written_in
+        model, written_type = tuner.checkpoint.model, tuner.checkpoint.written_in
         tunes, decision = bool(self.config.tune_updates and tuner.parameters), learner.decide()
-        types = set() if tunes else round_weights(model, written)
+        types = set() if tunes else round_weights(model, written_type)
         for name, gates in (("gated", learner.gates()), ("masked", decision.double())):
             self.quality[name] = tuner.measure(self.valid, learner.gating.spread(gates))
         if tunes:
             recipe = replace(tuner.recipe, updates=self.config.tune_updates)
             tune(tuner, recipe, learner.gating.closed(decision), progress)
-            types = round_weights(model, written)
+            types = round_weights(model, written_type)
             self.quality["tuned"] = tuner.measure(self.valid, learner.gating.spread(decision.double()))
         return [rounding_note(types)] if types else []
 
@@ -177,26 +177,26 @@ class GateRun:
         learner, weights = self.learner, self.learner.weights.detach()
         order = torch.argsort(weights, descending=True, stable=True).tolist()
         more = {"gate": learner.gates().tolist(), "open": learner.open_probability().tolist()}
-        return learner.gating.ranking(order, score=weights.tolist(), kept=learner.decide(), **more)
+        return learner.gating.ranking(order, score=weights.tolist(), stays_open=learner.decide(), **more)
 
 
 def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
     """The result of learning, whose state lies in `folder`."""
     began = time.monotonic()
     state = read_gate_state(folder) if config.resume else None
-    opened = open_selection(config, trains=True)
-    checkpoint, gates = opened.checkpoint, opened.gating
+    setup = open_selection(config, trains=True)
+    checkpoint, gates = setup.checkpoint, setup.gating
     generator = torch.Generator().manual_seed(config.seed)  # of the gates' noise
     learner: GateLearner = config.learner(gates, config.method, updates=config.updates, generator=generator)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
     parameters = trained_parameters(checkpoint, freeze)
     gate_lr = learner.gate_lr if config.gate_lr is None else config.gate_lr
     recipe = recipe_of(config, checkpoint, updates=config.updates, gate_lr=gate_lr)
-    assert opened.corpus is not None and opened.valid is not None
-    loss = loss_of(config, checkpoint, opened.corpus)
+    assert setup.corpus is not None and setup.valid is not None
+    loss = loss_of(config, checkpoint, setup.corpus)
     data, valid = (
-        training_examples(checkpoint, text, limit=opened.limit, supervised=loss.supervised)
-        for text in (opened.corpus, opened.valid)
+        training_examples(checkpoint, text, limit=setup.limit, with_labels=loss.supervised)
+        for text in (setup.corpus, setup.valid)
     )
     torch.manual_seed(config.seed + processes.rank)  # dropout
     tuner = Tuner(checkpoint, data, recipe, parameters, learner, loss=loss, processes=processes)
@@ -205,7 +205,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     if state is not None:
         run.restore(state)
     run.learn(progress)
-    rounded = run.decide(progress)
+    rounding_remarks = run.decide(progress)
     entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
     entries |= {"objective": config.objective} if config.objective else {}
     facts = {
@@ -216,26 +216,28 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
         **{"sentences": len(data), "truncated": data.truncated, "threads": torch.get_num_threads()},
     }
     choice = ranking_of(
-        opened,
+        setup,
         gates.closed(learner.decide()),
         run.ranking(),
         folder=config.out,
         method=learner.name,
-        signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
+        signature=selection_signature(learner.name, setup, config, **learner.signature(), **entries),
         facts={"learning": facts},
         quality=run.quality,
         loss=loss,
         gates=pd.DataFrame(run.trace),
-        trained=bool(parameters),
-        remarks=[*learner.remarks(), *rounded],
+        has_trained=bool(parameters),
+        remarks=[*learner.remarks(), *rounding_remarks],
         began=began,
     )
     return choice, checkpoint
 
 
-def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progress) -> None:
+def tune(tuner: Tuner, recipe: Recipe, heads_off: Sequence[HeadId], progress: Progress) -> None:
     """Train on with some heads closed and no gates."""
-    further = replace(tuner, recipe=recipe, learner=None, closed_heads=closed, update=0, epoch=0, position=0, gates={})
+    further = replace(
+        tuner, recipe=recipe, learner=None, closed_heads=heads_off, update=0, epoch=0, position=0, gates={}
+    )
     with progress("tuning", recipe.updates) as step:
         further.run(lambda update, loss: step(1))
 
@@ -265,12 +267,12 @@ def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> P
 
 def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
     """Rows of gates.csv: what every gated head has after an update."""
-    gates, opened, values = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
+    gates, open_shares, values = learner.gates().tolist(), learner.open_probability().tolist(), learner.trace()
     common = {"lambda": float("nan"), "temperature": float("nan")} | values
     return [
         {"update": update, "site": head.site.value, "layer": head.layer, "head": head.head, "gate": gate, "open": p}
         | common
-        for unit, gate, p in zip(learner.gating.units, gates, opened, strict=True)
+        for unit, gate, p in zip(learner.gating.units, gates, open_shares, strict=True)
         for head in unit
     ]
 

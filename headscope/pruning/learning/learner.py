@@ -45,8 +45,10 @@ class GateLearner(ABC):
     @classmethod
     def options_of_cell(cls, sweep: SweepConfig, *, keep: int | None, strength: float | None) -> Any:
         """The options of a cell of a sweep: its size or price, and what the sweep says under their names."""
-        known = vars(sweep) | {"keep": keep, "strength": strength}
-        return cls.Options(**{entry.name: known[entry.name] for entry in fields(cls.Options) if entry.name in known})
+        values_by_name = vars(sweep) | {"keep": keep, "strength": strength}
+        return cls.Options(
+            **{entry.name: values_by_name[entry.name] for entry in fields(cls.Options) if entry.name in values_by_name}
+        )
 
     @abstractmethod
     def start(self) -> Tensor:

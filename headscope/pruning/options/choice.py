@@ -87,9 +87,11 @@ class RankConfig(SelectionConfig):
     batch_tokens: int | None = batch_tokens_option(of=MEASURED_TEXT)
 
     def __post_init__(self) -> None:
-        changed = [name for name in LEARNT_WITH if getattr(self, name) != getattr(type(self), name)]
-        if changed and not self.tune_updates:
-            raise ConfigError(f"{flag(changed[0])} is about learning, and nothing learns; give --tune-updates N too")
+        learning_options = [name for name in LEARNT_WITH if getattr(self, name) != getattr(type(self), name)]
+        if learning_options and not self.tune_updates:
+            raise ConfigError(
+                f"{flag(learning_options[0])} is about learning, and nothing learns; give --tune-updates N too"
+            )
         if self.keep_lowest and self.keep_highest:
             raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
         check_one_given(

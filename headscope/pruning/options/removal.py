@@ -203,12 +203,12 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
 
     def __post_init__(self) -> None:
-        both = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
-        if len(both) > 1:
-            raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
+        sizes_given = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
+        if len(sizes_given) > 1:
+            raise ConfigError(f"{' and '.join(sizes_given)} both say how small the model gets; give one of them")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
             raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
-        even = [name for name, allocation in self.needed.items() if allocation == "uniform"]
+        even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
             raise ConfigError(
                 f"--export {even[0]} has as many heads in every layer, and --allocate {self.allocation} leaves other "
@@ -244,15 +244,15 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         )
 
     @property
-    def needed(self) -> dict[str, str]:
+    def required_allocations(self) -> dict[str, str]:
         """How many heads each layer must keep, by the export that wants it so."""
-        required = {"native": "uniform"} | {engine.name: engine.allocation for engine in declared_engines()}
-        return {name: allocation for name, allocation in required.items() if allocation and name in self.export}
+        allocations = {"native": "uniform"} | {engine.name: engine.allocation for engine in declared_engines()}
+        return {name: allocation for name, allocation in allocations.items() if allocation and name in self.export}
 
     @property
     def allocation(self) -> Allocation:
         """How many heads each layer keeps."""
-        return self.allocate or cast(Allocation, next(iter(self.needed.values()), "measured"))
+        return self.allocate or cast(Allocation, next(iter(self.required_allocations.values()), "measured"))
 
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
         """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""

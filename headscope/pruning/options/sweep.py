@@ -170,20 +170,20 @@ class SweepConfig(BleuOption, PruningOptions):
 
     def _check_sizes(self) -> None:
         if self.lambdas and not self.priced:
-            priced = [name for name, learner in learners().items() if learner.priced]
-            raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
+            learners_with_price = [name for name, learner in learners().items() if learner.priced]
+            raise ConfigError(f"--lambda is for {' and '.join(learners_with_price)}, which --methods does not name")
         if not (self.keep or self.keep_fraction) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --keep-fraction 0.25,0.5")
-        known = " and ".join(learners())
+        learner_names = " and ".join(learners())
         if self.from_scratch and not self.learnt:
-            raise ConfigError(f"--from-scratch trains what {known} leave; --methods names none")
-        for name in self.unused:
+            raise ConfigError(f"--from-scratch trains what {learner_names} leave; --methods names none")
+        for name in self.unused_options:
             if getattr(self, name) != getattr(type(self), name):
                 if name in OF_GATES:
-                    raise ConfigError(f"{flag(name)} is about gates that {known} learn; --methods names none")
+                    raise ConfigError(f"{flag(name)} is about gates that {learner_names} learn; --methods names none")
                 raise ConfigError(
-                    f"{flag(name)} is about learning, and nothing learns; give --tune-updates N too, or name {known} "
-                    "in --methods"
+                    f"{flag(name)} is about learning, and nothing learns; give --tune-updates N too, or name "
+                    f"{learner_names} in --methods"
                 )
 
     @property
@@ -192,7 +192,7 @@ class SweepConfig(BleuOption, PruningOptions):
         return bool(self.tune_updates or self.learnt)
 
     @property
-    def unused(self) -> list[str]:
+    def unused_options(self) -> list[str]:
         """The options that mean nothing for these methods; other cells of a directory may have them."""
         return [*(OF_GATES if not self.learnt else ()), *(LEARNT_WITH if not self.trains else ())]
 

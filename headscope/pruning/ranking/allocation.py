@@ -62,10 +62,10 @@ def uniform_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     """The units of every module [n], and how many of them stay."""
     counts = uniform_counts(gating, keep)
     quotas = []
-    for module, (size, protected) in _modules(gating).items():
+    for module, (size, n_protected) in _modules(gating).items():
         members = [number for number, place in enumerate(gating.modules) if place == module]
         if members:  # else all its heads are protected
-            quotas.append((torch.tensor(members), (counts[STACKS[module[0]]] - protected) // size))
+            quotas.append((torch.tensor(members), (counts[STACKS[module[0]]] - n_protected) // size))
     return quotas
 
 
@@ -77,7 +77,7 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
         choices = tuple(  # whole groups in all modules, and at least the protected heads
             count
             for count in range(1, min(counts) + 1)
-            if all(count >= protected and (count - protected) % size == 0 for size, protected in mine)
+            if all(count >= n_protected and (count - n_protected) % size == 0 for size, n_protected in mine)
         )
         if not choices:
             raise ConfigError(
@@ -90,25 +90,25 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
 
 def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
     """Heads of a unit, and protected heads, of a layer of every module that has gates or protected heads."""
-    protected = Counter((head.site, head.layer) for head in gating.protected)
+    protected_counts = Counter((head.site, head.layer) for head in gating.protected)
     sizes = {
         module: sum((head.site, head.layer) == module for head in unit)
         for module, unit in zip(gating.modules, gating.units, strict=True)
     }
-    return {place: (sizes.get(place, 1), protected[place]) for place in [*sizes, *protected]}
+    return {place: (sizes.get(place, 1), protected_counts[place]) for place in [*sizes, *protected_counts]}
 
 
-def removal_sets(gating: GateLayout, scores: Tensor, left: Tensor) -> Tensor:
-    """The units that go together [n u] of those that are `left` [m], by their scores [units]: here one of every group.
+def removal_sets(gating: GateLayout, scores: Tensor, remaining: Tensor) -> Tensor:
+    """The units that go together [n u] of the `remaining` [m], by their scores [units]: here one of every group.
 
     In each module the lowest of all groups are a set, then the second lowest, as long as all groups have one that may
     go. Where groups go whole a set is a unit [n 1].
     """
     if not gating.groups:
-        return left[:, None]
+        return remaining[:, None]
     sets = []
     for module, groups in gating.groups.items():
-        by_group = _by_group(gating, module, groups, left.tolist())
+        by_group = _by_group(gating, module, groups, remaining.tolist())
         lowest_first = [sorted(units, key=lambda unit: float(scores[unit])) for units in by_group]
         sets += list(zip(*lowest_first, strict=False))
     return torch.tensor(sets, dtype=torch.long).view(len(sets), next(iter(gating.groups.values())))
@@ -116,22 +116,22 @@ def removal_sets(gating: GateLayout, scores: Tensor, left: Tensor) -> Tensor:
 
 def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     """All units [n], and how many of them stay; ConfigError with the nearest numbers of heads for others."""
-    size, most = _size(gating), _most(gating)
-    gone, short = divmod(gating.heads - keep, size)
-    if short or not 0 <= gone <= most:
-        near = {gating.heads - size * min(max(count, 0), most) for count in (gone, gone + 1)}
+    size, max_units = _size(gating), _max_removed(gating)
+    units_gone, short = divmod(gating.heads - keep, size)
+    if short or not 0 <= units_gone <= max_units:
+        near = {gating.heads - size * min(max(count, 0), max_units) for count in (units_gone, units_gone + 1)}
         raise ConfigError(
             f"--keep {keep} is not as many heads of each group: one of every group of a layer goes at a time, {size} "
             f"heads; keep {' or '.join(str(number) for number in sorted(near) if number)}"
         )
     heads_of_unit = len(gating.units[0])
-    return [(torch.arange(len(gating.units)), len(gating.units) - gone * size // heads_of_unit)]
+    return [(torch.arange(len(gating.units)), len(gating.units) - units_gone * size // heads_of_unit)]
 
 
 def per_group_keep(gating: GateLayout, fraction: float) -> int:
     """The number of heads nearest to a fraction of them all where every group of a layer keeps as many."""
     size = _size(gating)
-    return gating.heads - size * min(round((1 - fraction) * gating.heads / size), _most(gating))
+    return gating.heads - size * min(round((1 - fraction) * gating.heads / size), _max_removed(gating))
 
 
 def _size(gating: GateLayout) -> int:
@@ -145,14 +145,14 @@ def _size(gating: GateLayout) -> int:
     return sizes.pop()
 
 
-def _most(gating: GateLayout) -> int:
+def _max_removed(gating: GateLayout) -> int:
     return len(removal_sets(gating, torch.zeros(len(gating.units)), torch.arange(len(gating.units))))
 
 
-def _by_group(gating: GateLayout, module: tuple[Site, int], groups: int, left: list[int]) -> list[list[int]]:
+def _by_group(gating: GateLayout, module: tuple[Site, int], groups: int, remaining: list[int]) -> list[list[int]]:
     shared = gating.counts[module] // groups
     by_group: list[list[int]] = [[] for _ in range(groups)]
-    for number in left:
+    for number in remaining:
         if gating.modules[number] == module:
             by_group[gating.units[number][0].head // shared].append(number)
     return by_group

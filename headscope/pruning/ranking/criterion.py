@@ -182,17 +182,17 @@ def rankable_names() -> list[str]:
 def criterion_named(name: str) -> Criterion:
     """The criterion of that name, or that column of `heads.csv`; ConfigError for another, with the nearest one."""
     if name not in rankable_names():
-        known = unknown("criterion", name, rankable_names())
-        raise ConfigError(f"{known}; other columns of heads.csv: give --from RUN")
+        message = unknown("criterion", name, rankable_names())
+        raise ConfigError(f"{message}; other columns of heads.csv: give --from RUN")
     return CRITERIA.get(name)() if name in CRITERIA.names() else column_named(name)
 
 
 def column_named(name: str) -> MeasuredColumn:
     """The column of that name, as its analysis declares it; one that no analysis declares has no direction."""
-    known = measured_columns()
-    if name not in known:
+    measures = measured_columns()
+    if name not in measures:
         return MeasuredColumn(Measure(name))
-    analysis, measure = known[name]
+    analysis, measure = measures[name]
     return MeasuredColumn(measure, analysis=analysis.name)
 
 

@@ -67,16 +67,16 @@ class Outcome:
     ranked: Ranked
 
 
-def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
-    gates, keep = opened.gating, config.keep
+def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
+    gates, keep = setup.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
     if config.steps > max(gates.heads - keep, 1):
         raise ConfigError(f"--steps {config.steps}: {gates.heads - keep} heads go; take at most as many steps")
-    context = context_of(config, opened, processes)
+    context = context_of(config, setup, processes)
     run = config.run
-    heads = None if run is None else partial(read_heads, run, opened.checkpoint.layout)
+    heads = None if run is None else partial(read_heads, run, setup.checkpoint.layout)
     scoring = scoring_of(config, context, heads=heads)
     with progress("ranking", config.steps) as step:
 
@@ -85,18 +85,20 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
             step(1)
             return scores
 
-        ranked = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
+        ranking = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
     if processes.world > 1 and (config.allocate == "measured" or refits_at_once):
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
     if config.allocate == "measured" and processes.main:
-        search = allocation_of(context, gates, ranked)
-        gone = gates.heads - keep
-        with progress(f"measuring, at most {search.most_passes(gone)} times", search.most_passes(gone)) as step:
-            measured = search.take(gone, step=step)
-        ranked = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, measured))
-    return Outcome(context, keep, scoring, ranked)
+        search = allocation_of(context, gates, ranking)
+        n_removed = gates.heads - keep
+        with progress(
+            f"measuring, at most {search.most_passes(n_removed)} times", search.most_passes(n_removed)
+        ) as step:
+            heads_found = search.take(n_removed, step=step)
+        ranking = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, heads_found))
+    return Outcome(context, keep, scoring, ranking)
 
 
 def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Ranking | None:
@@ -105,33 +107,33 @@ def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) 
         if processes.main:
             return run_ranking(config, progress=progress, processes=processes)
         check_folder(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force)
-        _ranked(config, open_selection(config, trains=config.tune_updates > 0), no_progress, processes)
+        _rank(config, open_selection(config, trains=config.tune_updates > 0), no_progress, processes)
         return None
 
 
 def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Ranking:
     """Rank the heads of a checkpoint, decide which stay, and write `config.out`."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
-        choice, checkpoint = _chosen(config, progress, processes)
+        choice, checkpoint = _choose(config, progress, processes)
         write_selection(choice, checkpoint, config, build)
     return choice
 
 
-def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
+def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
     """Which heads stay, and the checkpoint as it was refitted and tuned for that."""
     began = time.monotonic()
-    opened = open_selection(config, trains=config.tune_updates > 0)
-    outcome = _ranked(config, opened, progress, processes)
-    gates, context, scoring, ranked = opened.gating, outcome.context, outcome.scoring, outcome.ranked
-    removed = gates.closed(ranked.kept)
-    freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
-    loss = _loss(config, opened)
-    checkpoint, intact = refitted_checkpoint(context, removed, config.refit), opened.checkpoint
-    quality = {} if loss is None else _tuned(config, opened, checkpoint, removed, freeze, loss, progress)
+    setup = open_selection(config, trains=config.tune_updates > 0)
+    outcome = _rank(config, setup, progress, processes)
+    gates, context, scoring, ranking = setup.gating, outcome.context, outcome.scoring, outcome.ranked
+    heads_gone = gates.closed(ranking.kept)
+    freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
+    loss = _loss(config, setup)
+    checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
+    quality = {} if loss is None else _tune(config, setup, checkpoint, heads_gone, freeze, loss, progress)
     facts: dict[str, Any] = {
         **scoring.entries(),
         "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
-        "native": config.allocate == "uniform" and _fits_plain_class(opened.checkpoint, removed),
+        "native": config.allocate == "uniform" and _fits_plain_class(setup.checkpoint, heads_gone),
         "steps": config.steps,
         "allocate": config.allocate,
         "compensate": config.compensate,
@@ -140,27 +142,27 @@ def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tup
     if config.tune_updates:
         facts |= {"tune_updates": config.tune_updates, "freeze": freeze}
     choice = ranking_of(
-        opened,
-        removed,
-        ranked.table(gates),
+        setup,
+        heads_gone,
+        ranking.table(gates),
         folder=config.out,
         method="rank",
-        signature=selection_signature("rank", opened, config, **shape_of(config, scoring, keep=outcome.keep)),
+        signature=selection_signature("rank", setup, config, **shape_of(config, scoring, keep=outcome.keep)),
         facts={"ranking": facts},
         quality=quality,
         loss=loss,
-        trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
-        remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
+        has_trained=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
+        remarks=[*other_weights(config.run, intact), *tie_remarks(int(gates.sizes[ranking.tied].sum()))],
         began=began,
     )
     return choice, checkpoint
 
 
-def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
+def _fits_plain_class(checkpoint: Checkpoint, heads_gone: list[HeadId]) -> bool:
     """Whether a plain class can hold what stays, as `--export native`: as many heads in every layer."""
     native = [export for export in FORMATS.get(checkpoint.format).exports if export.name == "native"]
-    gone = Counter((head.site, head.layer) for head in removed)
-    counts = {heads - gone[place] for place, heads in checkpoint.layout.items()}
+    gone_counts = Counter((head.site, head.layer) for head in heads_gone)
+    counts = {heads - gone_counts[place] for place, heads in checkpoint.layout.items()}
     if not native or len(counts) != 1 or 0 in counts:
         return False
     holds = native[0].holds
@@ -169,8 +171,8 @@ def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
 
 def shape_of(config: RankConfig, scoring: Scoring, *, keep: int | None = None) -> dict[str, str]:
     """What of a ranking shapes the choice of what is to `keep`, for the signature."""
-    kept = {} if keep is None else {"keep": str(keep)}
-    shape = {"by": scoring.name, **kept, "steps": str(config.steps)}
+    keep_entry = {} if keep is None else {"keep": str(keep)}
+    shape = {"by": scoring.name, **keep_entry, "steps": str(config.steps)}
     shape |= {"objective": config.objective} if config.objective else {}
     if config.allocate != "global":
         shape["allocate"] = config.allocate
@@ -243,84 +245,84 @@ def _fixed(
 ) -> Scoring:
     """Scores that were measured before, whichever heads are gone."""
     direction = column.direction(config.end)
-    signed = direction.apply(scores)
-    return Scoring(lambda removed_heads: signed, direction, label, facts)
+    oriented = direction.apply(scores)
+    return Scoring(lambda removed_heads: oriented, direction, label, facts)
 
 
-def allocation_of(context: ScoringContext, gates: GateLayout, ranked: Ranked) -> MeasuredAllocation:
+def allocation_of(context: ScoringContext, gates: GateLayout, ranking: Ranked) -> MeasuredAllocation:
     """The search for the heads that go, which tries those with the lowest scores of a ranking first."""
-    by_unit = zip(gates.units, ranked.scores.tolist(), strict=True)
+    by_unit = zip(gates.units, ranking.scores.tolist(), strict=True)
     return measured_allocation(context, gates.units, {head: score for unit, score in by_unit for head in unit})
 
 
-def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
+def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
-    corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
-    tokens = config.batch_tokens or pass_tokens(opened, config.objective, seed=config.seed, processes=processes)
+    corpus = None if setup.corpus is None else setup.corpus.first(config.score_sentences)
+    tokens = config.batch_tokens or pass_tokens(setup, config.objective, seed=config.seed, processes=processes)
     batching = BatchingOptions(tokens=tokens, limit=config.max_length)
     return ScoringContext(
-        opened.checkpoint,
+        setup.checkpoint,
         corpus,
         batching,
         RunOptions(seed=config.seed, objective=config.objective),
-        candidates=opened.gating.gated_heads,
-        whole_groups=not opened.gating.groups,
+        candidates=setup.gating.gated_heads,
+        whole_groups=not setup.gating.groups,
         damping=config.damping,
         anchor=as_text(config.anchor) if config.measures else "",
         processes=processes,
     )
 
 
-def _loss(config: RankConfig, opened: OpenedSelection) -> PruningLoss | None:
+def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
     """What the model is tuned and measured by: the objective if that can be, else what fits; None where nothing does.
 
     ConfigError where it is to be tuned and cannot be.
     """
-    if opened.valid is None:
+    if setup.valid is None:
         return None
     trains = config.objective in OBJECTIVES.names() and OBJECTIVES.get(config.objective).trains
     objective = config.objective if trains else ""
     if config.tune_updates:
-        assert opened.corpus is not None
-        return loss_of(replace(config, objective=objective), opened.checkpoint, opened.corpus)
+        assert setup.corpus is not None
+        return loss_of(replace(config, objective=objective), setup.checkpoint, setup.corpus)
     try:
         return training_loss(
-            opened.checkpoint, opened.valid, objective=objective, smoothing=None, learns=False, seed=config.seed
+            setup.checkpoint, setup.valid, objective=objective, smoothing=None, learns=False, seed=config.seed
         )
     except (CheckpointError, ConfigError):
         return None
 
 
-def _tuned(
+def _tune(
     config: RankConfig,
-    opened: OpenedSelection,
+    setup: OpenedSelection,
     checkpoint: Checkpoint,
-    removed: list[HeadId],
+    heads_gone: list[HeadId],
     freeze: Freeze,
     loss: PruningLoss,
     progress: Progress,
 ) -> dict[str, float]:
-    gates = opened.gating
-    assert opened.valid is not None
-    valid = training_examples(opened.checkpoint, opened.valid, limit=opened.limit, supervised=loss.supervised)
-    removed_heads = set(removed)
-    kept = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
+    gates = setup.gating
+    assert setup.valid is not None
+    valid = training_examples(setup.checkpoint, setup.valid, limit=setup.limit, with_labels=loss.supervised)
+    removed_heads = set(heads_gone)
+    stays_open = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
-    def measured(model: Checkpoint, *, masked: bool = True) -> float:
-        spread, tokens = gates.spread(kept) if masked else None, config.batch_tokens or DEFAULT_TOKENS
+    def measure(model: Checkpoint, *, masked: bool = True) -> float:
+        spread, tokens = gates.spread(stays_open) if masked else None, config.batch_tokens or DEFAULT_TOKENS
         return mean_loss(model, valid, tokens=tokens, seed=config.seed, gates=spread, loss=loss)
 
-    quality = {"before": measured(opened.checkpoint, masked=False), "masked": measured(opened.checkpoint)}
-    if checkpoint is not opened.checkpoint:
-        quality["refitted"] = measured(checkpoint)
+    quality = {"before": measure(setup.checkpoint, masked=False), "masked": measure(setup.checkpoint)}
+    if checkpoint is not setup.checkpoint:
+        quality["refitted"] = measure(checkpoint)
     if config.tune_updates:
-        assert opened.corpus is not None
-        data = training_examples(checkpoint, opened.corpus, limit=opened.limit, supervised=loss.supervised)
+        assert setup.corpus is not None
+        data = training_examples(checkpoint, setup.corpus, limit=setup.limit, with_labels=loss.supervised)
         recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
         torch.manual_seed(config.seed)
         tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
-        tune(tuner, recipe, removed, progress)
+        tune(tuner, recipe, heads_gone, progress)
         if types := round_weights(checkpoint.model, checkpoint.written_in):
-            opened.remarks.append(rounding_note(types))
-        quality["tuned"] = measured(checkpoint)
+            setup.remarks.append(rounding_note(types))
+        quality["tuned"] = measure(checkpoint)
     return quality

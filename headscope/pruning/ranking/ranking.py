@@ -37,7 +37,7 @@ class Ranked:
     def table(self, gating: GateLayout) -> pd.DataFrame:
         """A row a gated head, the best first."""
         scores, step = self.scores.tolist(), self.step.tolist()
-        return gating.ranking(self.order(), score=scores, kept=self.kept, step=step)
+        return gating.ranking(self.order(), score=scores, stays_open=self.kept, step=step)
 
 
 def rank_heads(
@@ -54,43 +54,45 @@ def rank_heads(
     `allocation` is one of `QUOTAS`. Ties go by site, layer and head.
     """
     units = len(gating.units)
-    left, quota = torch.ones(units, dtype=torch.bool), QUOTAS[allocation](gating, keep)
+    remaining, quota = torch.ones(units, dtype=torch.bool), QUOTAS[allocation](gating, keep)
     scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
     ties: list[Tensor] = []
     for number in range(1, steps + 1):
-        judged = _of_units(gating, score(gating.closed(left)), left)
-        scores[left] = judged[left]
+        unit_scores = _of_units(gating, score(gating.closed(remaining)), remaining)
+        scores[remaining] = unit_scores[remaining]
         for members, stay in quota:
-            sets = removal_sets(gating, scores, members[left[members]])  # [n u]
+            sets = removal_sets(gating, scores, members[remaining[members]])  # [n u]
             values, size = scores[sets].mean(dim=1), sets.shape[1]
             going = round((len(members) - stay) // size * number / steps)
-            goal = len(sets) + int((~left[members]).sum()) // size - going
+            goal = len(sets) + int((~remaining[members]).sum()) // size - going
             ties.append(sets[tied_at(values, goal)].flatten())
-            gone = sets[torch.argsort(values, descending=True, stable=True)[goal:]].flatten()
-            left[gone], step[gone] = False, number
+            units_gone = sets[torch.argsort(values, descending=True, stable=True)[goal:]].flatten()
+            remaining[units_gone], step[units_gone] = False, number
     tied = torch.zeros(units, dtype=torch.bool)
     for alike in ties:
-        tied[alike] |= left[alike].any() & ~left[alike].all()
-    return Ranked(left, scores, step, tied)
+        tied[alike] |= remaining[alike].any() & ~remaining[alike].all()
+    return Ranked(remaining, scores, step, tied)
 
 
-def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:
+def _of_units(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
     means = torch.zeros(len(gating.units), dtype=torch.float64)
-    for number in left.nonzero()[:, 0].tolist():
+    for number in remaining.nonzero()[:, 0].tolist():
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
         means[number] = sum(values) / len(values)
     if bool(means.isnan().any()):
-        unscored = [gating.units[number][0] for number in means.isnan().nonzero()[:, 0].tolist()]
+        unscored_heads = [gating.units[number][0] for number in means.isnan().nonzero()[:, 0].tolist()]
         units = dict(zip((unit[0] for unit in gating.units), means.isnan().tolist(), strict=True))
-        sites = dict.fromkeys(head.site for head in unscored)
-        scored = [site for site in dict.fromkeys(head.site for head in units) if site not in sites]
-        if Site.ENCODER_SELF in scored and all(missing for head, missing in units.items() if head.site in sites):
+        sites = dict.fromkeys(head.site for head in unscored_heads)
+        sites_with_scores = [site for site in dict.fromkeys(head.site for head in units) if site not in sites]
+        if Site.ENCODER_SELF in sites_with_scores and all(
+            missing for head, missing in units.items() if head.site in sites
+        ):
             raise ConfigError(
-                f"{len(unscored)} of {len(means)} heads, those of {' and '.join(sites)}, are measured on translations "
-                f"only; give --target, or --sites {','.join(scored)}"
+                f"{len(unscored_heads)} of {len(means)} heads, those of {' and '.join(sites)}, are measured on "
+                f"translations only; give --target, or --sites {','.join(sites_with_scores)}"
             )
         raise ConfigError(
-            f"{len(unscored)} of {len(means)} heads have no score, such as {unscored[0]}; choose --sites that were "
-            "measured, or another criterion"
+            f"{len(unscored_heads)} of {len(means)} heads have no score, such as {unscored_heads[0]}; choose --sites "
+            "that were measured, or another criterion"
         )
     return means

@@ -16,7 +16,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
-from headscope.pruning.closed_form.bench import RefitBench, refitted
+from headscope.pruning.closed_form.bench import RefitBench, refit_copy
 from headscope.pruning.closed_form.calibration import split_text
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -26,8 +26,8 @@ from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 
 
-def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Sequence[HeadId] = ()) -> Moments:
-    """The moments of a context's text, with `removed` heads masked; those of the intact model are collected once.
+def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
+    """The moments of a context's text, with `heads_off` masked; those of the intact model are collected once.
 
     With `gradients` also Fisher matrices of the context's objective. ConfigError where there is no text.
     """
@@ -36,8 +36,8 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
     objective, seed = (context.options.objective, context.options.seed) if gradients else (None, 0)
     text_key = "moments", id(context.checkpoint), id(context.corpus), context.batching
     key = *text_key, objective, seed
-    if removed or key not in context.measured:
-        with masked(context.checkpoint.model, removed):
+    if heads_off or key not in context.measured:
+        with masked(context.checkpoint.model, heads_off):
             moments = collect_moments(
                 context.checkpoint,
                 context.corpus,
@@ -46,7 +46,7 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
                 seed=seed,
                 processes=context.processes,
             )
-        if removed:
+        if heads_off:
             return moments
         context.measured[text_key] = context.checkpoint, context.corpus  # no other object gets their ids
         context.measured[key] = context.measured[(*text_key, None, 0)] = moments
@@ -67,12 +67,12 @@ def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], opti
     if options.method == "none" or not heads or corpus is None:
         return checkpoint
     moments = None if options.sequential else moments_of(context)
-    return refitted(checkpoint, corpus, heads, options, moments=moments, batching=context.batching)
+    return refit_copy(checkpoint, corpus, heads, options, moments=moments, batching=context.batching)
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:
     """What `score` makes of W_O [d h k] and the moments of every (site, layer): a number for each head [h]."""
-    moments = moments_of(context, removed=context.removed)
+    moments = moments_of(context, heads_off=context.removed)
     scores: dict[HeadId, float] = {}
     for projection in output_projections(context.checkpoint):
         weight = projection.weight.view(len(projection.weight), projection.heads, -1)

@@ -50,28 +50,28 @@ def plan_merge(
     """
     modules = list(attention_sites.calls.values())
     numbers = (counts,) if isinstance(counts, int) else tuple(counts)
-    typed = ",".join(map(str, numbers))
+    counts_text = ",".join(map(str, numbers))
     if len(numbers) not in (1, len(modules)):
         raise ConfigError(
-            f"--merge-kv {typed}: {len(numbers)} numbers of key/value heads for {len(modules)} layers; give one for "
-            "all, or one for each"
+            f"--merge-kv {counts_text}: {len(numbers)} numbers of key/value heads for {len(modules)} layers; give one "
+            "for all, or one for each"
         )
-    kept: dict[tuple[Site, int], tuple[int, ...]] = {}
+    head_order: dict[tuple[Site, int], tuple[int, ...]] = {}
     groups: dict[tuple[Site, int], tuple[int, ...]] = {}
-    merged: dict[tuple[Site, int], GroupSets] = {}
+    merged_sets: dict[tuple[Site, int], GroupSets] = {}
     for sites, count in zip(modules, numbers * (len(modules) // len(numbers)), strict=True):
         sets = _sets(sites, count, attention_sites, scores)
         for site in sites:
             place, shared = (site.site, site.layer), site.heads // max(site.groups, 1)
-            kept[place] = tuple(
+            head_order[place] = tuple(
                 head for members in sets for group in members for head in range(group * shared, (group + 1) * shared)
             )
             groups[place] = tuple(members[0] for members in sets)
             if len(sets) < site.groups:
-                merged[place] = sets
-    if not merged:
-        raise ConfigError(f"--merge-kv {typed}: every layer has {typed} key/value heads as it is")
-    return RemovalPlan((), kept, groups, merged)
+                merged_sets[place] = sets
+    if not merged_sets:
+        raise ConfigError(f"--merge-kv {counts_text}: every layer has {counts_text} key/value heads as it is")
+    return RemovalPlan((), head_order, groups, merged_sets)
 
 
 def _sets(
@@ -83,10 +83,10 @@ def _sets(
         return ()
     if count < 1 or first.groups % count:
         common = reduce(math.gcd, (site.groups for site in attention_sites.order if site.heads))
-        allowed = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+        divisors = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
         raise ConfigError(
             f"--merge-kv {count}: {first.site}.{first.layer} has {first.groups} key/value heads, which cannot be "
-            f"shared out to {count} alike; choose from {allowed}"
+            f"shared out to {count} alike; choose from {divisors}"
         )
     order = list(range(first.groups))
     if scores is not None:
@@ -139,8 +139,8 @@ def with_measured_counts(checkpoint: Checkpoint, merge: Merge, corpus: Corpus, *
 def _reachable(counts: Sequence[int], total: int, groups: Sequence[int] | None = None) -> bool:
     """Whether divisors of `groups`, each at most what `counts` says, make a total."""
     sums = {0}
-    for most, heads in zip(counts, groups or counts, strict=True):
-        sums = {sum_ + count for sum_ in sums for count in _divisors(heads) if count <= most}
+    for max_count, heads in zip(counts, groups or counts, strict=True):
+        sums = {sum_ + count for sum_ in sums for count in _divisors(heads) if count <= max_count}
     return total in sums
 
 

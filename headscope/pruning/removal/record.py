@@ -54,16 +54,16 @@ class Shrunk:
     rounded: tuple[str, ...] = ()
 
 
-def padding_note(done: Shrunk) -> tuple[str, ...]:
+def padding_note(shrunk: Shrunk) -> tuple[str, ...]:
     """How many heads of zeros the layers are filled up with."""
-    layout, kept = done.checkpoint.layout, done.removal.layout
-    zeros = sum(layout[place] - kept[place] for place in kept)
-    if not zeros or done.export.name == "masked":
+    layout, layout_before = shrunk.checkpoint.layout, shrunk.removal.layout
+    zeros = sum(layout[place] - layout_before[place] for place in layout_before)
+    if not zeros or shrunk.export.name == "masked":
         return ()
     counts = sorted(set(layout.values()))
-    saved = ": nothing is saved" if sum(layout.values()) == done.before.attention_heads else ""
+    saving = ": nothing is saved" if sum(layout.values()) == shrunk.before.attention_heads else ""
     return (
-        f"filled up with {count_of(zeros, 'head')} of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",
+        f"filled up with {count_of(zeros, 'head')} of zeros, to {', '.join(map(str, counts))} heads a layer{saving}",
     )
 
 
@@ -99,55 +99,55 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield f"{answer.question}: {answer.sentence}" if answer.question and not answer.table else answer.sentence
 
 
-def shrunk_record(done: Shrunk, config: RemoveConfig | ShrinkConfig) -> dict[str, Any]:
+def shrunk_record(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> dict[str, Any]:
     """What `pruning.json` says of a smaller model in memory, which the options made."""
-    places = sorted(done.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1]))
-    kept: dict[str, dict[str, list[int]]] = {}
+    places = sorted(shrunk.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1]))
+    heads_by_site: dict[str, dict[str, list[int]]] = {}
     for (site, layer), heads in places:
-        kept.setdefault(site.value, {})[str(layer)] = list(heads)
-    merged: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
-    for (site, layer), sets in sorted(done.removal.merged.items()):
-        merged.setdefault(site.value, {})[str(layer)] = sets
+        heads_by_site.setdefault(site.value, {})[str(layer)] = list(heads)
+    sets_by_site: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
+    for (site, layer), sets in sorted(shrunk.removal.merged.items()):
+        sets_by_site.setdefault(site.value, {})[str(layer)] = sets
     return {
         "headscope": VERSION,
-        "source": dict(done.source),
-        "removed": [str(head) for head in done.removal.removed],
-        "kept": kept,
-        "merged": merged,
-        "verified": asdict(done.verified),
-        "compensation": None if done.compensated is None else done.compensated.record(),
-        "quality": None if done.quality is None else done.quality.record(),
-        "elsewhere": None if done.elsewhere is None else done.elsewhere.record(),
-        "layers": None if done.layers is None else done.layers.record(),
-        "before": asdict(done.before),
-        "after": asdict(size(done.checkpoint, done.data.feeds)),
-        "signature": str(done.signature),
-        "output": {"format": done.checkpoint.format, "export": done.export.name, "file": "."},
-        "heads": list_typed(config, done),
+        "source": dict(shrunk.source),
+        "removed": [str(head) for head in shrunk.removal.removed],
+        "kept": heads_by_site,
+        "merged": sets_by_site,
+        "verified": asdict(shrunk.verified),
+        "compensation": None if shrunk.compensated is None else shrunk.compensated.record(),
+        "quality": None if shrunk.quality is None else shrunk.quality.record(),
+        "elsewhere": None if shrunk.elsewhere is None else shrunk.elsewhere.record(),
+        "layers": None if shrunk.layers is None else shrunk.layers.record(),
+        "before": asdict(shrunk.before),
+        "after": asdict(size(shrunk.checkpoint, shrunk.data.feeds)),
+        "signature": str(shrunk.signature),
+        "output": {"format": shrunk.checkpoint.format, "export": shrunk.export.name, "file": "."},
+        "heads": list_typed(config, shrunk),
         "command": typed_command(config),
         **{name: [] for name in ("engines", "opens", "limits", "times")},
         "notes": (
-            *padding_note(done),
-            *done.alignment,
-            *done.rounded,
-            *filter(None, [done.verified.rounds, done.unmeasured]),
-            *(() if done.compensated is None else done.compensated.remarks()),
-            *(() if done.quality is None else done.quality.unread),
+            *padding_note(shrunk),
+            *shrunk.alignment,
+            *shrunk.rounded,
+            *filter(None, [shrunk.verified.rounds, shrunk.unmeasured]),
+            *(() if shrunk.compensated is None else shrunk.compensated.remarks()),
+            *(() if shrunk.quality is None else shrunk.quality.unread),
         ),
         "seconds": 0.0,
     }
 
 
-def list_typed(config: RemoveConfig | ShrinkConfig, done: Shrunk) -> dict[str, str | None]:
+def list_typed(config: RemoveConfig | ShrinkConfig, shrunk: Shrunk) -> dict[str, str | None]:
     """The list as it was typed, and the digest of its file if it is one (a ranking that a method wrote)."""
     if isinstance(config, ShrinkConfig):
-        return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
+        return {"option": "--heads", "list": ",".join(map(str, shrunk.removal.removed)), "sha256": None}
     if config.merge_kv:
-        by, counts = config.merge_by, [str(len(groups)) for groups in done.removal.groups.values()]
+        by, counts = config.merge_by, [str(len(groups)) for groups in shrunk.removal.groups.values()]
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
-        merged = ",".join(counts[:1] if len(set(counts)) == 1 else counts)
+        counts_text = ",".join(counts[:1] if len(set(counts)) == 1 else counts)
         digest = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
-        return {"option": "--merge-kv", "list": merged, "sha256": digest}
+        return {"option": "--merge-kv", "list": counts_text, "sha256": digest}
     heads = config.heads or config.keep_only or ""
     is_list = "," not in heads and os.path.isfile(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list else None
@@ -162,7 +162,7 @@ def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
         value = getattr(config, entry.name)
         shapes = entry.metadata.get("identity") and value != entry.default
         if shapes and value not in (None, (), "", False) and not isinstance(value, list):  # that is a text in memory
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            shown = Path(shown).name if os.path.isfile(shown) else shown
-            words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(shown)]
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            text = Path(text).name if os.path.isfile(text) else text
+            words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(text)]
     return " ".join(words)

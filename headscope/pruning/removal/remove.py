@@ -71,9 +71,9 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         progress("opening")
         checkpoint = open_configured(config)
-        done = removed_copy(config, checkpoint, progress=progress)
-        removal = write_shrunk(done, config, engines, build, whole=checkpoint, began=began, progress=progress)
-    return pushed(removal, target)
+        shrunk = removed_copy(config, checkpoint, progress=progress)
+        removal = write_shrunk(shrunk, config, engines, build, whole=checkpoint, began=began, progress=progress)
+    return push_removal(removal, target)
 
 
 def chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, ...]:
@@ -81,21 +81,21 @@ def chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, .
     return engines_named(split_export(config.export)[1], EngineOptions(quantize=config.quantize))
 
 
-def save_shrunk(done: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
+def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
     """Write a smaller model, which may have been trained since, as the options say."""
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
     engines, (kind, _) = chosen_engines(config), split_export(config.export)
-    inputs = inputs_of({"checkpoint": done.source["path"]}, config.companions)
-    with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build, eval_mode(done.checkpoint.model):
+    inputs = inputs_of({"checkpoint": shrunk.source["path"]}, config.companions)
+    with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build, eval_mode(shrunk.checkpoint.model):
         for engine in engines:
-            engine.check(done.checkpoint)
-        with through_attend(done.checkpoint.model), torch.no_grad():
-            wanted = outputs(done.checkpoint.model, done.data.feeds[0])
+            engine.check(shrunk.checkpoint)
+        with through_attend(shrunk.checkpoint.model), torch.no_grad():
+            expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
         if kind is not None:
-            exported, built = as_export(done.checkpoint, done.export, done.removal, kind)
-            done = replace(done, checkpoint=exported, export=built)
-        removal = write_shrunk(done, config, engines, build, wanted=wanted, began=began)
-    return pushed(removal, target)
+            export_copy, export_used = as_export(shrunk.checkpoint, shrunk.export, shrunk.removal, kind)
+            shrunk = replace(shrunk, checkpoint=export_copy, export=export_used)
+        removal = write_shrunk(shrunk, config, engines, build, expected_logits=expected_logits, began=began)
+    return push_removal(removal, target)
 
 
 def removed_copy(
@@ -126,7 +126,7 @@ def removed_copy(
     if config.valid_text is not None:
         valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
     export = export_for(config.export, checkpoint, merges=merge is not None and merge.alike, pad=config.pad)
-    text = fitted = calibration_text(calibration, corpus, valid)
+    text = refit_text = calibration_text(calibration, corpus, valid)
     if merge is None:
         heads = heads if config.heads is not None else keeping(layout, heads)
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
@@ -137,19 +137,21 @@ def removed_copy(
                 "--merge-kv N without --allocate measured, or --export deci-hf, gguf or self-contained"
             )
         if merge.measured and corpus is not None:
-            fitted = text or split_text(corpus, valid, sentences=calibration.sentences)
-            merge = with_measured_counts(checkpoint, merge, fitted.calibration, objective=calibration.objective)
+            refit_text = text or split_text(corpus, valid, sentences=calibration.sentences)
+            merge = with_measured_counts(checkpoint, merge, refit_text.calibration, objective=calibration.objective)
         removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
-    held_out = fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))
+    held_out = refit_text.held_out if refit_text else valid or (corpus and corpus.first(MEASURED))
     if held_out is None and data.sources:  # it reads text
-        both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
-        held_out = open_corpus(sample("en"), target=sample("de") if both else None).first(config.max_sentences)
+        has_target = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
+        held_out = open_corpus(sample("en"), target=sample("de") if has_target else None).first(config.max_sentences)
     bench = None
     if text is not None:
-        pooled = checkpoint.with_pooled_groups(removal) if removal.merged else None
-        bench = RefitBench(checkpoint, text, calibration, altered=pooled, add_bias=export.adds_bias)
-    asked = quality_question(checkpoint, held_out, config)
-    return remove_planned(checkpoint, removal, export=export, data=data, bench=bench, asked=asked, progress=progress)
+        merged_copy = checkpoint.with_pooled_groups(removal) if removal.merged else None
+        bench = RefitBench(checkpoint, text, calibration, merged=merged_copy, add_bias=export.adds_bias)
+    quality_task = quality_question(checkpoint, held_out, config)
+    return remove_planned(
+        checkpoint, removal, export=export, data=data, bench=bench, quality_task=quality_task, progress=progress
+    )
 
 
 def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: RemoveConfig) -> Question | str:
@@ -174,117 +176,123 @@ def remove_planned(
     export: Export,
     data: InputTexts,
     bench: RefitBench | None = None,
-    asked: Question | str = "",
+    quality_task: Question | str = "",
     elsewhere: Question | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
-    """Refit (by a `bench`), cut, verify and measure (what is `asked`, also `elsewhere`); the checkpoint stays.
+    """Refit (by a `bench`), cut, verify and measure (the `quality_task`, also `elsewhere`); the checkpoint stays.
 
     The whole model that a copy is compared with has the removed heads masked, or the merged groups' means in the place
     of each group. ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
-    compensated, whole = None, checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
+    compensation, whole = None, checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
     if bench is not None:
         if not (removal.merged or bench.recent):  # what cannot be removed is refused before it is refitted
             progress("comparing")
             compare(checkpoint, export.build(checkpoint, removal), removal.removed, data.first())
         progress("refitting")
-        compensated = bench.compensated(removal.removed)
-        whole = compensated.checkpoint
+        compensation = bench.compensated(removal.removed)
+        whole = compensation.checkpoint
     progress("removing")
     smaller = export.build(whole, removal)
     alignment, before = alignment_note(checkpoint.model, smaller.model), size(checkpoint, data.feeds)
     progress("comparing")
-    verified, rounded = verify(whole, smaller, removal.removed, data), _rounded(smaller, data)
+    verification, rounding_notes = verify(whole, smaller, removal.removed, data), _round_weights(smaller, data)
     progress("measuring")
     return Shrunk(
         checkpoint=smaller,
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
-        verified=verified,
+        verified=verification,
         data=data,
         before=before,
-        signature=_signature(checkpoint, export, removal, data, compensated),
-        compensated=compensated,
-        quality=quality_change(checkpoint, smaller, asked) if isinstance(asked, Question) else None,
+        signature=_signature(checkpoint, export, removal, data, compensation),
+        compensated=compensation,
+        quality=quality_change(checkpoint, smaller, quality_task) if isinstance(quality_task, Question) else None,
         elsewhere=None if elsewhere is None else quality_change(checkpoint, smaller, elsewhere),
-        unmeasured=asked if isinstance(asked, str) else "",
+        unmeasured=quality_task if isinstance(quality_task, str) else "",
         alignment=alignment,
-        rounded=rounded,
+        rounded=rounding_notes,
     )
 
 
-def _rounded(made: Checkpoint, data: InputTexts) -> tuple[str, ...]:
+def _round_weights(smaller: Checkpoint, data: InputTexts) -> tuple[str, ...]:
     """Round a smaller model as it is written, so that all that is measured of it holds for its files; what that does.
 
     Weights that were refitted, averaged, folded or tuned may be no numbers of the type that the source stores.
     """
-    with through_attend(made.model):
-        before = outputs(made.model, data.feeds[0])
-        if not (types := round_weights(made.model, made.written_in)):
+    with through_attend(smaller.model):
+        before = outputs(smaller.model, data.feeds[0])
+        if not (types := round_weights(smaller.model, smaller.written_in)):
             return ()
-        share = max_abs_difference(outputs(made.model, data.feeds[0]), before)
+        share = max_abs_difference(outputs(smaller.model, data.feeds[0]), before)
     return (f"{rounding_note(types)}: outputs move by {share:.1e} of the largest",)
 
 
 def write_shrunk(
-    done: Shrunk,
+    shrunk: Shrunk,
     config: RemoveConfig | ShrinkConfig,
     engines: Sequence[EngineExport],
     build: Build,
     *,
     whole: Checkpoint | None = None,
-    wanted: Tensor | None = None,
+    expected_logits: Tensor | None = None,
     add: Callable[[Path], None] | None = None,
     began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Removal:
-    """Write a shrunk checkpoint and files for `engines`, open it again, and compare its outputs with `wanted` [n V].
+    """Write a shrunk checkpoint and files for `engines`, reopen it, and compare it with `expected_logits` [n V].
 
     These are by default those of the model in memory. Both are timed where the options say so and the `whole` one is
     given. `add` writes more into the complete folder. CheckpointError where the files compute something else.
     """
-    if wanted is None:
-        with through_attend(done.checkpoint.model):
-            wanted = outputs(done.checkpoint.model, done.data.feeds[0])
-    with build.writing() as made:
-        written = write_checkpoint(done.checkpoint, made, config.companions)
-        done = replace(done, verified=replace(done.verified, reloaded=_reloaded(done, written, wanted)))
+    if expected_logits is None:
+        with through_attend(shrunk.checkpoint.model):
+            expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
+    with build.writing() as folder:
+        files_written = write_checkpoint(shrunk.checkpoint, folder, config.companions)
+        shrunk = replace(
+            shrunk,
+            verified=replace(shrunk.verified, reloaded=_reload_difference(shrunk, files_written, expected_logits)),
+        )
         files = []
         for engine in engines:
             progress(f"exporting to {engine.name}")
             options = EngineOptions(quantize=config.quantize)
-            files.append(engine.write(done.checkpoint, done.data, made, options))
+            files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, options))
     times, batch = list[Timing](), getattr(config, "batch", RemoveConfig.batch)
     if config.rounds and whole is not None:
         progress("timing")
-        times = timings(whole, done.checkpoint, done.data, batch=batch, rounds=config.rounds)
-    record = shrunk_record(done, config)
+        times = timings(whole, shrunk.checkpoint, shrunk.data, batch=batch, rounds=config.rounds)
+    record = shrunk_record(shrunk, config)
     after = Size(**record["after"])
     record |= {
         "output": {
-            "format": written.format,
-            "export": done.export.name,
-            "file": "." if written.path == made else written.path.name,
+            "format": files_written.format,
+            "export": shrunk.export.name,
+            "file": "." if files_written.path == folder else files_written.path.name,
         },
-        "source": {**done.source, **{name: str(value) for name, value in config.companions.companion_values().items()}},
+        "source": {
+            **shrunk.source,
+            **{name: str(value) for name, value in config.companions.companion_values().items()},
+        },
         "engines": [asdict(file) for file in files],
-        "opens": [*written.opens, *(line for file in files for line in file.opens)],
-        "limits": [*written.limits, *(line for file in files for line in file.limits)],
-        "times": [{**asdict(timing), "at_most": speedup_bound(timing, done.before, after)} for timing in times],
-        "notes": [*written.notes, *record["notes"], *(note for file in files for note in file.notes)],
+        "opens": [*files_written.opens, *(line for file in files for line in file.opens)],
+        "limits": [*files_written.limits, *(line for file in files for line in file.limits)],
+        "times": [{**asdict(timing), "at_most": speedup_bound(timing, shrunk.before, after)} for timing in times],
+        "notes": [*files_written.notes, *record["notes"], *(note for file in files for note in file.notes)],
         "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
     }
-    write_card(removal_card(Removal(record, config.out)), made)
+    write_card(removal_card(Removal(record, config.out)), folder)
     if add is not None:
-        with build.writing() as made:
-            write_json(made / RECORD, build.kind.describe(record))
-            add(made)
+        with build.writing() as folder:
+            write_json(folder / RECORD, build.kind.describe(record))
+            add(folder)
     return Removal.open(build.finish(record))
 
 
-def pushed(removal: Removal, target: HubTarget | None) -> Removal:
+def push_removal(removal: Removal, target: HubTarget | None) -> Removal:
     """The same, once its folder is on the hub too; OutputError where that fails."""
     if target is not None:
         counts = [removal.record[when]["attention_heads"] for when in ("after", "before")]
@@ -293,22 +301,24 @@ def pushed(removal: Removal, target: HubTarget | None) -> Removal:
     return removal
 
 
-def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
+def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logits: Tensor) -> float:
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
-    shrunk = done.checkpoint
+    shrunk = result.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
-    again = open_checkpoint(str(written.path), format=written.format, device=str(shrunk.device), dtype=dtype)
-    if again.layout != shrunk.layout:
+    reopened = open_checkpoint(
+        str(files_written.path), format=files_written.format, device=str(shrunk.device), dtype=dtype
+    )
+    if reopened.layout != shrunk.layout:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
-    with through_attend(again.model):
-        logits = outputs(again.model, done.data.feeds[0])
-    far = max_abs_difference(logits, wanted)
-    require(far, 10 * done.verified.tolerance, "what was saved", merges=bool(done.removal.merged))
+    with through_attend(reopened.model):
+        logits = outputs(reopened.model, result.data.feeds[0])
+    far = max_abs_difference(logits, expected_logits)
+    require(far, 10 * result.verified.tolerance, "what was saved", merges=bool(result.removal.merged))
     return far
 
 
 def _signature(
-    checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts, done: Compensated | None
+    checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts, compensation: Compensated | None
 ) -> Signature:
     before, after = checkpoint.layout, removal.layout
     entries = {
@@ -317,7 +327,7 @@ def _signature(
         "heads": f"{sum(after.values())}/{sum(before.values())}",
         **({"merged": _short(repr(sorted(removal.merged.items())))} if removal.merged else {}),
         "removed": _short(",".join(map(str, removal.removed))),
-        **({} if done is None else done.signature()),
+        **({} if compensation is None else compensation.signature()),
         "ckpt": checkpoint.digest[:8],
         "data": data.name,
         "device": str(checkpoint.device),

@@ -86,10 +86,10 @@ class Verification:
         """By how much the type of the weights rounds, where that is more than the tolerance."""
         if self.rounding is None:
             return ""
-        found = self.rounding
+        rounding = self.rounding
         return (
-            f"rounding: in float64 both models' logits differ by {found.difference:.1e}; by itself the masked model is "
-            f"{found.masked:.1e} off its float64 logits, the smaller one {found.smaller:.1e}"
+            f"rounding: in float64 both models' logits differ by {rounding.difference:.1e}; by itself the masked model "
+            f"is {rounding.masked:.1e} off its float64 logits, the smaller one {rounding.smaller:.1e}"
         )
 
 
@@ -100,30 +100,30 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     it does not hold, the lines that differ most are computed in float64 by both models, which must agree to 1e-9 there.
     In float64 the tolerance is that of float32 if the model's own code rounds to float32 on its way.
     """
-    compared = compare(checkpoint, shrunk, heads, data)
+    comparison = compare(checkpoint, shrunk, heads, data)
     with running_narrowed(checkpoint.model_type):
-        searched = search_some(shrunk, data, beam=BEAM)
+        searches = search_some(shrunk, data, beam=BEAM)
     with masked(checkpoint.model, heads):
         wanted_search = search_some(checkpoint, data, beam=BEAM)
-    same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
-    return replace(compared, searched=same, searches=len(searched))
+    same = sum(text == other for text, other in zip(searches, wanted_search, strict=True))
+    return replace(comparison, searched=same, searches=len(searches))
 
 
 def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
     """The same without searches; CheckpointError as there."""
     tolerance = TOLERANCE.get(checkpoint.dtype, HALF if is_half(checkpoint.dtype) else TOLERANCE[torch.float32])
-    differences, own, cached, rounding = list[float](), 0.0, None, None
+    differences, own, cache_difference, rounding = list[float](), 0.0, None, None
     for batch in data.feeds:
-        wanted = reference(checkpoint, heads, batch)
+        expected_logits = reference(checkpoint, heads, batch)
         with running_narrowed(checkpoint.model_type):
             with through_attend(shrunk.model):
-                differences.append(max_abs_difference(outputs(shrunk.model, batch), wanted))
-            own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
+                differences.append(max_abs_difference(outputs(shrunk.model, batch), expected_logits))
+            own = max(own, max_abs_difference(outputs(shrunk.model, batch), expected_logits))
     if checkpoint.decodes:
         with running_narrowed(checkpoint.model_type):
-            cached = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
+            cache_difference = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
     difference = max(differences)
-    if max(difference, (cached or 0.0) / 10) > tolerance:
+    if max(difference, (cache_difference or 0.0) / 10) > tolerance:
         worst = data.feeds[differences.index(difference)] if difference > tolerance else data.feeds[-1]
         if checkpoint.dtype == torch.float64:
             tolerance = TOLERANCE[torch.float32] if rounds(checkpoint.model, worst) else tolerance
@@ -131,9 +131,9 @@ def compare(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
             rounding = _in_float64(checkpoint, shrunk, heads, worst)
     if rounding is None:
         require(difference, tolerance, "the smaller model", merges=not heads)
-        require(cached or 0.0, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
+        require(cache_difference or 0.0, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
     sentences = len(data.sources) or sum(len(next(iter(batch.arguments.values()))) for batch in data.feeds)
-    return Verification(data.name, sentences, difference, tolerance, own, cached, 0, 0, rounding=rounding)
+    return Verification(data.name, sentences, difference, tolerance, own, cache_difference, 0, 0, rounding=rounding)
 
 
 def _in_float64(
@@ -144,21 +144,23 @@ def _in_float64(
     The cache's difference counts where it is larger.
     """
     wide = ModelInputs(
-        {name: each.double() if each.is_floating_point() else each for name, each in batch.arguments.items()},
+        {name: values.double() if values.is_floating_point() else values for name, values in batch.arguments.items()},
         batch.real,
     )
-    whole, smaller = (each.with_model(copy.deepcopy(each.model).double()) for each in (checkpoint, shrunk))
-    wanted = reference(whole, heads, wide)
+    whole, smaller = (values.with_model(copy.deepcopy(values.model).double()) for values in (checkpoint, shrunk))
+    expected_logits = reference(whole, heads, wide)
     with through_attend(smaller.model):
-        found = outputs(smaller.model, wide)
-    cached = cached_difference(whole, smaller.model, heads, wide) if checkpoint.decodes else None
-    difference = max(max_abs_difference(found, wanted), cached or 0.0)
+        logits = outputs(smaller.model, wide)
+    cache_difference = cached_difference(whole, smaller.model, heads, wide) if checkpoint.decodes else None
+    difference = max(max_abs_difference(logits, expected_logits), cache_difference or 0.0)
     if difference > ALIKE and not (difference <= TOLERANCE[torch.float32] and rounds(whole.model, wide)):
         return None
     with through_attend(shrunk.model):
         narrow = outputs(shrunk.model, batch)
     own = reference(checkpoint, heads, batch)
-    return Rounding(difference, max_abs_difference(own.double(), wanted), max_abs_difference(narrow.double(), found))
+    return Rounding(
+        difference, max_abs_difference(own.double(), expected_logits), max_abs_difference(narrow.double(), logits)
+    )
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
@@ -224,8 +226,8 @@ def speedup_bound(timing: Timing, before: Size, after: Size) -> float:
     By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
     search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
     """
-    cached = timing.context * timing.sentences
-    read = [size.read + cached * (size.cache + size.cross_cache) for size in (before, after)]
+    cache_entries = timing.context * timing.sentences
+    read = [size.read + cache_entries * (size.cache + size.cross_cache) for size in (before, after)]
     by_bytes, by_flops = read[0] / max(read[1], 1), before.flops / max(after.flops, 1)
     if timing.context:
         return by_bytes
@@ -240,22 +242,22 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
         old, new = partial(outputs, before.model, inputs), partial(outputs, after.model, inputs)
         return measure_timing("forward", rows, old, new, rounds)
 
-    measured = [forward(1)]
-    most = max(LONG_RUN / max(measured[0].before, 1e-9), 1)
-    rows = min(max_batch_size(before, data, batch), 2 ** int(math.log2(most)))
+    results = [forward(1)]
+    max_rows = max(LONG_RUN / max(results[0].before, 1e-9), 1)
+    rows = min(max_batch_size(before, data, batch), 2 ** int(math.log2(max_rows)))
     if rows > 1:
-        measured.append(forward(rows))
+        results.append(forward(rows))
     for sentences in (1, 8):
-        search, again = (
+        search, is_repeatable = (
             partial(search_some, checkpoint, data, beam=BEAM, sentences=sentences, exact=True)
             for checkpoint in (before, after)
         )
-        if again():
-            measured.append(measure_timing("beam search", sentences, search, again, rounds))
+        if is_repeatable():
+            results.append(measure_timing("beam search", sentences, search, is_repeatable, rounds))
     if before.decodes and not before.two_sided and generates(before.model):
         decoding = decoding_speed(before, after, rounds=rounds)
-        measured += [] if decoding is None else [decoding]
-    return measured
+        results += [] if decoding is None else [decoding]
+    return results
 
 
 def max_batch_size(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
@@ -341,20 +343,20 @@ def wait_for_device() -> None:
 
 def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing | None:
     """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns; None where caches cannot be copied."""
-    filled = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
-    both = (before, after)
+    n_tokens = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
+    models = (before, after)
     try:
-        caches = [_filled(checkpoint, filled) for checkpoint in both]
-        first = sum(_steps(checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))  # not counted
+        caches = [_fill_cache(checkpoint, n_tokens) for checkpoint in models]
+        first = sum(_steps(checkpoint, start) for checkpoint, start in zip(models, caches, strict=True))  # not counted
     except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
         return None
-    old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
+    old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(models, caches, strict=True))
     rounds = affordable(rounds, first)
-    timing = time_interleaved(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
-    return replace(timing, context=filled)
+    timing = time_interleaved(f"decoding after {n_tokens} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
+    return replace(timing, context=n_tokens)
 
 
-def _filled(checkpoint: Checkpoint, length: int) -> Any:
+def _fill_cache(checkpoint: Checkpoint, length: int) -> Any:
     noise = torch.Generator().manual_seed(0)
     ids = torch.randint(checkpoint.vocabularies[0], (1, length), generator=noise).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():

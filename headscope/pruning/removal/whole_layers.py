@@ -48,39 +48,39 @@ class WholeLayers:
 
 
 def measure_whole_layers(
-    checkpoint: Checkpoint, corpus: Corpus, parameters: int, asked: Question, elsewhere: Question | None
+    checkpoint: Checkpoint, corpus: Corpus, parameters: int, task: Question, elsewhere: Question | None
 ) -> WholeLayers | None:
     """The model without the layers of least influence on a text that have at least so many `parameters` together.
 
     None where layers cannot be told or passed over, where none of an encoder's or decoder's would be left, and where
     searches for translations are asked for, which keep states of every layer.
     """
-    questions = [question for question in (asked, elsewhere) if question is not None]
+    questions = [question for question in (task, elsewhere) if question is not None]
     layer_index = index_layers(checkpoint.model)
     if layer_index is None or any(METRICS.get(question.metric).reads == "translations" for question in questions):
         return None
     modules = {rank[:2]: layer for rank, layer in layer_index.layers}
     influence = layer_influence(checkpoint, corpus.first(MEASURED), layer_index)
-    gone, found = list[Layer](), 0
+    layers_gone, n_parameters = list[Layer](), 0
     for layer in sorted(influence, key=influence.__getitem__):
-        left = [other for other in modules if other[0] == layer[0] and other not in gone]
-        if found < parameters and len(left) > 1:
-            gone.append(layer)
-            found += sum(weights.numel() for weights in modules[layer].parameters())
-    if not gone or found < parameters:
+        layers_left = [other for other in modules if other[0] == layer[0] and other not in layers_gone]
+        if n_parameters < parameters and len(layers_left) > 1:
+            layers_gone.append(layer)
+            n_parameters += sum(weights.numel() for weights in modules[layer].parameters())
+    if not layers_gone or n_parameters < parameters:
         return None
-    cached = {entry.rank[:2] for (site, _), entry in layer_index.of.items() if site is Site.DECODER_SELF}
-    without = checkpoint.with_model(passing_over(checkpoint.model, layer_index, gone))
-    quality, *others = [value_after(checkpoint, without, question) for question in questions]
+    with_cache = {entry.rank[:2] for (site, _), entry in layer_index.of.items() if site is Site.DECODER_SELF}
+    copy_without = checkpoint.with_model(passing_over(checkpoint.model, layer_index, layers_gone))
+    quality, *other_changes = [value_after(checkpoint, copy_without, question) for question in questions]
     stacks = ("encoder", "decoder") if len({stack for stack, _ in modules}) > 1 else ("",)
-    names = tuple(f"{stacks[stack]} {row}".strip() for stack, row in sorted(gone))
-    share = len(cached.intersection(gone)) / max(len(cached), 1)
-    return WholeLayers(names, found, share, quality, next(iter(others), None))
+    names = tuple(f"{stacks[stack]} {row}".strip() for stack, row in sorted(layers_gone))
+    share = len(with_cache.intersection(layers_gone)) / max(len(with_cache), 1)
+    return WholeLayers(names, n_parameters, share, quality, next(iter(other_changes), None))
 
 
 def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIndex) -> dict[Layer, float]:
     """1 − E cos of what every layer reads and puts out [b t d], over real tokens; of layers that give states alone."""
-    turned, tokens, batches = defaultdict[Layer, float](float), defaultdict[Layer, float](float), list[Batch]()
+    turning, tokens, batches = defaultdict[Layer, float](float), defaultdict[Layer, float](float), list[Batch]()
     texts = {entry.rank[:2]: site for (site, _), entry in layer_index.of.items()}
 
     def compare(layer: Layer, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
@@ -89,7 +89,7 @@ def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIn
         if after is None or not isinstance(before, Tensor) or before.shape[:-1] != side.real.shape:
             return
         cosine = torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [b t]
-        turned[layer] += float((1 - cosine)[side.real].sum())
+        turning[layer] += float((1 - cosine)[side.real].sum())
         tokens[layer] += int(side.real.sum())
 
     with ExitStack() as stack, torch.no_grad(), eval_mode(checkpoint.model):
@@ -100,7 +100,7 @@ def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIn
         for batch in text_batches(checkpoint, corpus, None):
             batches.append(batch.to(checkpoint.device))
             checkpoint.forward(batches[-1])
-    return {layer: turned[layer] / tokens[layer] for layer in tokens}
+    return {layer: turning[layer] / tokens[layer] for layer in tokens}
 
 
 def _states(output: Any) -> Tensor | None:
@@ -112,7 +112,7 @@ def _states(output: Any) -> Tensor | None:
 def passing_over(model: nn.Module, layer_index: LayerIndex, layers: Collection[Layer]) -> nn.Module:
     """A copy of a model in which some layers put out the states that they read."""
     names = {id(module): name for name, module in model.named_modules()}
-    without = copy.deepcopy(model)
+    copy_without = copy.deepcopy(model)
 
     def pass_over(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
         states = args[0] if args else options["hidden_states"]
@@ -120,5 +120,5 @@ def passing_over(model: nn.Module, layer_index: LayerIndex, layers: Collection[L
 
     for rank, module in layer_index.layers:
         if rank[:2] in layers:
-            without.get_submodule(names[id(module)]).register_forward_hook(pass_over, with_kwargs=True)
-    return without
+            copy_without.get_submodule(names[id(module)]).register_forward_hook(pass_over, with_kwargs=True)
+    return copy_without

@@ -108,10 +108,10 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
         seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
         if method not in config.learnt and not is_drawn(method) and not config.tune_updates:
             seeds = [config.seed]
-        sized = [Cell(method, keep=keep) for keep in sizes]
+        cells_of_method = [Cell(method, keep=keep) for keep in sizes]
         if method in config.priced and config.lambdas:
-            sized = [Cell(method, strength=strength) for strength in config.lambdas]
-        cells += [replace(cell, seed=seed) for cell in sized for seed in seeds]
+            cells_of_method = [Cell(method, strength=strength) for strength in config.lambdas]
+        cells += [replace(cell, seed=seed) for cell in cells_of_method for seed in seeds]
     if config.from_scratch:
         cells += [replace(cell, control=True) for cell in cells if cell.method in config.learnt]
     return cells
@@ -122,10 +122,10 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     name, colon, end = method.partition(":")
     ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
     if name not in rankable_names() or (colon and end not in ends):
-        known = [*learners()]
+        methods = [*learners()]
         for other in rankable_names():
-            known += [other] if criterion_named(other).keep else [f"{other}:lowest", f"{other}:highest"]
-        raise ConfigError(unknown("method", method, sorted(known)))
+            methods += [other] if criterion_named(other).keep else [f"{other}:lowest", f"{other}:highest"]
+        raise ConfigError(unknown("method", method, sorted(methods)))
     criterion = criterion_named(name)
     if not end and not criterion.keep:
         raise ConfigError(
@@ -193,21 +193,23 @@ class Labeller:
         """Labels of heads, `positional:-1;rare`, with the heads `off` closed; those that have none are left out."""
         config = self.options
         limit = sentence_limit(checkpoint, config.max_length)
-        told, _ = run_options(config, checkpoint, self.corpus, self.analyses, limit)
+        options, _ = run_options(config, checkpoint, self.corpus, self.analyses, limit)
         with masked(checkpoint.model, off):
-            found = analyze(checkpoint, self.corpus, analyses=self.analyses, options=told, replicates=config.bootstrap)
-        return {str(head): ";".join(labels) for head, labels in found.labels.items() if labels}
+            study = analyze(
+                checkpoint, self.corpus, analyses=self.analyses, options=options, replicates=config.bootstrap
+            )
+        return {str(head): ";".join(labels) for head, labels in study.labels.items() if labels}
 
 
 def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     """What labels heads as this run did; ConfigError where its options or its text are not there any more."""
     record = read_record(run / "run.json")
-    recorded, data = record.get("options"), record.get("data")
-    if not isinstance(recorded, dict) or not isinstance(data, dict):
+    options_then, data = record.get("options"), record.get("data")
+    if not isinstance(options_then, dict) or not isinstance(data, dict):
         raise ConfigError(f"--relabel: {run / 'run.json'} has no options of `headscope analyze`; analyse CKPT again")
-    own = {name: value for name, value in recorded.items() if name in analysis_options()}
+    own = {name: value for name, value in options_then.items() if name in analysis_options()}
     with restate(ConfigError, f"--relabel: the analysis {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
-        config = restore_config(AnalyzeConfig, {**recorded, "out": run, "analysis_options": checked_options(own)})
+        config = restore_config(AnalyzeConfig, {**options_then, "out": run, "analysis_options": checked_options(own)})
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
@@ -225,33 +227,33 @@ SHOWN = 6  # names of cells in a remark
 COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one
 
 
-def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
-    """Write a checkpoint without the heads `removed` into `folder`, in place of what is there; returns what to open."""
+def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
+    """Write a checkpoint without `heads_gone` into `folder`, in place of what is there; returns what to open."""
     new, companions = folder.with_name(PRUNED), options.companions
     shutil.rmtree(new, ignore_errors=True)
-    if not removed:
+    if not heads_gone:
         new.mkdir(parents=True)
-        written = write_checkpoint(checkpoint, new, companions).path
+        files_written = write_checkpoint(checkpoint, new, companions).path
     else:
-        heads = ",".join(map(str, removed))
+        heads = ",".join(map(str, heads_gone))
         config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.companion_values())
         with Build(new, REMOVAL) as build:
-            written = write_shrunk(without_heads(checkpoint, removed), config, (), build).path
+            files_written = write_shrunk(without_heads(checkpoint, heads_gone), config, (), build).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     new.replace(folder)
-    return folder / written.relative_to(new)
+    return folder / files_written.relative_to(new)
 
 
-def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId], name: str | None = None) -> Shrunk:
+def without_heads(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], name: str | None = None) -> Shrunk:
     """A copy of a checkpoint without heads, or with zeros in their place, compared with the model under the mask."""
     export = choose_export(name, checkpoint)
     try:
-        plan = plan_removal(checkpoint.attention_sites, removed, whole_groups=export.whole_groups)
+        plan = plan_removal(checkpoint.attention_sites, heads_gone, whole_groups=export.whole_groups)
         return remove_planned(checkpoint, plan, export=export, data=texts(checkpoint, None, None, sentences=COMPARED))
     except (ConfigError, CheckpointError):
         if export.name == MASKED.name:
             raise
-        return without_heads(checkpoint, removed, MASKED.name)
+        return without_heads(checkpoint, heads_gone, MASKED.name)
 
 
 def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
@@ -271,13 +273,15 @@ def on_one_device(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
 
 def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Of which cells of a sweep in `folder` no model is kept, and why."""
-    named = {Cell(**record["cell"]).name: record for record in records if record["cell"]["method"] != UNPRUNED}
+    record_of = {Cell(**record["cell"]).name: record for record in records if record["cell"]["method"] != UNPRUNED}
     remarks = [
-        f"no model of {name} is kept: {record['not_kept']}" for name, record in named.items() if "not_kept" in record
+        f"no model of {name} is kept: {record['not_kept']}"
+        for name, record in record_of.items()
+        if "not_kept" in record
     ]
     before = [
         name
-        for name, record in named.items()
+        for name, record in record_of.items()
         if "not_kept" not in record and not (record.get("model") and (folder / record["model"]).exists())
     ]
     if before:

@@ -76,11 +76,11 @@ class SweepContext:
     """
 
     def __init__(
-        self, config: SweepConfig, opened: OpenedSelection | None = None, *, refit: Refitted | None = None
+        self, config: SweepConfig, selection: OpenedSelection | None = None, *, refit: Refitted | None = None
     ) -> None:
         self.config, self.refit = config, refit
         self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
-        self.opened = opened or open_selection(config, trains=config.trains)
+        self.opened = selection or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         self.cells = cells_of(config, self.gating, self.is_drawn)  # a wrong size is refused before the text is read
         corpus, valid = self.opened.corpus, self.opened.valid
@@ -108,19 +108,19 @@ class SweepContext:
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""
-        ranked = (cell for cell in cells if cell.method not in (*self.config.learnt, UNPRUNED))
-        return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranked))
+        ranking_cells = (cell for cell in cells if cell.method not in (*self.config.learnt, UNPRUNED))
+        return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranking_cells))
 
     @property
     def metric_title(self) -> str:
         """The metric as people write it."""
         return METRICS.get(self.metric).title
 
-    def why_no_baseline(self, unpruned: Array) -> str | None:
+    def why_no_baseline(self, baseline_sums: Array) -> str | None:
         """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
         metric, margin = METRICS.get(self.metric), self.config.tolerance
         floor = metric.floor(self.checkpoint, self.data)
-        why = no_baseline(metric, unpruned, self.bootstrap, margin=margin, floor=floor)
+        why = no_baseline(metric, baseline_sums, self.bootstrap, margin=margin, floor=floor)
         if why and self.config.margin is not None:
             raise ConfigError(f"--margin {self.config.margin}: {why}")
         return why
@@ -160,32 +160,32 @@ class SweepContext:
         path, layout = self.scores_path(method, seed), self.checkpoint.layout
         if path.is_file():
             return read_scores(path, layout, column="score")[1]
-        scores = self._scored(method, seed, step)
+        scores = self._score_heads(method, seed, step)
         write_scores(path, scores, layout)
         return scores
 
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
-        most = self.most_removed if self.config.allocate == "measured" else None
+        max_removed = self.most_removed if self.config.allocate == "measured" else None
         name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
-        return self.config.out / SCORES / (f"{name}.csv" if most is None else f"{name}.{most}.csv")
+        return self.config.out / SCORES / (f"{name}.csv" if max_removed is None else f"{name}.{max_removed}.csv")
 
     @property
     def most_removed(self) -> int | None:
         """The most heads that a size leaves out; None where that is all."""
-        most = self.gating.heads - min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
-        return most if most < len(self.gating.gated_heads) else None
+        max_removed = self.gating.heads - min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
+        return max_removed if max_removed < len(self.gating.gated_heads) else None
 
     @property
     def passes(self) -> int:
         """How many measurements an allocation takes at most: `scores` calls `step` after each."""
         if self.config.allocate != "measured":
             return 1
-        gone = -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
+        n_steps = -(-(self.most_removed or len(self.gating.gated_heads)) // int(self.gating.sizes.min()))
         compares = self.objective is not None and self.objective.compares
-        return TRIES * gone + (len(self.gating.units) + len(set(self.gating.modules))) * compares
+        return TRIES * n_steps + (len(self.gating.units) + len(set(self.gating.modules))) * compares
 
-    def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
+    def _score_heads(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
         if (method, seed) not in self._by_criterion:
             criterion, direction = self.criteria[method]
@@ -195,8 +195,8 @@ class SweepContext:
             return scores
         if (method, seed) not in self._searches:
             self._searches[method, seed] = measured_allocation(context, self.gating.units, scores)
-        most = self.most_removed or len(self.gating.gated_heads)
-        return for_all_heads(context, self._searches[method, seed].take(most, step=step))
+        max_removed = self.most_removed or len(self.gating.gated_heads)
+        return for_all_heads(context, self._searches[method, seed].take(max_removed, step=step))
 
     def folder(self, cell: Cell) -> Path:
         """Where the run of a cell writes."""
@@ -309,15 +309,15 @@ def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
     """The heads with the lowest scores, which a cell's method takes out."""
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
-    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=context.config.allocation)
-    return context.gating.closed(ranked.kept)
+    ranking = rank_heads(context.gating, cell.keep, lambda heads_off: scores, allocation=context.config.allocation)
+    return context.gating.closed(ranking.kept)
 
 
 def _refit(context: SweepContext, cell: Cell) -> PrunedModel:
-    removed = removed_heads(context, cell)
+    heads_gone = removed_heads(context, cell)
     if context.refit is not None:
-        return PrunedModel(context.refit(removed), removed, removed)
-    return PrunedModel(refitted_checkpoint(context.scoring, removed, context.config.refit), removed, removed)
+        return PrunedModel(context.refit(heads_gone), heads_gone, heads_gone)
+    return PrunedModel(refitted_checkpoint(context.scoring, heads_gone, context.config.refit), heads_gone, heads_gone)
 
 
 def _tune(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -346,24 +346,24 @@ def _learn(context: SweepContext, cell: Cell) -> PrunedModel:
     assert cell.seed is not None
     learner = LEARNERS.get(cell.method)
     method = learner.options_of_cell(config, keep=cell.keep, strength=cell.strength)
-    begun = (folder / STATE).is_file()
-    settings = config.for_cell(folder, cell.seed, force=not begun)
+    has_state = (folder / STATE).is_file()
+    settings = config.for_cell(folder, cell.seed, force=not has_state)
     choice = run_learning(
-        LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=begun)
+        LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=has_state)
     )
-    known = (*learner.found, "freeze", "lr")
-    facts = {name: value for name, value in choice.record["learning"].items() if name in known}
+    fact_names = (*learner.found, "freeze", "lr")
+    facts = {name: value for name, value in choice.record["learning"].items() if name in fact_names}
     return _as_chosen(context, choice, facts)
 
 
 def _train_control(context: SweepContext, cell: Cell) -> PrunedModel:
     """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
     assert cell.seed is not None
-    kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
-    removed = context.gating.without(list(kept))
+    heads_kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
+    heads_gone = context.gating.without(list(heads_kept))
     whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
-    trained = train_from_scratch(whole, removed, options, context.folder(cell))
-    return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
+    control = train_from_scratch(whole, heads_gone, options, context.folder(cell))
+    return PrunedModel(control.checkpoint, heads_gone, [], {"updates": control.updates, "checkpoint": control.name})
 
 
 def _as_chosen(context: SweepContext, choice: Ranking, facts: Mapping[str, Any]) -> PrunedModel:
@@ -372,11 +372,11 @@ def _as_chosen(context: SweepContext, choice: Ranking, facts: Mapping[str, Any])
     if choice.record["model"]:
         config, folder = context.config, choice.folder / MODEL
         file = folder / Path(checkpoint.path).name  # in formats of one file
-        written = file if file.is_file() else folder
+        source_path = file if file.is_file() else folder
         checkpoint = open_checkpoint(
-            str(written),
+            str(source_path),
             device=config.device,
             dtype="float32" if config.dtype == "auto" else config.dtype,
-            companions=Companions(bpe=config.bpe) if written.is_file() else None,
+            companions=Companions(bpe=config.bpe) if source_path.is_file() else None,
         )
     return PrunedModel(checkpoint, choice.removed, choice.removed, {choice.quantity: choice.quality, **facts})

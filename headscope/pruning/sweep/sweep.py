@@ -100,28 +100,28 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
     get None.
     """
     with IndependentProcesses() as processes, ExitStack() as stack:
-        begun: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
+        started: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
 
         def begin() -> tuple[Path, list[Cell]]:
             inputs = inputs_of(config)
             check_inputs(config.out, inputs)
             context = open_sweep(config)
             record = sweep_record(context)
-            resume, saved = find_earlier(record, config)
-            record = keep_earlier_options(record, saved) if saved else record
+            resume, earlier_record = find_earlier(record, config)
+            record = keep_earlier_options(record, earlier_record) if earlier_record else record
             missing = missing_cells(context, {} if resume is None else read_cells(resume))
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
             write_json(workspace.path / RECORD, SWEEP.describe(record))
             clear_cells(workspace.path, missing)
-            begun.append((context, workspace, record))
+            started.append((context, workspace, record))
             return workspace.path, missing
 
         folder, missing = processes.agree(begin)
-        context = begun[0][0] if begun else SweepContext(config)
+        context = started[0][0] if started else SweepContext(config)
         context.config = replace(config, out=folder)
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
-        stopped: KeyboardInterrupt | None = None
+        interruption: KeyboardInterrupt | None = None
         try:
             cells = [cell for cell in missing if cell.folder in share]
             with progress("sweep", len(cells)) as step:
@@ -130,18 +130,18 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
                 for cell in sorted(cells, key=lambda cell: cell.control):
                     write_cell(folder, cell, run_cell(context, cell))
                     step(1)
-            while begun and not all(cell_path(folder, cell.name).is_file() for cell in missing):
+            while started and not all(cell_path(folder, cell.name).is_file() for cell in missing):
                 time.sleep(POLL)
         except KeyboardInterrupt as interrupt:
-            stopped = interrupt
-        if stopped and not (begun and read_cells(folder)):
-            raise stopped
-        if not begun:
+            interruption = interrupt
+        if interruption and not (started and read_cells(folder)):
+            raise interruption
+        if not started:
             return None
-        write_conclusion(context, begun[0][2])  # of an interrupted sweep as far as it went
-        if stopped:
-            raise stopped
-        begun[0][1].finish()
+        write_conclusion(context, started[0][2])  # of an interrupted sweep as far as it went
+        if interruption:
+            raise interruption
+        started[0][1].finish()
         return Sweep.open(config.out)
 
 
@@ -159,29 +159,29 @@ def find_earlier(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path |
     """The directory of the same sweep, OUT or OUT.new, and its record (None: there is none)."""
     new, why = replacing_folder(config.out), None
     for folder in [new] if config.force else [config.out, new]:
-        held = contents(folder, SWEEP)
-        if held.kind == SWEEP.name or (folder == config.out and RECORD in held.files):
-            other = difference(folder, record, held.record)
+        folder_content = contents(folder, SWEEP)
+        if folder_content.kind == SWEEP.name or (folder == config.out and RECORD in folder_content.files):
+            other = difference(folder, record, folder_content.record)
             if other is None:
-                return folder, held.record
+                return folder, folder_content.record
             why = other if folder == config.out else why
     if why:
         raise ConfigError(why)
     return None, {}
 
 
-def keep_earlier_options(record: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def keep_earlier_options(record: Mapping[str, Any], earlier_record: Mapping[str, Any]) -> dict[str, Any]:
     """A record with the options that its own cells do not use as earlier cells were made with them."""
-    used = set(saved["options"]) - set(saved.get("unused", ()))
-    earlier = {name: saved["options"][name] for name in record["unused"] if name in used}
-    unused = [name for name in record["unused"] if name not in used]
-    return {**record, "options": {**record["options"], **earlier}, "unused": unused}
+    used_options = set(earlier_record["options"]) - set(earlier_record.get("unused", ()))
+    earlier = {name: earlier_record["options"][name] for name in record["unused"] if name in used_options}
+    unused_options = [name for name in record["unused"] if name not in used_options]
+    return {**record, "options": {**record["options"], **earlier}, "unused": unused_options}
 
 
-def missing_cells(context: SweepContext, finished: Mapping[str, Any]) -> list[Cell]:
+def missing_cells(context: SweepContext, records_by_name: Mapping[str, Any]) -> list[Cell]:
     """The cells that are to be done; the control of one that is, too, as other heads may stay."""
-    again = {cell.folder for cell in context.cells if cell.name not in finished and not cell.control}
-    return [cell for cell in context.cells if cell.name not in finished or cell.folder in again]
+    repeats = {cell.folder for cell in context.cells if cell.name not in records_by_name and not cell.control}
+    return [cell for cell in context.cells if cell.name not in records_by_name or cell.folder in repeats]
 
 
 def cells_kept(config: SweepConfig) -> tuple[Path, int]:
@@ -193,8 +193,8 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:
     """What a directory of cells is of: with it they are known, and gone on with."""
-    config, opened, signature = context.config, context.opened, sweep_signature(context)
-    corpora = {"source": opened.corpus, "valid": opened.valid}
+    config, setup, signature = context.config, context.opened, sweep_signature(context)
+    corpora = {"source": setup.corpus, "valid": setup.valid}
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     if config.from_scratch:
         digests["recipe"] = recipe_digest(context.recipe)
@@ -210,34 +210,34 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
         },
         "digests": {"checkpoint": context.checkpoint.digest, **digests},
         "options": {name: value for name, value in identity(config).items() if name not in GRID},
-        "unused": config.unused,
+        "unused": config.unused_options,
         "settings": config.settings(),
         "heads": context.gating.heads,
         "heads_per_site": context.gating.per_site(),
         "metric": context.metric,
-        "remarks": opened.remarks,
+        "remarks": setup.remarks,
     }
 
 
-def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
-    """In what options, texts or checkpoint the cells of a directory differ by its `saved` record; None: in nothing."""
-    options, digests = saved.get("options"), saved.get("digests")
+def difference(folder: Path, record: Mapping[str, Any], earlier_record: Mapping[str, Any]) -> str | None:
+    """Options, texts or checkpoint in which cells of a directory differ by its `earlier_record`; None: in nothing."""
+    options, digests = earlier_record.get("options"), earlier_record.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
-    unused = {*record["unused"], *saved.get("unused", ())}
-    compared = {name: value for name, value in record["options"].items() if name not in unused}
-    if others := changed_options(compared, options):
+    unused_options = {*record["unused"], *earlier_record.get("unused", ())}
+    options_compared = {name: value for name, value in record["options"].items() if name not in unused_options}
+    if changes := changed_options(options_compared, options):
         return (
-            f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])!r}, now "
-            f"{record['options'][others[0]]!r}; give the same options, another --out, or --force to begin anew"
+            f"the sweep in {folder} has {flag(changes[0])} {options.get(changes[0])!r}, now "
+            f"{record['options'][changes[0]]!r}; give the same options, another --out, or --force to begin anew"
         )
-    known = [name for name in record["digests"] if name in digests or name not in ("recipe", "labels")]
-    if others := [name for name in known if digests.get(name) != record["digests"][name]]:
+    parts = [name for name in record["digests"] if name in digests or name not in ("recipe", "labels")]
+    if changes := [name for name in parts if digests.get(name) != record["digests"][name]]:
         what = {"checkpoint": "checkpoint", "source": "--source, --target or --labels"}
         what["labels"] = "run of --functions"
         what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
         return (
-            f"the sweep in {folder} was made with another {what.get(others[0], 'validation text')}; give the same, "
+            f"the sweep in {folder} was made with another {what.get(changes[0], 'validation text')}; give the same, "
             "another --out, or --force to begin anew"
         )
     return None
@@ -246,25 +246,27 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
 def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
     """The tables of all cells that a directory holds, written there, also into its `record`."""
     config = context.config
-    finished = read_cells(config.out)
-    names = dict.fromkeys([*(cell.name for cell in context.cells), *finished])  # those of earlier calls come last
-    records = [finished[name] for name in names if name in finished]
-    kept, sites = survivors(records, context.functions), context.gating.per_site()
+    records_by_name = read_cells(config.out)
+    names = dict.fromkeys(
+        [*(cell.name for cell in context.cells), *records_by_name]
+    )  # those of earlier calls come last
+    records = [records_by_name[name] for name in names if name in records_by_name]
+    survivor_table, sites = survivors(records, context.functions), context.gating.per_site()
     notes = [*context.remarks, *other_weights(config.functions, context.checkpoint)]
     notes += kept_remarks(records, config.out) if config.keep_models else []
-    unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
-    baseline = None if unpruned is None else context.why_no_baseline(unpruned)
-    measured = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
-    table = make_table(measured, sites, context.functions)
-    judged = verdicts(measured, sites)
-    for name, frame in ((TABLE, table), (SURVIVORS, kept)):
+    baseline_sums = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
+    baseline = None if baseline_sums is None else context.why_no_baseline(baseline_sums)
+    cell_metrics = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
+    table = make_table(cell_metrics, sites, context.functions)
+    verdict_table = verdicts(cell_metrics, sites)
+    for name, frame in ((TABLE, table), (SURVIVORS, survivor_table)):
         write_csv(config.out / name, frame)
-    found = {
-        "verdicts": json.loads(judged.to_json(orient="records")),  # NaN becomes null
-        "conclusions": list(verdict_lines(judged, context.metric_title)),
+    conclusion_fields = {
+        "verdicts": json.loads(verdict_table.to_json(orient="records")),  # NaN becomes null
+        "conclusions": list(verdict_lines(verdict_table, context.metric_title)),
         "directions": context.directions,
         "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
         "labelled": None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint"),
-        "missing": [cell.name for cell in context.cells if cell.name not in finished],
+        "missing": [cell.name for cell in context.cells if cell.name not in records_by_name],
     }
-    write_json(config.out / RECORD, SWEEP.describe({**record, **found}))
+    write_json(config.out / RECORD, SWEEP.describe({**record, **conclusion_fields}))

@@ -56,12 +56,12 @@ class MeasuredCells:
         """Resamples are the same for every cell."""
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
         values = [resample(metric.of, rows, bootstrap) for metric, rows in sums]
-        measured = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
-        baseline = measured.unpruned
+        cells = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
+        baseline = cells.unpruned
         if margin is None or baseline is None:
-            return measured
+            return cells
         metric, rows = sums[baseline]
-        return replace(measured, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
+        return replace(cells, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
 
     @property
     def unpruned(self) -> int | None:
@@ -71,22 +71,22 @@ class MeasuredCells:
 
     def verdict(self, numbers: Sequence[int], level: float = LEVEL) -> NonInferiority | None:
         """That on the mean over these cells, a seed each; None of the unpruned model, and where it is no baseline."""
-        unpruned = self.unpruned
-        if unpruned is None or self.margin is None or unpruned in numbers:
+        baseline_number = self.unpruned
+        if baseline_number is None or self.margin is None or baseline_number in numbers:
             return None
-        metric = METRICS.get(self.records[unpruned]["metric"])
-        whole = self.left_out[unpruned]
+        metric = METRICS.get(self.records[baseline_number]["metric"])
+        whole = self.left_out[baseline_number]
         worse = np.stack([metric.worse(self.left_out[number], whole) for number in numbers])  # [seed 1+g]
-        most = metric.most_lost(float(whole[0]))
-        return judge(worse, margin=self.margin, largest=self.largest, max_loss=most, level=level)
+        max_loss = metric.most_lost(float(whole[0]))
+        return judge(worse, margin=self.margin, largest=self.largest, max_loss=max_loss, level=level)
 
 
-def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
+def verdict_columns(verdict: NonInferiority | None) -> dict[str, Any]:
     """The columns of a verdict; numbers are NaN where there is none."""
-    return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if found is None else asdict(found)
+    return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if verdict is None else asdict(verdict)
 
 
-def make_table(measured: MeasuredCells, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
+def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
     """A row a cell, its `value` with a 95 % interval.
 
     `difference` is that to the unpruned model (positive: higher), with interval and p-value of a paired bootstrap.
@@ -94,8 +94,10 @@ def make_table(measured: MeasuredCells, sites: Mapping[str, int], functions: pd.
     classifier: a sentence). `functions_NAME` counts survivors with that function. `model` is what was kept of a cell.
     """
     kinds = None if functions is None else kinds_by_head(functions)
-    counts = [_functions(record, kinds) for record in measured.records]
-    return with_seeds([_row(measured, number, sites) | counted for number, counted in enumerate(counts)])
+    counts = [_functions(record, kinds) for record in cell_metrics.records]
+    return with_seeds(
+        [_row(cell_metrics, number, sites) | function_counts for number, function_counts in enumerate(counts)]
+    )
 
 
 def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -103,13 +105,13 @@ def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
 
 
-def _row(measured: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
-    record, values, unpruned = measured.records[number], measured.values[number], measured.unpruned
+def _row(cell_metrics: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
+    record, values, baseline_number = cell_metrics.records[number], cell_metrics.values[number], cell_metrics.unpruned
     cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
-    verdict = verdict_columns(measured.verdict([number]))
-    comparison = asdict(compare(values, values if unpruned is None else measured.values[unpruned]))
-    if unpruned is None:
+    verdict = verdict_columns(cell_metrics.verdict([number]))
+    comparison = asdict(compare(values, values if baseline_number is None else cell_metrics.values[baseline_number]))
+    if baseline_number is None:
         comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
     total, count = record["loss"]
     return {
@@ -165,7 +167,7 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
     `functions` are those before any heads went, `relabelled` those in the pruned model, where these were looked at.
     """
     labels = None if functions is None else labels_by_head(functions)
-    relabelled = any("labels" in record for record in records)
+    has_new_labels = any("labels" in record for record in records)
     rows: list[dict[str, Any]] = []
     for record in records:
         cell = Cell(**record["cell"])
@@ -174,49 +176,49 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
             row |= {"site": head.site.value, "layer": head.layer, "head": head.head}
             row |= {} if labels is None else {"functions": labels.get(str(head), "")}
             anew = labels if cell.method == UNPRUNED else record.get("labels")
-            rows.append(row if not relabelled or anew is None else row | {"relabelled": anew.get(str(head), "")})
+            rows.append(row if not has_new_labels or anew is None else row | {"relabelled": anew.get(str(head), "")})
     return with_seeds(rows)
 
 
-def verdicts(measured: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFrame:
+def verdicts(cell_metrics: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFrame:
     """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
     sequences: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for number, record in enumerate(measured.records):
+    for number, record in enumerate(cell_metrics.records):
         cell = Cell(**record["cell"])
         if cell.method != UNPRUNED:
             sizes = sequences.setdefault((cell.method, "from scratch" if cell.control else ""), {})
             sizes.setdefault(cell.size, []).append(number)
     level = 1 - (1 - LEVEL) / max(len(sequences), 1)
     rows = [
-        dict(zip(KEY, (*key, size), strict=True)) | {"kept": kept, "of": sum(sites.values())} | found
+        dict(zip(KEY, (*key, size), strict=True)) | {"kept": heads_kept, "of": sum(sites.values())} | columns
         for key, sizes in sequences.items()
-        for size, kept, found in _sequence(measured, sizes, level)
+        for size, heads_kept, columns in _sequence(cell_metrics, sizes, level)
     ]
     return pd.DataFrame(rows, columns=[*KEY, "kept", "of", *VERDICT])
 
 
 def _sequence(
-    measured: MeasuredCells, sizes: Mapping[str, list[int]], level: float
+    cell_metrics: MeasuredCells, sizes: Mapping[str, list[int]], level: float
 ) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """The sizes of a method as they came, with the mean number of heads kept and the columns of the verdict."""
-    kept = {
-        size: sum(len(measured.records[number]["kept"]) for number in cells) / len(cells)
+    heads_kept = {
+        size: sum(len(cell_metrics.records[number]["kept"]) for number in cells) / len(cells)
         for size, cells in sizes.items()
     }
-    largest_first = sorted(sizes, key=lambda size: -kept[size])
-    found = [measured.verdict(sizes[size], level) for size in largest_first]
-    judged = in_fixed_sequence([verdict for verdict in found if verdict is not None])
-    columns = dict(zip(largest_first, map(verdict_columns, judged or found), strict=True))
-    yield from ((size, kept[size], columns[size]) for size in sizes)
+    largest_first = sorted(sizes, key=lambda size: -heads_kept[size])
+    own_verdicts = [cell_metrics.verdict(sizes[size], level) for size in largest_first]
+    in_sequence = in_fixed_sequence([verdict for verdict in own_verdicts if verdict is not None])
+    columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own_verdicts), strict=True))
+    yield from ((size, heads_kept[size], columns[size]) for size in sizes)
 
 
 def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
     """By method the fewest heads that are enough, or why none are; then what the text could have seen at all."""
-    judged = table[table["verdict"] != ""]
-    for (method, control), rows in judged.groupby(["method", "control"], sort=False):
+    rows_with_verdict = table[table["verdict"] != ""]
+    for (method, control), rows in rows_with_verdict.groupby(["method", "control"], sort=False):
         yield f"{method} {control}".strip() + f": {_conclusion(rows, unit)}"
-    if judged["detectable"].notna().any():
-        least = judged["detectable"].min()
+    if rows_with_verdict["detectable"].notna().any():
+        least = rows_with_verdict["detectable"].min()
         yield (
             f"smallest loss that this test set could have seen (power 80 %): {least:.3g} {unit}; all verdicts together "
             "are at 95 %"
@@ -225,14 +227,16 @@ def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
 
 def _conclusion(rows: pd.DataFrame, unit: str) -> str:
     """Of one method: the fewest heads that are established to be enough, else the smallest loss that may be none."""
-    good, left, worse = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN, WORSE))
-    row = (good.sort_values("kept") if len(good) else (left if len(left) else worse).sort_values("worse")).iloc[0]
+    good, open_rows, worse = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN, WORSE))
+    row = (
+        good.sort_values("kept") if len(good) else (open_rows if len(open_rows) else worse).sort_values("worse")
+    ).iloc[0]
     margin = f"within {row['margin']:.3g} {unit}"
     numbers = f"with {row['kept']:g} kept {format_bound(row['worse'], row['worse_limit'], level=row['level'])}"
     if len(good):
         return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {margin}; {numbers}"
-    if len(left):
+    if len(open_rows):
         limits = {name: float(row[name]) for name in ("worse_limit", "margin", "detectable")}
-        seen = why_open(**limits, text="this test set")
-        return f"not established that heads can go {margin}; {numbers}; {seen}"
+        reason = why_open(**limits, text="this test set")
+        return f"not established that heads can go {margin}; {numbers}; {reason}"
     return f"no size is {margin}; {numbers}"

@@ -40,9 +40,9 @@ class DisagreementOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        known = [site.value for site in SITES]
-        if unknown := [name for name in self.sites if name not in known]:
-            raise ConfigError(f"--sites {unknown[0]!r} is not known; choose from {', '.join(known)}")
+        site_names = [site.value for site in SITES]
+        if unknown := [name for name in self.sites if name not in site_names]:
+            raise ConfigError(f"--sites {unknown[0]!r} is not known; choose from {', '.join(site_names)}")
         if not self.sites or (self.compat == "fork" and len(set(self.sites)) != len(SITES)):
             raise ConfigError("--sites: give at least one; with --compat fork all three take part")
 
@@ -109,7 +109,7 @@ class Disagreement(Variant):
         weighted: Tensor = mean * (self.options.weight * batch.tokens)
         return weighted
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
         if not self.options.weight:
             return ["--weight 0 adds nothing to the loss"]

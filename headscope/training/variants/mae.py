@@ -67,9 +67,9 @@ class MaeOptions(NoOptions):
         if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
             raise ConfigError("--no-bcd, --uniform and --tune are three ways to train; give one of them")
         of_gates = (entry for entry in fields(self) if entry.name.startswith("gate_"))
-        given = [flag_of(entry) for entry in of_gates if getattr(self, entry.name) != entry.default]
-        if self.uniform and given:
-            raise ConfigError(f"{given[0]} is about gates, and --uniform has none; leave one of them out")
+        options_given = [flag_of(entry) for entry in of_gates if getattr(self, entry.name) != entry.default]
+        if self.uniform and options_given:
+            raise ConfigError(f"{options_given[0]} is about gates, and --uniform has none; leave one of them out")
 
 
 NOTE_EVERY = 10
@@ -156,9 +156,9 @@ class Mae(Variant):
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
             self.start = [gate.detach().clone() for gate in self.gates]
         if self.options.tune != "none":
-            trained = {id(parameter) for parameter in (*self.gates, *run.trained)}
+            trained_ids = {id(parameter) for parameter in (*self.gates, *run.trained)}
             for parameter in run.model.parameters():
-                parameter.requires_grad_(id(parameter) in trained)
+                parameter.requires_grad_(id(parameter) in trained_ids)
         self._watch(run)
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
@@ -205,15 +205,15 @@ class Mae(Variant):
             entropy, shares = -(p * log_p * real).sum() / count, (p * real).sum(dim=(0, 1)) / count
             self.notes.setdefault(module, []).append([float(entropy), *shares.tolist()])
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
-        interval, last = self.options.gate_every, run.position.last_epoch if ended else run.config.epochs
+        interval, last = self.options.gate_every, run.position.last_epoch if has_ended else run.config.epochs
         if not self.alternates or self.options.tune != "none" or self.gate_steps or last is None:
             return []
         if last < interval:
             timing = f"their first step is in epoch {interval} (--gate-every), and the run ends after epoch {last}"
             return [f"the gates are not trained: {timing}; lower --gate-every, or go on for more epochs with --resume"]
-        return ["the gates were not trained: the gradients of all their steps overflowed"] if ended else []
+        return ["the gates were not trained: the gradients of all their steps overflowed"] if has_ended else []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Of the gates since the line before: mean entropy in nats, of all and of each site, and mean responsibility.
@@ -224,9 +224,16 @@ class Mae(Variant):
             return {}
         notes = {module: self.notes.get(f"{module[0]}.{module[1]}", []) for module in self.experts}
         entropies = {module: [row[0] for row in rows] for module, rows in notes.items()}
-        values = {"gate_entropy": _mean([entropy for found in entropies.values() for entropy in found])}
+        values = {
+            "gate_entropy": _mean([entropy for module_entropies in entropies.values() for entropy in module_entropies])
+        }
         for site in dict.fromkeys(site for site, _ in self.experts):
-            of_site = [entropy for module, found in entropies.items() if module[0] is site for entropy in found]
+            of_site = [
+                entropy
+                for module, module_entropies in entropies.items()
+                if module[0] is site
+                for entropy in module_entropies
+            ]
             values[f"gate_entropy.{site}"] = _mean(of_site)
         values["gate_steps"] = float(self.gate_steps)
         values["gate_change"] = distance(self.gates, self.start)
@@ -246,10 +253,10 @@ class Mae(Variant):
 
 def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:
     """‖w − w₀‖ / ‖w₀‖ of all of them together."""
-    moved = sum(
+    squared_distance = sum(
         float((weight.detach() - before).double().square().sum()) for weight, before in zip(weights, start, strict=True)
     )
-    return math.sqrt(moved / sum(float(before.double().square().sum()) for before in start))
+    return math.sqrt(squared_distance / sum(float(before.double().square().sum()) for before in start))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -298,11 +305,11 @@ def gates_alone(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def frozen_gates(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Within the block these take no part in gradients."""
-    required = [parameter for parameter in parameters if parameter.requires_grad]
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
     try:
-        for parameter in required:
+        for parameter in trainable:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in required:
+        for parameter in trainable:
             parameter.requires_grad_()

@@ -147,18 +147,18 @@ class LinearMixing(Variant):
         loss = growth_loss(self.matrices, gamma=gamma, ratios=ratios, radius=radius, cap=options.norm_cap)
         return loss if forks else loss * batch.tokens
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """Matrices that are still what they were, because no site is trained or the window does not open."""
         from headscope.training.losses import FORK_EPOCHS, FORK_SENTENCES
 
         after, position, epochs = self.options.start_after, run.position, run.config.epochs
         never = not any(self.ratios[site] for site in self.matrices)
         if self.options.compat == "fork":
-            closed = bool(epochs) and run.sentences * (epochs or 0) <= round(after * FORK_SENTENCES * FORK_EPOCHS)
+            stays_closed = bool(epochs) and run.sentences * (epochs or 0) <= round(after * FORK_SENTENCES * FORK_EPOCHS)
         else:
-            planned = (position.epochs_planned, position.updates_planned)
-            closed = after == 1 and planned == (epochs, run.config.updates)
-        if self.trained or not (never or ended or closed):
+            planned_length = (position.epochs_planned, position.updates_planned)
+            stays_closed = after == 1 and planned_length == (epochs, run.config.updates)
+        if self.trained or not (never or has_ended or stays_closed):
             return []
         why = "--ratios are 0 for all sites of this model" if never else "the run ends before --start-after opens them"
         return [f"the matrices are not trained: {why}"]

@@ -81,11 +81,11 @@ class SwapOptions(NoOptions):
         """When a site swaps. The fork's end is 0, never, unless it is given."""
         from headscope.training.swap_scores import SwapTiming
 
-        start, frequency, rest = (
+        start, frequency, pause = (
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
         )
         ends: Sequence[int | None] = self.dynamic_end or ((0,) if self.compat == "fork" else (None,))
-        return SwapTiming(start, per_site("--dynamic-end", ends)[site], frequency, rest)
+        return SwapTiming(start, per_site("--dynamic-end", ends)[site], frequency, pause)
 
 
 class SwapHistory(NamedTuple):
@@ -159,9 +159,9 @@ class SwapHeads(Variant):
         return schedule
 
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        if planned := self.schedule.get(position.epoch):
-            self._swap(run, planned)
-            self.scheduled += len(planned)
+        if swaps_due := self.schedule.get(position.epoch):
+            self._swap(run, swaps_due)
+            self.scheduled += len(swaps_due)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         from headscope.training.swap_scores import Phase, decide
@@ -212,20 +212,20 @@ class SwapHeads(Variant):
         max_switches = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
         return ways[self.options.ways[site]](SwapScores(site, scores[site], max_switches, run.generator, depth))
 
-    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
+    def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """Swaps of the schedule whose epoch did not come, and sites that never trained with heads swapped by score."""
-        last = run.position.last_epoch if ended else run.config.epochs
+        last = run.position.last_epoch if has_ended else run.config.epochs
         if last is None:
             return []
-        missed = sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last)
+        n_missed = sum(len(swaps) for epoch, swaps in self.schedule.items() if epoch > last)
         total = sum(map(len, self.schedule.values()))
         remark = (
-            f"{missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
+            f"{n_missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
         )
-        remarks = [remark] if missed else []
+        remarks = [remark] if n_missed else []
         for site, history in self.histories.items():
-            unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
-            if history.swapped == unused and (ended or self.options.timing(site).start > last):
+            n_unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
+            if history.swapped == n_unused and (has_ended or self.options.timing(site).start > last):
                 remarks.append(
                     f"--dynamic changes no heads of {site} in {last} epochs; see --dynamic-start and --dynamic-end"
                 )

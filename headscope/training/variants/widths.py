@@ -47,13 +47,13 @@ class Wide(Variant):
     decides = ("how wide heads are",)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        return config.with_stacks(partial(reshaped, options=self.options))
+        return config.with_stacks(partial(reshape_stack, options=self.options))
 
 
-def reshaped(stack: StackConfig, options: WideOptions) -> StackConfig:
+def reshape_stack(stack: StackConfig, options: WideOptions) -> StackConfig:
     """A stack whose heads are as the options say; narrow heads are as wide as their slice unless told."""
-    sliced = options.head_input == "slice"
-    width = stack.d_model // max(stack.most_heads, 1) if sliced else stack.d_model
+    is_sliced = options.head_input == "slice"
+    width = stack.d_model // max(stack.most_heads, 1) if is_sliced else stack.d_model
     return replace(
         stack,
         d_head=options.d_head or width,
@@ -90,4 +90,4 @@ class Narrow(Variant):
     decides = Wide.decides
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        return config.with_stacks(partial(reshaped, options=self.options))
+        return config.with_stacks(partial(reshape_stack, options=self.options))

@@ -245,7 +245,7 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 ) -> None:
     from headscope.pruning.engines import gguf_layers as layers
 
-    monkeypatch.setattr(layers, "interleaved", lambda rows, heads: rows)
+    monkeypatch.setattr(layers, "interleave", lambda rows, heads: rows)
     with pytest.raises(CheckpointError, match=r"llama\.cpp"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]

@@ -50,8 +50,8 @@ def parts(folder: Path) -> list[str]:
 def modules_of(home: Path) -> list[tuple[str, str]]:
     """Kinds and folders of the modules that `modules.json` lists: [("Transformer", ""), ("Pooling", "1_Pooling")]."""
     modules = read_if_json(home / MODULES)
-    listed = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
-    return [(str(entry.get("type", "")).rpartition(".")[2], str(entry.get("path") or "")) for entry in listed]
+    entries = [entry for entry in modules if isinstance(entry, dict)] if isinstance(modules, list) else []
+    return [(str(entry.get("type", "")).rpartition(".")[2], str(entry.get("path") or "")) for entry in entries]
 
 
 def sentence_home(encoder: Path) -> Path | None:
@@ -64,7 +64,7 @@ def sentence_home(encoder: Path) -> Path | None:
 
 def encoder_settings(encoder: Path) -> dict[str, Any]:
     """What `sentence_bert_config.json`, or one of its older names, says of texts; nothing where there is none."""
-    return next((found for file in sorted(encoder.glob(SENTENCE_SETTINGS)) if (found := json_object(file))), {})
+    return next((settings for file in sorted(encoder.glob(SENTENCE_SETTINGS)) if (settings := json_object(file))), {})
 
 
 def copy_companions(source: Path, folder: Path) -> None:

@@ -40,12 +40,13 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
         raise CheckpointError(f"{path} is told its language by its own generate only; analyse it without --target")
     if not (numbers := _numbers(tokenizer)):
         return None
-    said, begun = tokenizer.tgt_lang, _begun(model, numbers)
-    names = {name for name in (said, begun) if name is not None}
+    tokenizer_language, first_language = tokenizer.tgt_lang, _first_language(model, numbers)
+    names = {name for name in (tokenizer_language, first_language) if name is not None}
     if len(names) != 1 or not names <= {*numbers}:
         raise CheckpointError(
-            f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}); its tokenizer writes {str(said)[:40]} "
-            f"(tgt_lang), and its generation settings begin with {begun}: give --tgt-lang and --src-lang"
+            f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}); its tokenizer writes "
+            f"{str(tokenizer_language)[:40]} (tgt_lang), and its generation settings begin with "
+            f"{first_language}: give --tgt-lang and --src-lang"
         )
     return Language(name := names.pop(), numbers[name])
 
@@ -54,50 +55,56 @@ def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
     """The language that is read, the one that is written, and how many are known; None without languages."""
     if not (numbers := _numbers(tokenizer)):
         return None
-    return {"reads": tokenizer.src_lang, "writes": tokenizer.tgt_lang or _begun(model, numbers), "known": len(numbers)}
+    return {
+        "reads": tokenizer.src_lang,
+        "writes": tokenizer.tgt_lang or _first_language(model, numbers),
+        "known": len(numbers),
+    }
 
 
 def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
     """Read and write the languages of `companions`, also in what is written of it; ConfigError for unknown ones."""
-    named = {name: value for name, value in companions.companion_values().items() if name in ("src_lang", "tgt_lang")}
+    language_options = {
+        name: value for name, value in companions.companion_values().items() if name in ("src_lang", "tgt_lang")
+    }
     if hasattr(model, "set_default_language"):
-        _set_adapters(model, named.pop("src_lang", None), path)
+        _set_adapters(model, language_options.pop("src_lang", None), path)
     if companions.task is not None:
         raise ConfigError(f"--task means nothing for {path}, which reads no recordings; leave it out")
     numbers = _numbers(tokenizer)
-    for name, language in named.items():
+    for name, language in language_options.items():
         if not numbers:
             raise ConfigError(
                 f"{flag(name)} means nothing for {path}, whose tokenizer knows no languages; leave it out"
             )
         if language not in numbers:
-            alike = sorted(numbers, key=lambda known: not known.lower().startswith(language[:2].lower()))
+            alike = sorted(numbers, key=lambda candidate: not candidate.lower().startswith(language[:2].lower()))
             raise ConfigError(f"{flag(name)} {language}: {path} knows {shortlist(alike)}")
         setattr(tokenizer, name, language)
         tokenizer.init_kwargs[name] = language
-    if "tgt_lang" in named:
-        _begin_with(model, numbers[named["tgt_lang"]], numbers)
+    if "tgt_lang" in language_options:
+        _begin_with(model, numbers[language_options["tgt_lang"]], numbers)
 
 
 def _set_adapters(model: Any, language: str | None, path: str) -> None:
-    known, language = [*model.config.languages], language or model.config.default_language
+    languages, language = [*model.config.languages], language or model.config.default_language
     if language is None:
-        raise CheckpointError(f"{path} reads {shortlist(known)}, and nothing says which one; give --src-lang")
-    if language not in known:
-        raise ConfigError(f"--src-lang {language}: {path} knows {shortlist(known)}")
+        raise CheckpointError(f"{path} reads {shortlist(languages)}, and nothing says which one; give --src-lang")
+    if language not in languages:
+        raise ConfigError(f"--src-lang {language}: {path} knows {shortlist(languages)}")
     model.set_default_language(language)
 
 
 def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
     """Make `generate` begin with a language in the place of the one that the settings name, or write it first."""
     settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
-    named = [
+    entries_set = [
         (of, entry)
         for of in settings
         for entry in ("decoder_start_token_id", "forced_bos_token_id")
         if getattr(of, entry, None) in numbers.values()
     ]
-    for of, entry in named or [(settings[0], "forced_bos_token_id")]:
+    for of, entry in entries_set or [(settings[0], "forced_bos_token_id")]:
         setattr(of, entry, number)
 
 
@@ -105,8 +112,10 @@ def check_source_language(tokenizer: Any, path: str) -> None:
     """CheckpointError where the tokenizer is to read a language that it does not know."""
     numbers = _numbers(tokenizer)
     if numbers and tokenizer.src_lang not in numbers:
-        known, said = shortlist([*numbers]), str(tokenizer.src_lang)[:40]
-        raise CheckpointError(f"{path}: src_lang of its tokenizer_config.json is {said!r}, and it knows {known}")
+        languages, source_language = shortlist([*numbers]), str(tokenizer.src_lang)[:40]
+        raise CheckpointError(
+            f"{path}: src_lang of its tokenizer_config.json is {source_language!r}, and it knows {languages}"
+        )
 
 
 @contextmanager
@@ -130,13 +139,15 @@ def _numbers(tokenizer: Any) -> dict[str, int]:
         return {}
     if (codes := getattr(tokenizer, "lang_code_to_id", None)) is not None:
         return dict(codes)
-    others = {getattr(tokenizer, f"{name}_token_id") for name in _OTHERS}
+    other_ids = {getattr(tokenizer, f"{name}_token_id") for name in _OTHERS}
     return {
-        tokenizer.convert_ids_to_tokens(number): number for number in tokenizer.all_special_ids if number not in others
+        tokenizer.convert_ids_to_tokens(number): number
+        for number in tokenizer.all_special_ids
+        if number not in other_ids
     }
 
 
-def _begun(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
+def _first_language(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
     """The language whose token `generate` writes first or is begun with."""
     names = {number: name for name, number in numbers.items()}
     settings = getattr(model, "generation_config", None), model.config
@@ -163,13 +174,17 @@ def of_side(tokenizer: Any, side: SideName) -> Any:
         own = dict.fromkeys(("src_lang", "tgt_lang"), tokenizer.tgt_lang if target else tokenizer.src_lang)
     else:
         return tokenizer
-    copied = copy.copy(tokenizer)
+    duplicate = copy.copy(tokenizer)
     names = {number: piece for piece, number in ids.items()}
-    added = tokenizer._added_tokens_decoder  # with the ids of the source, which may be those of other pieces
-    kept = {n: one for n, one in added.items() if n == tokenizer.eos_token_id or names.get(n, str(one)) == str(one)}
-    numbers = {str(one): n if n in kept else ids.get(str(one), n) for n, one in added.items()}
-    vars(copied).update(own, encoder=ids, decoder=names, _added_tokens_decoder=kept, _added_tokens_encoder=numbers)
-    return copied
+    added_tokens = tokenizer._added_tokens_decoder  # with the ids of the source, which may be those of other pieces
+    own_tokens = {
+        n: one for n, one in added_tokens.items() if n == tokenizer.eos_token_id or names.get(n, str(one)) == str(one)
+    }
+    numbers = {str(one): n if n in own_tokens else ids.get(str(one), n) for n, one in added_tokens.items()}
+    vars(duplicate).update(
+        own, encoder=ids, decoder=names, _added_tokens_decoder=own_tokens, _added_tokens_encoder=numbers
+    )
+    return duplicate
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
@@ -206,11 +221,11 @@ class Prompts:
     def __init__(self, model: Any, tokenizer: Any, path: str) -> None:
         self._settings, self._config = model.generation_config, model.config
         self._tokenizer, self._path = tokenizer, path
-        named = self._settings_of("lang_to_id") or {}
+        ids_by_token = self._settings_of("lang_to_id") or {}
         codes = sorted({*TO_LANGUAGE_CODE.values()})
-        ids = named or {token: self._id(token) for token in (f"<|{code}|>" for code in codes)}
+        ids = ids_by_token or {token: self._id(token) for token in (f"<|{code}|>" for code in codes)}
         languages = {token.strip("<|>"): number for token, number in ids.items() if number is not None}
-        self.languages: dict[str, int] = languages if self._is_multilingual(named, languages) else {}
+        self.languages: dict[str, int] = languages if self._is_multilingual(ids_by_token, languages) else {}
 
     def _settings_of(self, name: str) -> Any:
         return getattr(self._settings, name, None)
@@ -219,32 +234,32 @@ class Prompts:
         number: int | None = self._tokenizer.get_vocab().get(token) if self._tokenizer else None
         return number
 
-    def _is_multilingual(self, named: dict[str, int], languages: dict[str, int]) -> bool:
-        said = self._settings_of("is_multilingual")
-        if said is not None or named:
-            return bool(named) if said is None else bool(said)
-        forced = dict(self._forced())
-        begins = 1 in forced and (forced[1] is None or forced[1] in languages.values())
+    def _is_multilingual(self, ids_by_token: dict[str, int], languages: dict[str, int]) -> bool:
+        flag_set = self._settings_of("is_multilingual")
+        if flag_set is not None or ids_by_token:
+            return bool(ids_by_token) if flag_set is None else bool(flag_set)
+        forced_ids = dict(self._forced_ids())
+        begins = 1 in forced_ids and (forced_ids[1] is None or forced_ids[1] in languages.values())
         return begins or (bool(languages) and self._config.vocab_size >= MULTILINGUAL)
 
-    def _forced(self) -> list[tuple[int, int | None]]:
+    def _forced_ids(self) -> list[tuple[int, int | None]]:
         """Positions and tokens of `forced_decoder_ids`, the older way to name language and task."""
         for of in (self._settings, self._config):
-            if (forced := getattr(of, "forced_decoder_ids", None)) is not None:
-                return [(int(place), number) for place, number in forced]
+            if (pairs := getattr(of, "forced_decoder_ids", None)) is not None:
+                return [(int(place), number) for place, number in pairs]
         return []
 
     def _tasks(self) -> dict[str, int]:
-        named = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
-        return {task: number for task, number in named.items() if number is not None}
+        ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
+        return {task: number for task, number in ids_by_task.items() if number is not None}
 
     def spoken(self) -> Spoken | None:
         """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
         language, task = self._code(self._settings_of("language")), self._settings_of("task")
         if language is None and task is None:
-            forced = {number for _, number in self._forced()}
-            language = next((code for code, number in self.languages.items() if number in forced), None)
-            task = next((name for name, number in self._tasks().items() if number in forced), None)
+            forced_ids = {number for _, number in self._forced_ids()}
+            language = next((code for code, number in self.languages.items() if number in forced_ids), None)
+            task = next((name for name, number in self._tasks().items() if number in forced_ids), None)
         own = self._code(getattr(self._tokenizer, "language", None))
         if language is not None and own not in (None, language):
             raise CheckpointError(
@@ -269,18 +284,18 @@ class Prompts:
         for name, code in codes.items():
             if code is not None and code not in self.languages:
                 raise ConfigError(f"{flag(name)} {names[name]}: {self._path} knows {shortlist([*self.languages])}")
-        known, wanted = self.spoken(), codes["tgt_lang"]
-        language = codes["src_lang"] or (known.language if known else None) or wanted
+        default, target = self.spoken(), codes["tgt_lang"]
+        language = codes["src_lang"] or (default.language if default else None) or target
         if language is None:
             return None
-        task = companions.task or (TASKS[wanted != language] if wanted else known.task if known else TASKS[0])
-        chosen = Spoken(language, task)
-        if wanted not in (None, chosen.written):
+        task = companions.task or (TASKS[target != language] if target else default.task if default else TASKS[0])
+        spoken = Spoken(language, task)
+        if target not in (None, spoken.written):
             raise ConfigError(
-                f"--tgt-lang {wanted}: {self._path} writes the language of the recording ({language}; --task "
+                f"--tgt-lang {target}: {self._path} writes the language of the recording ({language}; --task "
                 "transcribe), or English (--task translate)"
             )
-        return chosen
+        return spoken
 
     def refuse_unnamed(self) -> None:
         """CheckpointError for a multilingual model whose files name no language."""
@@ -308,8 +323,10 @@ def set_spoken(tokenizer: Any, model: Any, companions: Companions, path: str) ->
     """Begin transcripts with the language and task of `companions` or the files; else ConfigError."""
     prompts = Prompts(model, tokenizer, path)
     if not prompts.languages:
-        if named := [flag(name) for name in ("src_lang", "tgt_lang", "task") if getattr(companions, name) is not None]:
-            raise ConfigError(f"{named[0]} means nothing for {path}, which knows one language; leave it out")
+        if options_set := [
+            flag(name) for name in ("src_lang", "tgt_lang", "task") if getattr(companions, name) is not None
+        ]:
+            raise ConfigError(f"{options_set[0]} means nothing for {path}, which knows one language; leave it out")
         return
     if (spoken := prompts.choose(companions)) is None:
         return

@@ -80,11 +80,11 @@ class SentenceEncoder:
         """The tokenizer as it reads texts: with lower-casing before all else where the settings ask for it."""
         if not self.lower_case:
             return tokenizer
-        lowered = copy.deepcopy(tokenizer)
-        backend = lowered.backend_tokenizer
-        kept = [] if backend.normalizer is None else [backend.normalizer]
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *kept])
-        return lowered
+        lowercasing = copy.deepcopy(tokenizer)
+        backend = lowercasing.backend_tokenizer
+        own_normalizers = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own_normalizers])
+        return lowercasing
 
     def prompt_length(self, tokenizer: Any) -> int:
         """How many ids the prompt has: a special one behind it is none of them."""
@@ -133,23 +133,23 @@ def _around(home: Path) -> tuple[tuple[str, ...], bool, tuple[Stage, ...], tuple
     while behind and (stage := _stage(*behind[0])) is not None:
         stages.append(stage)
         behind = behind[1:]
-    while stages and stages[-1] in (_normalized, _unchanged):
+    while stages and stages[-1] in (_normalize, _identity):
         stages.pop()
     return poolings, config.get("include_prompt") is not False, tuple(stages), tuple(name for name, _ in behind)
 
 
-def _unchanged(vectors: Tensor) -> Tensor:
+def _identity(vectors: Tensor) -> Tensor:
     return vectors
 
 
-def _normalized(vectors: Tensor) -> Tensor:
+def _normalize(vectors: Tensor) -> Tensor:
     return nn.functional.normalize(vectors, dim=-1)
 
 
 def _stage(kind: str, folder: Path) -> Stage | None:
     """What a module does to vectors; None for one that headscope does not run."""
     if kind in ("Normalize", "Dropout"):
-        return _normalized if kind == "Normalize" else _unchanged
+        return _normalize if kind == "Normalize" else _identity
     if kind not in ("Dense", "LayerNorm"):
         return None
     config, weights = json_object(folder / CONFIG), _weights(folder)
@@ -157,8 +157,8 @@ def _stage(kind: str, folder: Path) -> Stage | None:
         return lambda x: nn.functional.layer_norm(
             x, x.shape[-1:], weights["norm.weight"].to(x), weights["norm.bias"].to(x)
         )
-    named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    activation = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
+    function_name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = getattr(nn, function_name.rpartition(".")[2], None) if function_name.startswith("torch.nn.") else None
     inner = {config.get(f"module_{side}_name") for side in ("input", "output")} - {None, "sentence_embedding"}
     if inner or not (inspect.isclass(activation) and issubclass(activation, nn.Module)):
         return None
@@ -177,7 +177,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     try:
         if (file := folder / MODULE_WEIGHTS[0]).is_file():
             return load_file(file)
-        stored: dict[str, Tensor] = torch.load(folder / MODULE_WEIGHTS[1], map_location="cpu", weights_only=True)
+        tensors: dict[str, Tensor] = torch.load(folder / MODULE_WEIGHTS[1], map_location="cpu", weights_only=True)
     except Exception as error:  # whatever safetensors and torch raise at broken files
         raise CheckpointError(f"{folder}: its weights cannot be read ({reason_of(error)}); fetch it again") from error
-    return stored
+    return tensors

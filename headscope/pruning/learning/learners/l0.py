@@ -107,8 +107,8 @@ class L0(GateLearner):
         """λ · Σ over heads of P(g ≠ 0), with λ of the paper's convention."""
         if self.strength == 0:
             return None
-        opened = nonzero_probability(self.weights, temperature=self.options.temperature)
-        return self.strength * (opened * self.gating.sizes).sum()
+        p_open = nonzero_probability(self.weights, temperature=self.options.temperature)
+        return self.strength * (p_open * self.gating.sizes).sum()
 
     def updated(self) -> None:
         """Also: a searched λ moves."""
@@ -123,11 +123,11 @@ class L0(GateLearner):
 
     def decide(self) -> Tensor:
         weights = self.weights.detach()
-        return decided(weights) if self.units_to_keep is None else top_k(weights, self.units_to_keep)
+        return decide_gates(weights) if self.units_to_keep is None else top_k(weights, self.units_to_keep)
 
     def facts(self) -> dict[str, Any]:
         modules = self._modules()
-        by_rule = int((decided(self.weights.detach()) * self.gating.sizes).sum()) + len(self.gating.protected)
+        by_rule = int((decide_gates(self.weights.detach()) * self.gating.sizes).sum()) + len(self.gating.protected)
         return {
             "lambda_paper": self.strength,
             "lambda_code": self.strength * modules,
@@ -146,13 +146,13 @@ class L0(GateLearner):
     def remarks(self) -> list[str]:
         """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
-        between = int(((gates > 0) & (gates < 1)).sum())
+        undecided = int(((gates > 0) & (gates < 1)).sum())
         tied = [] if self.units_to_keep is None else self.ties(self.units_to_keep)
-        if not between:
+        if not undecided:
             return tied
         return [
             *tied,
-            f"{between} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
+            f"{undecided} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
             "more --updates or a higher --gate-lr settles them",
         ]
 
@@ -200,6 +200,6 @@ def nonzero_probability(log_a: Tensor, *, temperature: float = TEMPERATURE) -> T
     return torch.sigmoid(log_a - temperature * math.log(-LOW / HIGH)).clamp(EPSILON, 1 - EPSILON)
 
 
-def decided(log_a: Tensor) -> Tensor:
+def decide_gates(log_a: Tensor) -> Tensor:
     """Which gates stay: those with P(g = 1) > P(g = 0), which is log_a > 0 (Voita et al. 2019, footnote 7)."""
     return log_a > 0

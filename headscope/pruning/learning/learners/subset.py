@@ -78,7 +78,7 @@ class Subset(GateLearner):
     def temperature(self) -> float:
         """Of the next update."""
         options = self.options
-        return annealed(self.update, first=options.first, last=options.last, updates=self.cooldown)
+        return anneal(self.update, first=options.first, last=options.last, updates=self.cooldown)
 
     @property
     def cooldown(self) -> int:
@@ -161,7 +161,7 @@ def straight_through(scores: Tensor, k: int) -> Tensor:
     return top_k(scores, k).to(scores) + (scores - scores.detach())
 
 
-def annealed(update: int, *, first: float, last: float, updates: int) -> float:
+def anneal(update: int, *, first: float, last: float, updates: int) -> float:
     """T after `update` updates: geometric from `first` to `last` within `updates`, then constant."""
     share = min(update / updates, 1.0) if updates else 1.0
     return math.exp(math.log(first) - share * (math.log(first) - math.log(last)))

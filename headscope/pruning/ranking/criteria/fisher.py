@@ -24,7 +24,7 @@ class TokenFisher(Criterion):
     explains = probes = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        moments, scores = moments_of(context, gradients=True, removed=context.removed), dict[HeadId, float]()
+        moments, scores = moments_of(context, gradients=True, heads_off=context.removed), dict[HeadId, float]()
         assert context.corpus is not None, "moments_of refuses this"
         check_predictions(moments.predictions, context.corpus.name)
         for projection, sums in reached_modules(context, moments):

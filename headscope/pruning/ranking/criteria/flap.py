@@ -32,6 +32,6 @@ def fluctuation(weight: Tensor, moments: ContextMoments) -> Tensor:
     """Mean z-score of the channels of each head [h], for W_O [d h k]; 0 where all channels are alike."""
     channels = moments.covariance.diagonal().clamp(min=0) * weight.flatten(1).square().sum(dim=0)  # [h·k]
     spread = channels.std() if len(channels) > 1 else channels.new_zeros(())
-    centred = channels - channels.mean()
-    standardised = centred / spread if spread > 0 else torch.zeros_like(centred)
-    return standardised.view(weight.shape[1], -1).mean(dim=1)
+    centred_channels = channels - channels.mean()
+    z_scores = centred_channels / spread if spread > 0 else torch.zeros_like(centred_channels)
+    return z_scores.view(weight.shape[1], -1).mean(dim=1)

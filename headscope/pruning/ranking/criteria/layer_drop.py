@@ -33,7 +33,7 @@ class LayerDrop(Criterion):
     def scores(self, context: ScoringContext) -> Scores:
         modules, corpus = list(reached_modules(context, moments_of(context))), context.corpus
         assert corpus is not None, "moments_of refuses this"
-        found = {place: _Turning(projection, sums) for projection, sums in modules for place in projection.places}
+        turnings = {place: _Turning(projection, sums) for projection, sums in modules for place in projection.places}
         for place, contexts, output, stream in module_calls(
             context.checkpoint, text_batches(context.checkpoint, corpus, context.batching)
         ):
@@ -42,14 +42,14 @@ class LayerDrop(Criterion):
                     f"--by layer-drop compares the residual stream before and after attention, and that of "
                     f"{place[0]}.{place[1]} cannot be told; rank by obs or flap"
                 )
-            if place in found:
-                found[place].add(contexts, output + stream)
+            if place in turnings:
+                turnings[place].add(contexts, output + stream)
         layers = [
-            (torch.stack([found[place].shares for place in each.places]).sum(dim=0).tolist(), each)
-            for each, _ in modules
+            (torch.stack([turnings[place].shares for place in module.places]).sum(dim=0).tolist(), module)
+            for module, _ in modules
         ]
         total, scores = 0.0, dict[HeadId, float]()
-        for (layer, *of_units), projection in sorted(layers, key=lambda each: each[0][0]):
+        for (layer, *of_units), projection in sorted(layers, key=lambda module: module[0][0]):
             for _, unit in sorted(zip(of_units, projection.units, strict=True)):
                 total += layer / len(projection.units)
                 scores.update(dict.fromkeys(unit, total))
@@ -64,7 +64,7 @@ class _Turning:
 
     def __init__(self, projection: OutputProjection, sums: ContextMoments) -> None:
         columns, weight = [projection.blocks.flatten(), *projection.blocks], projection.weight
-        self.parts = [(each, weight[:, each]) for each in columns]
+        self.parts = [(part, weight[:, part]) for part in columns]
         self.mean = sums.mean if projection.has_bias else torch.zeros_like(sums.mean)
         self.total, self.tokens = torch.zeros(len(columns), dtype=torch.float64), 0
 
@@ -72,8 +72,8 @@ class _Turning:
         """Take in contexts [n m] and the stream after the module [n d]."""
         contexts, after = (contexts.cpu() - self.mean), after.cpu()
         for number, (columns, weight) in enumerate(self.parts):
-            left = after - contexts[:, columns] @ weight.T
-            self.total[number] += float((1 - torch.cosine_similarity(left, after, dim=1, eps=1e-300)).sum())
+            stream_without = after - contexts[:, columns] @ weight.T
+            self.total[number] += float((1 - torch.cosine_similarity(stream_without, after, dim=1, eps=1e-300)).sum())
         self.tokens += len(after)
 
     @property

@@ -69,5 +69,5 @@ def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place,
             untold.add(place)
         else:
             sizes.setdefault(place, []).append((output + stream).square().sum(dim=1))
-    told = {place: torch.cat(parts) for place, parts in sizes.items() if place not in untold}
-    return {place: float((1 / each[each > 0]).mean()) for place, each in told.items() if each.any()}
+    sizes_by_place = {place: torch.cat(parts) for place, parts in sizes.items() if place not in untold}
+    return {place: float((1 / values[values > 0]).mean()) for place, values in sizes_by_place.items() if values.any()}
