@@ -30,36 +30,12 @@ def context_of(kind: str, *, count: int = 11, **options: Any) -> ScoringContext:
     return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind, count=count), **options)
 
 
-def by_place(kind: str, name: str) -> dict[tuple[Site, int], list[float]]:
-    found: dict[tuple[Site, int], list[float]] = {}
-    for head, score in criterion_named(name).scores(context_of(kind)).items():
-        found.setdefault((head.site, head.layer), []).append(score)
-    return found
-
-
 def measured(kind: str) -> tuple[dict[tuple[Site, int], Any], dict[tuple[Site, int], OutputProjection]]:
     """Inputs [n m] of every output projection that has heads, and the projection."""
     checkpoint = speakers.checkpoint(kind)
     rows = oracle.contexts(kind, checkpoint, speakers.corpus(kind))
     projections = {projection.places[0]: projection for projection in output_projections(checkpoint)}
     return {place: rows[place] for place in projections}, projections
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_single_channels(kind: str) -> None:
-    """`flap`: mean z-score of variance · ‖column‖²; `wanda`: mean |W| · rms; `output-norm`: mean norm."""
-    inputs, projections = measured(kind)
-    found = {name: by_place(kind, name) for name in ("flap", "wanda", "output-norm")}
-    for place, rows in inputs.items():
-        weight, heads = projections[place].weight.numpy(), speakers.checkpoint(kind).layout[place]
-        parts = np.split(np.arange(rows.shape[1]), heads)
-        channels = rows.var(axis=0) * (weight**2).sum(axis=0)
-        standardised = (channels - channels.mean()) / channels.std(ddof=1)
-        assert found["flap"][place] == pytest.approx([standardised[part].mean() for part in parts])
-        rms = np.sqrt((rows**2).mean(axis=0))
-        assert found["wanda"][place] == pytest.approx([(abs(weight) * rms)[:, part].mean() for part in parts])
-        norms = [np.linalg.norm(rows[:, part], axis=1).mean() for part in parts]
-        assert found["output-norm"][place] == pytest.approx(norms)
 
 
 def slow_order(
