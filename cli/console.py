@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -53,16 +54,16 @@ def say(message: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout; NaN becomes null."""
-    print(json.dumps(_without_nan(value), indent=2))
+    """JSON on stdout; NaN and infinities, which JSON lacks, become null."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -181,8 +181,8 @@ def _advice(record: Mapping[str, Any]) -> str:
         return str(quality["why"])
     if judged["verdict"] == OPEN and (needed := quality["needed"]):
         lines = count_of(quality["sentences"], "held-out line")
-        margin = number_text(judged["margin"], 2)
-        return f"{lines} cannot tell a loss of {margin} from none; about {needed:,} could (--valid-source)"
+        loss = f"a loss of {number_text(judged['margin'], 2)} in {quality['title']}"
+        return f"{lines} cannot tell {loss} from none; about {needed:,} could (--valid-source)"
     if judged["verdict"] != WORSE:
         return ""
     compensation = record["compensation"]
@@ -241,8 +241,8 @@ def most_saved(removal: Removal) -> Iterator[Answer]:
     share = 100 * before["attention_parameters"] / before["parameters"]
     saved = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
     limit = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
-    heads = count_of(gone, "head")
-    yield Answer("", f"Attention is {share:.3g} % of this model's parameters: {heads} can save at most {limit:.3g} %")
+    saving = f"{count_of(gone, 'head')} can save at most {number_text(limit, 2)} %"
+    yield Answer("", f"Attention is {number_text(share, 2)} % of this model's parameters: {saving}")
 
 
 def whole_layers(removal: Removal) -> Iterator[Answer]:
@@ -257,7 +257,7 @@ def whole_layers(removal: Removal) -> Iterator[Answer]:
     if layers["elsewhere"] is not None:
         costs += f", on other text {layers['elsewhere']:.4g}"
     which = f"layer{'s' * (len(layers['layers']) > 1)} {', '.join(layers['layers'])}"
-    yield Answer("Without whole layers instead", f"{which} ({saved}), not refitted: {costs}")
+    yield Answer("If whole layers went instead", f"without {which} ({saved}), not refitted: {costs}")
 
 
 def refit(removal: Removal) -> Iterator[Answer]:

@@ -167,3 +167,9 @@ os.dup2(1, 2)
 main.run()
 """
     assert "GOMP_SPINCOUNT = '1000'" in python("-c", code)
+
+
+def test_json_has_null_for_what_is_no_finite_number(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"perplexity": float("inf"), "low": [float("-inf"), float("nan")], "value": 0.5})
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed == {"perplexity": None, "low": [None, None], "value": 0.5}

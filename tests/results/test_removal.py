@@ -69,7 +69,11 @@ def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:
         ("worse", {"feed_forward": False, "choice": tried("mean", "least-squares, feed-forward")}, ["with more heads"]),
         ("worse", {"feed_forward": True}, ["more heads"]),
         ("worse", None, ["more heads"]),
-        ("not established", None, ["100 held-out lines cannot tell a loss of 0.008 from none; about 370 could"]),
+        (
+            "not established",
+            None,
+            ["100 held-out lines cannot tell a loss of 0.008 in accuracy from none; about 370 could"],
+        ),
         ("non-inferior", None, []),
     ],
 )
@@ -128,5 +132,5 @@ def test_whole_layers_are_told_with_what_they_save() -> None:
         if "layers" in answer.question
     ]
     assert said[0].startswith(
-        "layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: accuracy 71.25"
+        "without layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: accuracy 71.25"
     )
