@@ -268,8 +268,8 @@ class Alignment(Analysis):
         (hits, count), (hard, hard_count) = (
             aggregates.by_sentence(f"{part}aligned_{name}", place) for part in ("", "hard_")
         )  # [g h], [g 1] both
-        others = aggregates.by_sentence(f"others_{name}", first)[0][:, None].unbind(dim=-1)  # [g 1] each
-        chance = dict(zip(("offset", "diagonal", "even"), others, strict=True))
+        simple_shares = aggregates.by_sentence(f"others_{name}", first)[0][:, None].unbind(dim=-1)  # [g 1] each
+        chance = dict(zip(("offset", "diagonal", "even"), simple_shares, strict=True))
         chance |= {kind: aggregates.by_sentence(f"{kind}_{name}", place)[0] for kind in ("shuffled", "hard_shuffled")}
         chance["hard_even"] = aggregates.by_sentence(f"hard_even_{name}", first)[0]
         baselines = {

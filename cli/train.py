@@ -144,13 +144,13 @@ class TrainingLines:
         self.updates = self.tokens = self.since = 0
         self.loss, self.valid = 0.0, ""
 
-    def updated(self, run: Any, sums: Any) -> None:
+    def after_update(self, run: Any, sums: Any) -> None:
         """After every update."""
         from headscope.progress import duration
         from headscope.training.config import length
 
         while self.notes:
-            self.remarked(self.notes.pop(0))
+            self.remark(self.notes.pop(0))
         self.updates, self.since = self.updates + 1, self.since + sums.tokens
         self.tokens, self.loss = self.tokens + sums.tokens, self.loss + sums.loss
         if not self.timer.due():
@@ -169,11 +169,11 @@ class TrainingLines:
         self.say("training: " + ", ".join(parts))
         self.loss, self.since = 0.0, 0
 
-    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
+    def after_validation(self, run: Any, validation: Any, *, best: bool) -> None:
         """After every validation."""
         self.valid = _scores(validation)
 
-    def remarked(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Before the first update."""
         self.note(f"note: {text}")
 

@@ -55,16 +55,16 @@ class Stopwatch:
         self.steps: list[float] = []
         self.last: float | None = None
 
-    def updated(self, run: TrainingRun, sums: Sums) -> None:
+    def after_update(self, run: TrainingRun, sums: Sums) -> None:
         """The end of an update."""
         now = time.process_time()
         if self.last is not None:
             self.steps.append(now - self.last)
         self.last = now
 
-    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
+    def after_validation(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """The update after it has no beginning."""
         self.last = None
 
-    def remarked(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Nothing."""

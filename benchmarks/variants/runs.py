@@ -224,7 +224,7 @@ class Clock:
         """Of all updates, validation included."""
         return max(self.by_update.values(), default=0.0)
 
-    def updated(self, run: TrainingRun, sums: Sums) -> None:
+    def after_update(self, run: TrainingRun, sums: Sums) -> None:
         """Starts at the first update of a process; notes the time where the state is saved."""
         update = run.position.update
         if not self.began:
@@ -234,11 +234,11 @@ class Clock:
         if update % RECIPE["save_every"] == 0:
             self._note(update)
 
-    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
+    def after_validation(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """Notes the time at the end of an epoch."""
         self._note(run.position.update)
 
-    def remarked(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Nothing: what a variant did not do stands in its run.json."""
 
     def _note(self, update: int) -> None:

@@ -71,17 +71,17 @@ class TrainingReport(ExitStack):
         self._progress, self._updates = progress, 0
         self._step: Callable[[int], None] | None = None
 
-    def updated(self, run: Any, sums: Any) -> None:
+    def after_update(self, run: Any, sums: Any) -> None:
         """After every update."""
         position = run.position
         self._step = self._step or self.enter_context(self._progress("training", position.planned_length or 0))
         self._step(position.update - self._updates)
         self._updates = position.update
 
-    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
+    def after_validation(self, run: Any, validation: Any, *, best: bool) -> None:
         """After every validation."""
 
-    def remarked(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """A remark of the training."""
         warnings.warn(spell_options(text), stacklevel=2)
 

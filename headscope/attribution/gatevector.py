@@ -74,9 +74,9 @@ class GateFunction:
         self.prefix_cache = PrefixCache(model, objective, layer_index)
 
     @contextmanager
-    def entered(self) -> Iterator[GateFunction]:
+    def activate(self) -> Iterator[GateFunction]:
         """Within the block the function can be called; it begins with a pass with all heads open."""
-        with self.prefix_cache.entered():
+        with self.prefix_cache.activate():
             with torch.no_grad():
                 self.prefix_cache.value(split_gates(torch.ones(self.size), self.layout), keep=True)
             self.prefix_cache.instead = self.closed_contexts(self.prefix_cache.cached.contexts)
@@ -283,17 +283,17 @@ def explained_batch(
     of: Of = "damage",
     keep: Keep = "first",
     ablate_with: str = "zero",
-    closed: Contexts | None = None,
+    other_contexts: Contexts | None = None,
 ) -> Iterator[ExplainedBatch]:
     """Within the block: the objective of every sentence of a batch as a function of head gates.
 
     A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.gatevector`), or by that of
-    `closed`, which has the contexts of another run over as many positions.
+    `other_contexts`, which has the contexts of another run over as many positions.
     """
     gated_objective = GatedObjective(checkpoint, objective, objective.prepare(checkpoint, batch), of)
 
     def closed_contexts(contexts: Contexts) -> Contexts:
-        return REPLACEMENTS[ablate_with](contexts, batch, objective.seed) if closed is None else closed
+        return REPLACEMENTS[ablate_with](contexts, batch, objective.seed) if other_contexts is None else other_contexts
 
     encoder_only = checkpoint.two_sided and batch.target is None
     sites = frozenset({Site.ENCODER_SELF}) if encoder_only else frozenset(Site)
@@ -305,7 +305,7 @@ def explained_batch(
         sites=sites,
         closed_contexts=closed_contexts,
     )
-    with f.entered():
+    with f.activate():
         assert gated_objective.intact is not None
         dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
         yield ExplainedBatch(

@@ -117,7 +117,7 @@ def exact_effects(
     with (
         torch.inference_mode(),
         explained_batch(
-            checkpoint, AnswerObjective(), runs.base, layer_index=layer_index, of="value", closed=other.contexts
+            checkpoint, AnswerObjective(), runs.base, layer_index=layer_index, of="value", other_contexts=other.contexts
         ) as ablated_batch,
     ):
         effects = split_gates(

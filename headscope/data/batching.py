@@ -115,11 +115,11 @@ def batches(
     sentences, losses = iter(corpus), losses or Omissions()
     while window := list(islice(sentences, WINDOW)):
         encode = _encode_prompts if corpus.has_contrast else encode_window
-        encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
+        encodings = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
         if labels:
-            encoded = add_labels(encoded, encoder, limit)
+            encodings = add_labels(encodings, encoder, limit)
         for fold in range(folds):
-            in_fold = sorted((e for e in encoded if e.sentence.number % folds == fold), key=EncodedSentence.length)
+            in_fold = sorted((e for e in encodings if e.sentence.number % folds == fold), key=EncodedSentence.length)
             for group in groups(in_fold, EncodedSentence.length, tokens):
                 yield collate(group, fold, encoder, losses)
 

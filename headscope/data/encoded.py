@@ -340,8 +340,8 @@ class UnknownSubwords:
     def remarks(self, reader: Encoder) -> list[str]:
         """The shares of both sides, if any is unknown, and a warning with the likely cause for a side with over 2 %."""
         shares = [f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read]
-        known = not any(map(self.share, self.read))
-        return self.warnings(reader) if known else [f"unknown subwords: {', '.join(shares)}", *self.warnings(reader)]
+        n_known = not any(map(self.share, self.read))
+        return self.warnings(reader) if n_known else [f"unknown subwords: {', '.join(shares)}", *self.warnings(reader)]
 
     def warnings(self, reader: Encoder) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""

@@ -122,7 +122,7 @@ def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span
 def _word_spans(text: str, labels: Labels) -> Iterator[tuple[int, int, int]]:
     """Tag, start and end of every word; words may be written with whitespace in the text."""
     letters = [position for position, letter in enumerate(text) if not letter.isspace()]
-    consumed = 0
+    n_letters = 0
     for number, word in zip(labels.ids, labels.words, strict=True):
-        yield number, letters[consumed], letters[consumed + len(word) - 1] + 1
-        consumed += len(word)
+        yield number, letters[n_letters], letters[n_letters + len(word) - 1] + 1
+        n_letters += len(word)

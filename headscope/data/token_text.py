@@ -49,8 +49,8 @@ def text_of(subword: str, marks: Marks) -> str:
     raw = _bytes_of(text, marks)
     if raw is None:
         return text.replace("▁", " ") if marks == "▁" else text
-    decoded = raw.decode(errors="surrogateescape")
-    return "".join(chr(CUT + ord(c) - 0xDC00) if "\udc80" <= c <= "\udcff" else c for c in decoded)
+    characters = raw.decode(errors="surrogateescape")
+    return "".join(chr(CUT + ord(c) - 0xDC00) if "\udc80" <= c <= "\udcff" else c for c in characters)
 
 
 def display_subword(subword: str, marks: Marks) -> str:

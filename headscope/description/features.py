@@ -109,9 +109,9 @@ class Inventory:
         sibling = comparable & (pairs.q("parent") == other) & (other >= 0)
         down = comparable & (other == own)
         up = comparable & (pairs.q("parent") == word)
-        found = np.where(sibling, 1, 0)
-        found = np.where(down, 2 + count + numbers[None], found)
-        return np.where(up, 2 + numbers[pairs.at][:, None], found)
+        relations = np.where(sibling, 1, 0)
+        relations = np.where(down, 2 + count + numbers[None], relations)
+        return np.where(up, 2 + numbers[pairs.at][:, None], relations)
 
 
 def _number_names(names: Iterable[str]) -> dict[str, int]:

@@ -195,14 +195,14 @@ def joint_ablation(
             if isinstance(part, str):
                 raise ConfigError(part)
             together = type(Together.__name__, (Together,), {"groups": own, "layer_index": index})
-            found = analyze(
+            result = analyze(
                 checkpoint, part, analyses=[together], options=options, replicates=replicates, progress=progress
             )
         except (CheckpointError, ConfigError, DataError) as error:
             study.record["left_out"].append({"analysis": "roles", "why": str(error)})
             continue
-        tables.append(found.tables["roles"])
-        signature |= found.record["signatures"]["roles"]
+        tables.append(result.tables["roles"])
+        signature |= result.record["signatures"]["roles"]
         numbers.append(f"{part.count} of {text.count} {name}")
     if tables:
         order = [group.role for group in groups]

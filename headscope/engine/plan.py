@@ -394,7 +394,7 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
     drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
     for indices in torch.arange(RANDOM_SEQUENCES).split(size):
         blocks_drawn = drawn_ids[indices].tolist()
-        blocks = pad_side([Encoded.plain(once) for once in blocks_drawn])
-        repetitions = pad_side([Encoded.plain([*once, *once], start=start) for once in blocks_drawn])
+        blocks = pad_side([Encoded.plain(ids) for ids in blocks_drawn])
+        repetitions = pad_side([Encoded.plain([*ids, *ids], start=start) for ids in blocks_drawn])
         source, target = (blocks, repetitions) if two_sided else (repetitions, None)
         yield Batch(indices, 0, source, target, kind="random")

@@ -215,14 +215,14 @@ class Evaluation(Result):
             f"{score.name} {score.text}" + (f" (95 %: {score.interval})" if score.interval else "")
             for score in self.scores[:1]
         )
-        found = [Answer("", f"{first or 'nothing was measured'}{text}", heads=heads, caution=not self.complete)]
+        parts = [Answer("", f"{first or 'nothing was measured'}{text}", heads=heads, caution=not self.complete)]
         if rows := [(score.name, score.text, score.interval) for score in self.scores[1:]]:
-            found.append(Answer("Other scores", "", filled_table(("metric", "value", "95 %"), rows)))
-        found += [Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks]
+            parts.append(Answer("Other scores", "", filled_table(("metric", "value", "95 %"), rows)))
+        parts += [Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks]
         details = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
         if self.tokens is not None:
             details.append(f"{self.nll:.2f} nats over {self.tokens:,} {self.unit}")
-        return [*found, *(Answer("", line, detail=True) for line in details)]
+        return [*parts, *(Answer("", line, detail=True) for line in details)]
 
     @property
     def record(self) -> dict[str, Any]:  # type: ignore[override]

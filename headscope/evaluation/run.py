@@ -66,9 +66,9 @@ class EachHead(Result):
         text = (
             f"{count_of(len(self.table) - 1, 'head')} off one by one, on {count_of(self.sentences, 'sentence')}{suffix}"
         )
-        found = [Answer("", f"{self._most_needed(sites)}: {text}", caution=not self.complete)]
-        found += [Answer("Heads, the most needed first", self._interval_note(), table)]
-        return [*found, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
+        parts = [Answer("", f"{self._most_needed(sites)}: {text}", caution=not self.complete)]
+        parts += [Answer("Heads, the most needed first", self._interval_note(), table)]
+        return [*parts, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
 
     def _most_needed(self, sites: Collection[str]) -> str:
         """The head that matters most and what it changes, or that none is shown to change anything."""

@@ -64,7 +64,7 @@ def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
     """The error for a path that none of the formats recognises."""
     if not os.path.exists(path):
         return CheckpointError(f"{no_path(path, 'file or directory')}, and it does not look like a hub id (owner/name)")
-    known_formats = "; ".join(f"{name}: {each.summary}" for name, each in formats)
+    known_formats = "; ".join(f"{name}: {opener.summary}" for name, opener in formats)
     return CheckpointError(
         _results(path, formats)
         or diagnose(path, formats)
@@ -96,7 +96,7 @@ def explain_failure(path: Path, formats: Formats) -> Iterator[None]:
 def _of_file(path: Path, formats: Formats) -> Iterator[str | None]:
     with path.open("rb") as file:
         head = file.read(HEAD)
-    if not is_lfs_pointer(path) and any(each.recognise(path.parent) for _, each in formats):
+    if not is_lfs_pointer(path) and any(opener.recognise(path.parent) for _, opener in formats):
         yield f"{path} is a file of a checkpoint; give its folder, {path.parent}"
     if path.suffix == ".onnx":
         yield f"{path} is for onnxruntime, which runs models; give the checkpoint that it was made of"
@@ -146,7 +146,7 @@ def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
     """The checkpoints in a folder and its folders, the largest number first; no optimizer.pt of a Trainer."""
 
     def is_recognised(path: Path) -> bool:
-        if path.name == STATE or not any(each.recognise(path) for _, each in formats):
+        if path.name == STATE or not any(opener.recognise(path) for _, opener in formats):
             return False
         if not is_torch_file(path):
             return True
@@ -214,8 +214,10 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
         return "", {}
     renamings = {re.escape(wrapper): "" for wrapper in wrappers} | ({f"^{re.escape(best)}": ""} if best else {})
     suffix = bare[0].removeprefix(best)
-    said = names[0].removesuffix(suffix) if names[0].endswith(suffix) else ", ".join([*wrappers, *filter(None, [best])])
-    return said, renamings
+    shared_prefix = (
+        names[0].removesuffix(suffix) if names[0].endswith(suffix) else ", ".join([*wrappers, *filter(None, [best])])
+    )
+    return shared_prefix, renamings
 
 
 def _names_of(model: nn.Module) -> set[str]:

@@ -183,7 +183,7 @@ class PrefixCache:
     """Runs `work` (forward passes of `model` on one batch, the same ones every time) under given gates.
 
     `work` must not need gradients. `instead` has, for each (site, layer) and call, the contexts of closed heads,
-    which broadcast to [b h t k] (default: zero). `value` is called within `with cache.entered():`, where the model
+    which broadcast to [b h t k] (default: zero). `value` is called within `with cache.activate():`, where the model
     is in evaluation mode and computes attention with `attend`.
     """
 
@@ -195,7 +195,7 @@ class PrefixCache:
     _plan: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Within the block `value` may be called; the model is restored afterwards."""
         with eval_mode(self.model), tapped_sites(self.model, self._gate_and_cache):
             yield
@@ -357,7 +357,7 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
         return output.float()
 
     partly, wholly = PrefixCache(model, work, layer_index), PrefixCache(model, work, None)
-    with suppress_warnings(), torch.no_grad(), partly.entered(), wholly.entered():
+    with suppress_warnings(), torch.no_grad(), partly.activate(), wholly.activate():
         partly.value(all_open, keep=True)
         for site_layer in layer_index.of:
             gate = all_open[site_layer].clone()

@@ -124,16 +124,16 @@ def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator
     names = tuple(tensors)
     if unknown := [name for name in names if name not in FIELDS]:
         raise ConfigError(f"cannot capture {', '.join(map(str, unknown))}; what can be captured: {', '.join(FIELDS)}")
-    captured = Captured()
+    capture_result = Captured()
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         call_tensors: dict[str, Tensor] = {name: getattr(call, name) for name in names}
         for name in {"key", "value"} & set(names):
             call_tensors[name] = repeat_groups(call_tensors[name], attention_site.heads)
-        captured.calls.setdefault(attention_site.place, []).append(call_tensors)
+        capture_result.calls.setdefault(attention_site.place, []).append(call_tensors)
 
     with observing(model, see):
-        yield captured
+        yield capture_result
 
 
 Gates = Mapping[tuple[Site, int], Tensor]

@@ -375,11 +375,11 @@ def _as_written(refit_copy: Checkpoint) -> Checkpoint:
     names = refit_copy.model.named_parameters()
     if all(written_type(name, weight, refit_copy.written_in) == weight.dtype for name, weight in names):
         return refit_copy
-    rounded = refit_copy.with_model(
+    rounded_copy = refit_copy.with_model(
         copy.deepcopy(refit_copy.model)
     )  # the bench keeps `made`, and how far outputs move is told
-    round_weights(rounded.model, rounded.written_in)
-    return rounded
+    round_weights(rounded_copy.model, rounded_copy.written_in)
+    return rounded_copy
 
 
 def _difference(folder: Path, setup: Opened) -> str:

@@ -130,7 +130,7 @@ class Progress:
     seconds: float = 0.0
     latest: dict[str, float] = field(default_factory=dict)
 
-    def validated(self, value: float, update: int) -> bool:
+    def after_validation(self, value: float, update: int) -> bool:
         """Note a validation; whether it is the best so far."""
         self.validations += 1
         better = self.best is None or value < self.best

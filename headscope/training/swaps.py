@@ -279,20 +279,20 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
 
     A `layout` of None lets through whatever the fork itself would try.
     """
-    found: list[tuple[str, int, Swap]] = []
+    schedule_entries: list[tuple[str, int, Swap]] = []
     if path.suffix == ".toml":
         assert layout is not None, "the fork reads JSON"
         for number, table in enumerate(_check_entry(path, TomlSchedule, read_toml(path)).swap, start=1):
             location = f"{path}: swap {number}"
-            found += [(location, table.epoch, swap) for swap in table.swaps(location, layout)]
+            schedule_entries += [(location, table.epoch, swap) for swap in table.swaps(location, layout)]
     else:
         content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_refuse_repeats)
         for epoch, entries in _check_entry(path, dict[Epoch, list[ForkEntry]], content).items():
             for number, entry in enumerate(entries, start=1):
                 location = f"{path}: epoch {epoch}, swap {number}"
-                found.append((location, epoch, entry.swap(location)))
+                schedule_entries.append((location, epoch, entry.swap(location)))
     schedule: dict[int, list[Swap]] = {}
-    for location, epoch, swap in found:
+    for location, epoch, swap in schedule_entries:
         if layout is not None and (problem := check_swap(swap, layout)):
             raise ConfigError(f"{location}: {problem}")
         schedule.setdefault(epoch, []).append(swap)

@@ -137,15 +137,15 @@ Reason = Literal["updates", "epochs", "patience", "interrupted"]
 class Listener(Protocol):
     """Who is told how training goes, in the first process."""
 
-    def updated(self, run: TrainingRun, sums: Sums) -> None:
+    def after_update(self, run: TrainingRun, sums: Sums) -> None:
         """After every update."""
         return
 
-    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
+    def after_validation(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """After every validation."""
         return
 
-    def remarked(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         """Before the first update: something that the user should know of the run."""
         return
 
@@ -172,7 +172,7 @@ class Loop:
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
             for text in self.variant.remarks(self.run, has_ended=False):
-                self.listener.remarked(text)
+                self.listener.remark(text)
         while reason is None:
             reason = self._epoch()
         self._finish(reason)
@@ -217,7 +217,7 @@ class Loop:
         self.variant.after_update(run, run.position)
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
-            self.listener.updated(run, sums)
+            self.listener.after_update(run, sums)
         if run.position.update % run.config.log_every == 0 and not self._validates():
             self._log({})
 
@@ -267,7 +267,7 @@ class Loop:
         value = -float(run.position.update) if validation.nll is None else validation.nll  # lower is better
         if run.config.best_by == "bleu" and validation.bleu is not None:
             value = -validation.bleu
-        best = progress.validated(value, run.position.update)
+        best = progress.after_validation(value, run.position.update)
         progress.nll, progress.bleu = validation.nll, validation.bleu
         averaging = {"count": run.config.average, "best": run.config.average_of == "best"}
         keeps = run.config.average > 0 and progress.keep(value, run.position.update, **averaging)  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ class Loop:
                 checkpoints.save(run, "best")
             if keeps:
                 checkpoints.keep_weights(run, run.position.update)
-            self.listener.validated(run, validation, best=best)
+            self.listener.after_validation(run, validation, best=best)
         nll = validation.nll
         valid_perplexity = None if nll is None else float(perplexity(nll))
         self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": validation.bleu, "best": int(best)})

@@ -101,10 +101,10 @@ def _train(
         write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
         for text in run.data.unknown.warnings(cast(Any, run.data)):  # which says why subwords are unknown
-            listener.remarked(text)
+            listener.remark(text)
         if config.bleu_every and run.data.valid_texts is not None:
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
-                listener.remarked(text)
+                listener.remark(text)
     begun_at = run.position.update
     loop = Loop(run, variant, progress, settings, history, listener, is_interrupted)
     with _record_status(config.out, about, history):

@@ -264,11 +264,11 @@ def test_gates_of_their_own_for_every_sentence() -> None:
         layer_index=resumable_layers(its.model),
     )
     rows = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    with f.entered():
+    with f.activate():
         both = f(rows)
         alone = torch.stack([f(rows[row].expand(2, -1))[row] for row in range(2)])
         assert both == pytest.approx(alone) and both[0] != pytest.approx(both[1])
-    with GateFunction(its.model, f.objective, layer_index=None, closed_contexts=lambda kept: kept).entered() as g:
+    with GateFunction(its.model, f.objective, layer_index=None, closed_contexts=lambda kept: kept).activate() as g:
         assert g(torch.zeros(2, 6)) == pytest.approx(g(torch.ones(2, 6))), "a head in place of itself"
         with pytest.raises(ConfigError, match="sentences"):
             g(rows)

@@ -103,9 +103,9 @@ def test_training_says_update_loss_rate_and_time_left(total: int | None, of: str
     for update in range(1, 131):
         clock.now += 0.5
         if update == 100:
-            display.validated(None, SimpleNamespace(nll=1.25, bleu=20.04), best=True)
+            display.after_validation(None, SimpleNamespace(nll=1.25, bleu=20.04), best=True)
         sums = Sums()._replace(tokens=100, loss=200.0 if update <= 60 else 100.0)
-        display.updated(run_at(4000 + update, updates=total), sums)
+        display.after_update(run_at(4000 + update, updates=total), sums)
     later = ", 7 min left" if total else ""
     assert said == [
         f"training: update 4,060{of}, epoch 3, loss 2.000, 200 tokens/s{left.replace('7', '8')}",

@@ -81,7 +81,7 @@ def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
 
     with torch.no_grad():
         rerun = PrefixCache(model, work, layer_index)
-        with rerun.entered():
+        with rerun.activate():
             plain = rerun.value(open_gates(layout), keep=True)
             found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
             assert torch.equal(rerun.value(open_gates(layout)), plain)
@@ -105,7 +105,7 @@ def test_walk_that_opens_one_head_after_the_other(name: str) -> None:
     rerun = PrefixCache(model, lambda: model(**inputs).logits, index_layers(model))
     order = torch.randperm(len(gates), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
-        with rerun.entered():
+        with rerun.activate():
             rerun.value(split_gates(gates.clone(), layout), keep=True)
             walked = []
             for head in order:
@@ -127,7 +127,7 @@ def test_what_lies_below_is_not_computed(name: str) -> None:
     assert layer_index is not None
     rerun = PrefixCache(model, lambda: model(**inputs).logits, layer_index)
     last = list(all_heads(layout))[-1]
-    with torch.no_grad(), rerun.entered():
+    with torch.no_grad(), rerun.activate():
         rerun.value(open_gates(layout), keep=True)
         with counting(model) as counts:
             rerun.value(without(layout, last))
@@ -154,7 +154,7 @@ def test_native_models_and_a_layer_without_heads() -> None:
         rerun = PrefixCache(model, work, resumable_layers(model))
         assert rerun.layer_index is not None
         with torch.no_grad():
-            with rerun.entered():
+            with rerun.activate():
                 rerun.value(open_gates(layout), keep=True)
                 found = {head: rerun.value(without(layout, head)) for head in all_heads(layout)}
             for head, value in found.items():
@@ -180,12 +180,12 @@ def test_everything_is_restored_after_an_error() -> None:
     rerun = PrefixCache(model, work, index_layers(model))
     last = without(layout, list(all_heads(layout))[-1])
     with torch.no_grad():
-        with pytest.raises(ArithmeticError), rerun.entered():
+        with pytest.raises(ArithmeticError), rerun.activate():
             expected = rerun.value(open_gates(layout), keep=True)
             broken = True
             rerun.value(last, keep=True)
         broken = False
-        with rerun.entered():
+        with rerun.activate():
             assert torch.equal(rerun.value(open_gates(layout), keep=True), expected), "the broken pass left nothing"
     assert model.training and all(part.training for part in model.modules())
     assert {name: list(part._forward_hooks) for name, part in model.named_modules()} == before

@@ -65,7 +65,7 @@ class StopsAfter(Listener):
 
     update: int
 
-    def updated(self, run: TrainingRun, sums: object) -> None:
+    def after_update(self, run: TrainingRun, sums: object) -> None:
         if run.position.update == self.update:
             os.kill(os.getpid(), signal.SIGINT)
 

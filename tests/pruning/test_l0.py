@@ -305,7 +305,7 @@ def test_removing_takes_the_list_and_what_was_learnt(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"keep": 7, "updates": 9, "save_every": 4}
     learnt(tmp_path, "whole-run", **options)
-    count, real = [0], L0.updated
+    count, real = [0], L0.after_update
 
     def dies(self: L0) -> None:
         count[0] += 1
@@ -313,7 +313,7 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
             raise KeyboardInterrupt
         real(self)
 
-    monkeypatch.setattr(L0, "updated", dies)
+    monkeypatch.setattr(L0, "after_update", dies)
     with pytest.raises(KeyboardInterrupt):
         learnt(tmp_path, "killed", **options)
     monkeypatch.undo()

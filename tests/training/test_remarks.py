@@ -32,7 +32,7 @@ class Heard(Listener):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def remarked(self, text: str) -> None:
+    def remark(self, text: str) -> None:
         self.texts.append(text)
 
 

@@ -361,7 +361,7 @@ def test_training_starts_from_a_checkpoint(trained: Training, texts: Path, tmp_p
 @pytest.mark.slow
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
     class Told(Listener):
-        def remarked(self, text: str) -> None:
+        def remark(self, text: str) -> None:
             told.append(text)
 
     told: list[str] = []

@@ -63,7 +63,7 @@ class SentenceLinks:
 
     def __post_init__(self) -> None:
         if self.known:
-            odd_lines = sum(has_other_spaces(text) for each in self.corpus for text in each.lines)
+            odd_lines = sum(has_other_spaces(text) for line in self.corpus for text in line.lines)
             if odd_lines:
                 remark_start = (
                     f"alignment: {odd_lines:,} lines have white space other than spaces and tabs, such as U+00A0"

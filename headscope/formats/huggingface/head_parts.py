@@ -145,7 +145,7 @@ def _side(states: Tensor) -> StateParts:
         return StateParts(why=NO_GRADIENT)
     units = list(states[0])
     products, leaves = _sources(states.grad_fn)
-    rows, others = [], []
+    rows, sources = [], []
     for product in products:
         source = weight_of(product)
         if source is None:
@@ -153,12 +153,12 @@ def _side(states: Tensor) -> StateParts:
         # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
         slices = slices_of(units, GradientEdge(product, 0), *source)
         rows += [] if slices is None else [slices]
-        others += [source[0]] if slices is None else []
+        sources += [source[0]] if slices is None else []
     entries = tuple(slices for leaf in leaves if (slices := slices_of(units, leaf, leaf, 0)) is not None)
     if rows:
         return StateParts(rows=tuple(rows), entries=entries, own=_own(units, leaves))
-    if len(entries) == 1 and entries[0].weight.ndim == 1 and others:
-        return StateParts(selected=entries[0], whole=tuple(others))
+    if len(entries) == 1 and entries[0].weight.ndim == 1 and sources:
+        return StateParts(selected=entries[0], whole=tuple(sources))
     return StateParts(why=SHARED)
 
 

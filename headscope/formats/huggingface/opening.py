@@ -303,8 +303,8 @@ def _fetch_files(path: str, options: dict[str, bool]) -> Path:
                     cached_file(path, name, local_files_only=options["local_files_only"])
 
         fetch(*(name for name in COMPANIONS if "*" not in name), *SENTENCE_FILES)
-        if (found := local_folder(path)) is not None:
-            fetch(*(f"{part}/{name}" for part in parts(found) for name in (CONFIG, *MODULE_WEIGHTS)))
+        if (local := local_folder(path)) is not None:
+            fetch(*(f"{part}/{name}" for part in parts(local) for name in (CONFIG, *MODULE_WEIGHTS)))
     folder = local_folder(path)
     assert folder is not None  # its config.json was read
     return folder

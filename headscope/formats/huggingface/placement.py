@@ -44,7 +44,9 @@ def is_quantised(path: str, config: Any) -> bool:
         return False
     method = (settings if isinstance(settings, Mapping) else vars(settings)).get("quant_method")
     name = str(getattr(method, "value", method))
-    if not any(known == name or known.startswith(f"{name}_") for known in AUTO_QUANTIZATION_CONFIG_MAPPING):
+    if not any(
+        name_known == name or name_known.startswith(f"{name}_") for name_known in AUTO_QUANTIZATION_CONFIG_MAPPING
+    ):
         raise CheckpointError(f"{path}: its weights are quantised ({name}), which transformers does not know")
     return True
 

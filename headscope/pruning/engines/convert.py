@@ -122,7 +122,7 @@ def check_goal(to: str) -> None:
     why = unknown("format", to, available)
     if to in FORMATS.names():
         why = f"nothing is converted to {to}; available: {', '.join(available)}"
-    elif to in {export.name for _, each in FORMATS for export in each.exports}:
+    elif to in {export.name for _, opener in FORMATS for export in opener.exports}:
         why = f"{to} is how heads are taken out (prune remove --export {to}); available: {', '.join(available)}"
     raise ConfigError(f"--to: {why}")
 

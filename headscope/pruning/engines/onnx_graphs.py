@@ -125,7 +125,7 @@ class CacheShape:
     def of(cls, cache: Any, heads: Mapping[int, int], *, stack: str = "") -> CacheShape | None:
         """The shape of a cache of layers with so many `heads`; None where it is of another kind, or none has any."""
         layers: Any = getattr(cache, "layers", ())
-        plain = isinstance(cache, DynamicCache) and all(isinstance(each, DynamicLayer) for each in layers)
+        plain = isinstance(cache, DynamicCache) and all(isinstance(entry, DynamicLayer) for entry in layers)
         if not plain or len(layers) != len(heads) or any(layer.keys is None for layer in layers):
             return None
         sizes = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers]

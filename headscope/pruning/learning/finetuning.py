@@ -103,7 +103,7 @@ class Tuner:
                     nll = self._step(numbers)
                     self.update, self.position = self.update + 1, self.position + 1
                     if self.learner is not None:
-                        self.learner.updated()
+                        self.learner.after_update()
                     if self.position == len(groups):
                         self.epoch, self.position = self.epoch + 1, 0
                     after(self.update, nll)

@@ -74,7 +74,7 @@ class GateLearner(ABC):
         """Added to the mean loss of a target token."""
         return None
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """After every update."""
         self.update += 1
 

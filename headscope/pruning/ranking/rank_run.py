@@ -222,9 +222,9 @@ def scoring_of(
     if heads is not None:
         if config.by in CRITERIA.names():
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
-        measured = column_named(config.by)
-        facts = {"by": config.by, "column": measured.column, "from": str(config.run)}
-        return _fixed(config, measured, scores_in(heads(), measured.column), label=config.by, facts=facts)
+        measured_column = column_named(config.by)
+        facts = {"by": config.by, "column": measured_column.column, "from": str(config.run)}
+        return _fixed(config, measured_column, scores_in(heads(), measured_column.column), label=config.by, facts=facts)
     criterion = criterion_named(config.by)
     if criterion.reads_text and context.corpus is None:
         raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")

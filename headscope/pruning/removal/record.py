@@ -91,10 +91,10 @@ def answer_lines(answer: Answer) -> Iterator[str]:
     if answer.table is not None:
         columns = answer.table.columns[1:]
         for title, *cells in answer.table.rows:
-            named = [
+            pairs = [
                 f"{column} {cell}".removeprefix("change ") for column, cell in zip(columns, cells, strict=True) if cell
             ]
-            yield f"{title}: {', '.join(named)}"
+            yield f"{title}: {', '.join(pairs)}"
     if answer.sentence and answer.question not in ("Opens with", "Notes"):
         yield f"{answer.question}: {answer.sentence}" if answer.question and not answer.table else answer.sentence
 

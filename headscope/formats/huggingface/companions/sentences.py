@@ -125,8 +125,8 @@ def sentence_encoder(path: str) -> SentenceEncoder | None:
 def _around(home: Path) -> tuple[tuple[str, ...], bool, tuple[Stage, ...], tuple[str, ...]]:
     (kind, pooling), *behind = [(kind, home / folder) for kind, folder in modules_of(home)][1:] or [("", home)]
     config = json_object(pooling / CONFIG) if kind == "Pooling" else {}
-    named = config.get("pooling_mode") or [mode for key, mode in LEGACY.items() if config.get(key)] or "mean"
-    poolings = (named,) if isinstance(named, str) else tuple(map(str, named))
+    mode_setting = config.get("pooling_mode") or [mode for key, mode in LEGACY.items() if config.get(key)] or "mean"
+    poolings = (mode_setting,) if isinstance(mode_setting, str) else tuple(map(str, mode_setting))
     if not config or not {*poolings} <= {*POOLINGS}:
         return ("mean",), True, (), tuple(name for name in (kind, *(name for name, _ in behind)) if name)
     stages: list[Stage] = []

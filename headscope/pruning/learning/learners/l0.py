@@ -110,9 +110,9 @@ class L0(GateLearner):
         p_open = nonzero_probability(self.weights, temperature=self.options.temperature)
         return self.strength * (p_open * self.gating.sizes).sum()
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Also: a searched λ moves."""
-        super().updated()
+        super().after_update()
         if self.units_to_keep is None:
             return
         goal = self.units_to_keep * float(self.gating.sizes[0]) / self.gating.heads
