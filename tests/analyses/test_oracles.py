@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,8 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
 from tests.oracles import (
-    averages,
     bootstrap,
-    confidence,
-    distance,
     distinctness,
-    entropy,
     evidence,
     positional,
     rare_words,
@@ -41,8 +37,8 @@ from tests.oracles import (
     sink,
     syntactic,
     tiny,
-    token_patterns,
 )
+from tests.oracles.rows import ORACLES, RANKS
 from tests.oracles.run_options import run_options
 from tests.oracles.seen import Place, Seen, Term
 from tests.oracles.tiny import PIECES
@@ -50,33 +46,6 @@ from tests.oracles.tiny import PIECES
 pytestmark = pytest.mark.slow
 
 REPLICATES, SEED, CLOSE = 23, 5, 1e-9
-RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent
-ORACLES: dict[str, Callable[..., Term]] = {
-    "confidence": confidence.voita,
-    "sharpness": confidence.sharpness,
-    "confidence_base": confidence.base,
-    "confidence_advanced": confidence.advanced,
-    "confidence_pairwise": confidence.pairwise,
-    "entropy": entropy.entropy,
-    "entropy_share": entropy.share,
-    "distance": distance.distance,
-    "sink": sink.first,
-    "sink_special": sink.special,
-    "sink_queries": partial(sink.queries, only_special=False),
-    "sink_special_queries": partial(sink.queries, only_special=True),
-    **{
-        f"{side}_{what}": partial(averages.term, side=side, what=what)
-        for side in ("after", "before")
-        for what in ("evenness", "weight")
-    },
-    "rarest": partial(rare_words.share, rank=RANKS, types=1),
-    "rarest_two": partial(rare_words.share, rank=RANKS, types=2),
-    "rarest_chance": partial(rare_words.chance, rank=RANKS, types=1),
-    "rarest_two_chance": partial(rare_words.chance, rank=RANKS, types=2),
-    "previous_token": partial(token_patterns.score, pattern=token_patterns.previous),
-    "duplicate_token": partial(token_patterns.score, pattern=token_patterns.duplicate),
-    "induction": partial(token_patterns.score, pattern=token_patterns.induction),
-}
 DERIVED = (
     *("confidence", "confidence.base", "confidence.advanced", "confidence.pairwise", "entropy", "distance", "sink"),
     *("rare_words", "previous_token", "duplicate_token", "induction", "positional", "syntactic", "similarity"),

@@ -12,11 +12,11 @@ import pytest
 
 from headscope.engine.base import ANALYSES
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
-from tests.analyses.test_oracles import ORACLES as OF_ROWS
 from tests.makers.modules import ROOT
 from tests.oracles import speakers
+from tests.oracles.moments import KINDS, context_of, measured
+from tests.oracles.rows import ORACLES as OF_ROWS
 from tests.oracles.run_options import run_options
-from tests.pruning.test_criteria_closed_form import KINDS, context_of, measured
 
 Array = Any
 

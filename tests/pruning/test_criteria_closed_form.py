@@ -15,27 +15,15 @@ from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.taps import frozen_parameters, masked
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, tiny
+from tests.oracles.moments import KINDS, context_of, measured
 
-KINDS = ("bert", "llama", "t5", "marian", "native-post")
 DAMPING = 1e-4
-
-
-def context_of(kind: str, *, count: int = 11, **options: Any) -> ScoringContext:
-    return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind, count=count), **options)
-
-
-def measured(kind: str) -> tuple[dict[tuple[Site, int], Any], dict[tuple[Site, int], OutputProjection]]:
-    """Inputs [n m] of every output projection that has heads, and the projection."""
-    checkpoint = speakers.checkpoint(kind)
-    rows = oracle.contexts(kind, checkpoint, speakers.corpus(kind))
-    projections = {projection.places[0]: projection for projection in output_projections(checkpoint)}
-    return {place: rows[place] for place in projections}, projections
 
 
 def slow_order(
