@@ -112,7 +112,7 @@ def test_automatic_placement_and_commands(
     status, out, err = command(*learning, "--set", "freeze=model")
     assert status == 0 and len(json.loads(out)["record"]["removed"]) == 6, err
     status, _, err = command(*learning, "--force")
-    assert status == 2 and "--freeze model" in err
+    assert status == 2 and "--set freeze=model" in err
     assert hs.load(folder, device_map="auto").checkpoint.dtype == torch.float32
 
 
