@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headscope.results.answer import Answer, AnswerTable
     from headscope.results.result import Result
 
-INDENT = "   "
+INDENT = GAP = "   "
 WHOLE = 10_000  # columns: no line is cut
 NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
@@ -53,13 +53,14 @@ def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Ite
 
 
 def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
-    """Rows in columns, numbers on the right; what does not fit the width ends in an ellipsis."""
+    """Rows in columns, numbers on the right, closer together where they need it; what still does not fit is cut."""
     columns = list(zip(*table.rows, strict=True))
     sizes = [max(map(len, column)) for column in columns]
     right = [index > 0 and all(NUMBER.match(cell) for cell in column) for index, column in enumerate(columns)]
+    is_wide = len(INDENT) + sum(sizes) + len(GAP) * (len(sizes) - 1) > width
     for row in table.rows:
         cells = (
             cell.rjust(size) if side else cell.ljust(size) for cell, size, side in zip(row, sizes, right, strict=True)
         )
-        line = INDENT + "   ".join(cells).rstrip()
+        line = INDENT + (GAP[1:] if is_wide else GAP).join(cells).rstrip()
         yield line if len(line) <= width else line[: width - 1] + "…"

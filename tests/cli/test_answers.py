@@ -18,6 +18,7 @@ import torch
 
 import headscope as hs
 from headscope.assets import demo_checkpoint
+from headscope.cli.answers import table_lines
 from headscope.config import AnalyzeConfig
 from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
@@ -25,6 +26,7 @@ from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
+from headscope.results.answer import AnswerTable
 from tests.makers import fairseq_layouts
 from tests.oracles import checkpoints, evidence, fairseq, speakers
 from tests.oracles.commands import ran
@@ -264,3 +266,11 @@ def test_what_takes_many_passes_is_asked_for(
         found = {cls.name for cls in chosen_analyses(given) if cls.group == "importance"}
         assert found == expected
     assert len(made) == 2
+
+
+def test_columns_stand_closer_before_a_row_is_cut() -> None:
+    row = ("cosine", 30 * "1", 30 * "2", 20 * "x")
+    table = AnswerTable(("", "before", "after", "on"), (row,))
+    lines = {width: next(table_lines(table, width)) for width in (98, 95, 94)}
+    assert {width: len(line) for width, line in lines.items()} == {98: 98, 95: 95, 94: 94}
+    assert lines[95].endswith(20 * "x") and lines[94] == lines[95][:93] + "…"
