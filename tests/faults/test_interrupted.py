@@ -24,7 +24,7 @@ STAGES = {
     "ablation": ("analyses.ablation.ablation", 1, {"ablation", "shapley", "faithfulness"}),
     "ablation of the second batch": ("analyses.ablation.ablation", 2, {"shapley", "faithfulness"}),
     "shapley": ("analyses.ablation.shapley", 1, {"shapley", "faithfulness"}),
-    "descriptions": ("analyses.explained.explained", 1, {"explained", "faithfulness"}),
+    "descriptions": ("analyses.explained.explain_shares", 1, {"explained", "faithfulness"}),
     "removing heads": ("engine.faithfulness.run.measure_drop", 1, {"faithfulness"}),
     "shuffled weights": ("engine.faithfulness.run.analyze", 1, {"faithfulness"}),
     "figures": ("report.registry.draw_standard", 1, {"figures"}),
