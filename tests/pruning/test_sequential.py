@@ -112,6 +112,8 @@ def test_outputs_of_feed_forward_blocks_are_refitted(kind: str, in_turn: bool) -
         targets = whole[owner][2] - (sums - outputs) - bias
         weight = refit.projection.weight.numpy()
         wanted, shift = oracle.refitted_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
+        if not in_turn:  # blocks alone go half the way
+            wanted, shift = (wanted + weight) / 2, shift / 2
         assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
         assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
         assert refit.refit.damping > 0.4 * np.cov(inputs.T).trace() / len(weight.T) and refit.residual

@@ -33,11 +33,13 @@ from headscope.pruning.closed_form.output_projections import (
     OutputProjection,
     feed_forward_outputs,
 )
-from headscope.pruning.closed_form.refit import SolvedRefit, refit_to_targets
+from headscope.pruning.closed_form.refit import SolvedRefit, interpolate, refit_to_targets
 from headscope.pruning.closed_form.streams import CallReader
 from headscope.pruning.options.shared import Refit
 
 LinearPart = OutputProjection | FeedForwardOutput
+BLOCK_STRENGTH = 0.5
+"""How far blocks alone go to their refit: the whole way gains more on the text, and loses on others."""
 BLOCK_DAMPING = 0.5
 """Least damping of feed-forward blocks: most have four times the columns of W_O, and follow the text that they see."""
 
@@ -131,7 +133,8 @@ def sequential_refits(
             for (text, _), of_text in zip(texts, prefixes, strict=True)
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
-        refits.append(_refit(part, pair, of_module, options, is_merged=merged is not None))
+        strength = BLOCK_STRENGTH if at_once else 1.0
+        refits.append(_refit(part, pair, of_module, options, is_merged=merged is not None, strength=strength))
         copy.put(part, refits[-1].refit)
         for layers in filter(None, (pruned for _, pruned in prefixes)):
             layers.forget(part.places)
@@ -151,7 +154,13 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: Refit, *, is_merged: bool
+    part: LinearPart,
+    pair: PairMoments,
+    heads: Collection[HeadId],
+    options: Refit,
+    *,
+    is_merged: bool,
+    strength: float,
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached_error(part.places[0])
@@ -168,9 +177,11 @@ def _refit(
         affine=affine,
         share=max(options.share, BLOCK_DAMPING) if is_block else options.share,
     )
+    unchanged = SolvedRefit(weight, weight.new_zeros(len(weight)))
+    refit = interpolate(unchanged, refit, strength)
     energy, error_without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
     if is_merged or is_block:
-        error_without = _error(SolvedRefit(weight, weight.new_zeros(len(weight))), pair)
+        error_without = _error(unchanged, pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
     return ModuleRefit(part, refit, error, error_without / energy, affine, residual)
 
