@@ -56,11 +56,10 @@ def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
     """Rows in columns, numbers on the right, closer together where they need it; what still does not fit is cut."""
     columns = list(zip(*table.rows, strict=True))
     sizes = [max(map(len, column)) for column in columns]
-    right = [index > 0 and all(NUMBER.match(cell) for cell in column) for index, column in enumerate(columns)]
+    are_numbers = [index > 0 and all(map(NUMBER.match, column)) for index, column in enumerate(columns)]
+    places = [str.rjust if numbers else str.ljust for numbers in are_numbers]
     is_wide = len(INDENT) + sum(sizes) + len(GAP) * (len(sizes) - 1) > width
     for row in table.rows:
-        cells = (
-            cell.rjust(size) if side else cell.ljust(size) for cell, size, side in zip(row, sizes, right, strict=True)
-        )
+        cells = (place(cell, size) for place, cell, size in zip(places, row, sizes, strict=True))
         line = INDENT + (GAP[1:] if is_wide else GAP).join(cells).rstrip()
         yield line if len(line) <= width else line[: width - 1] + "…"

@@ -25,10 +25,7 @@ ANALYSED = (
     *("template", "examples", "max_sentences", "mask", "max_length", "queries", "keep_special", "exclude_sinks"),
 )
 FLAGLESS = {
-    entry.name
-    for cls in (AnalyzeConfig, ValidatedTextFiles)
-    for entry in fields(cls)
-    if entry.metadata.get("flagless", False)
+    entry.name for cls in (AnalyzeConfig, ValidatedTextFiles) for entry in fields(cls) if entry.metadata.get("flagless")
 }
 DEFAULTS = {entry.name: entry.default for entry in fields(AnalyzeConfig)}
 NEW_TEXT = {"source": "txt"}
