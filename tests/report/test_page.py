@@ -137,6 +137,15 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_cell_has_the_mark_of_the_first_function_and_says_that_there_are_more(run: Path) -> None:
+    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    table["functions"] = ["positional:-1;sink", "positional:+1", *[""] * (len(table) - 2)]
+    table.to_csv(run / "heads.csv", index=False)
+    cells = re.findall(r'role="gridcell"[^>]*>([^<]*)<', page_of(run)[0])
+    assert cells[:2] == ["◆−1…", "◆+1"] and not any(cells[2:])
+
+
+@pytest.mark.slow
 def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     rows = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=[0.2, 0.01, 0.06, *[0.04] * 6])
