@@ -9,21 +9,20 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Collection
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headscope.attribution.residual_stream import seen_states
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch
 from headscope.evaluation.before_after import Question, value_after
 from headscope.evaluation.metrics.base import METRICS
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
+from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, index_layers
 from headscope.pruning.closed_form.damage import MEASURED
 from headscope.pruning.closed_form.moments import text_batches
@@ -80,26 +79,24 @@ def measure_whole_layers(
 
 def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIndex) -> dict[Layer, float]:
     """1 − E cos of what every layer reads and puts out [b t d], over real tokens; of layers that give states alone."""
-    turning, tokens, batches = defaultdict[Layer, float](float), defaultdict[Layer, float](float), list[Batch]()
+    turning, tokens = defaultdict[Layer, float](float), defaultdict[Layer, float](float)
     texts = {entry.rank[:2]: site for (site, _), entry in layer_index.of.items()}
+    inputs = dict[nn.Module, Tensor]()
+    modules = {rank[:2]: module for rank, module in layer_index.layers if rank[:2] in texts}
 
-    def compare(layer: Layer, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-        before, after = (args or (options.get("hidden_states"),))[0], _states(output)
-        side = batches[-1].sides(texts[layer])[0]
-        if after is None or not isinstance(before, Tensor) or before.shape[:-1] != side.real.shape:
+    def compare(layer: Layer, _: Any, output: Any) -> None:
+        before, after = inputs.pop(modules[layer], None), _states(output)
+        side = batch.sides(texts[layer])[0]
+        if before is None or after is None or before.shape[:-1] != side.real.shape:
             return
-        cosine = torch.cosine_similarity(before.double(), after.double(), dim=-1)  # [b t]
+        cosine = torch.cosine_similarity(before.double(), after.double(), dim=-1).cpu()  # [b t]
         turning[layer] += float((1 - cosine)[side.real].sum())
         tokens[layer] += int(side.real.sum())
 
-    with ExitStack() as stack, torch.no_grad(), eval_mode(checkpoint.model):
-        for rank, module in layer_index.layers:
-            if rank[:2] in texts:
-                hook = module.register_forward_hook(partial(compare, rank[:2]), with_kwargs=True)
-                stack.callback(hook.remove)
+    reading = seen_states(modules.values(), lambda module, states: inputs.update({module: states}))
+    with torch.no_grad(), eval_mode(checkpoint.model), reading, watch_modules(modules, compare):
         for batch in text_batches(checkpoint, corpus, None):
-            batches.append(batch.to(checkpoint.device))
-            checkpoint.forward(batches[-1])
+            checkpoint.forward(batch.to(checkpoint.device))
     return {layer: turning[layer] / tokens[layer] for layer in tokens}
 
 
@@ -110,9 +107,9 @@ def _states(output: Any) -> Tensor | None:
 
 
 def passing_over(model: nn.Module, layer_index: LayerIndex, layers: Collection[Layer]) -> nn.Module:
-    """A copy of a model in which some layers put out the states that they read."""
+    """A model with the same weights in which some layers put out the states that they read."""
     names = {id(module): name for name, module in model.named_modules()}
-    copy_without = copy.deepcopy(model)
+    copy_without = copy.deepcopy(model, {id(weights): weights for weights in model.parameters()})
 
     def pass_over(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
         states = args[0] if args else options["hidden_states"]
