@@ -20,13 +20,13 @@ import torch
 
 from headscope.assets import demo_checkpoint
 from headscope.config import Companions
+from headscope.evaluation.model_inputs import texts
+from headscope.export.base import choose_export
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.size import flops
 from headscope.heads import HeadId, all_heads
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.base import choose_export
-from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.verify import repeat_rows, time_interleaved
 
 LIMIT = 0.85

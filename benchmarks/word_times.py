@@ -16,9 +16,9 @@ import numpy as np
 from whisper_base import write_recordings, write_whisper
 
 import headscope as hs
+from headscope.export.alignment import aligning_heads
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import alignment_heads
-from headscope.pruning.engines.alignment import aligning_heads
 
 RECORDINGS, HEADS, CLOSE = 50, 6, 0.2
 

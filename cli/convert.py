@@ -22,8 +22,8 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     What the format cannot express is refused.
     """
     from headscope.api.commands import load
-    from headscope.pruning.engines.base import ENGINES
-    from headscope.pruning.engines.convert import check_goal
+    from headscope.export.base import ENGINES
+    from headscope.export.convert import check_goal
     from headscope.results.answer import number_text
 
     config = read(ConvertConfig, values)

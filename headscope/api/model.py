@@ -36,13 +36,13 @@ from headscope.errors import ConfigError, spell_options
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
+from headscope.export.base import EngineOptions
+from headscope.export.convert import Converted, convert
 from headscope.files.folders import NOWHERE
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
-from headscope.pruning.engines.base import EngineOptions
-from headscope.pruning.engines.convert import Converted, convert
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import Refit

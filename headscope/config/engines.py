@@ -8,13 +8,13 @@ from typing import Any
 from headscope.config.declarations import Declared, read_declarations
 from headscope.registry import Registry
 
-ENGINES: Registry[Any] = Registry("engine", package="headscope.pruning.engines", group="headscope.engines")
-"""The engines by name; `headscope.pruning.engines.base.ENGINES` is the same registry with its type."""
+ENGINES: Registry[Any] = Registry("engine", package="headscope.export", group="headscope.engines")
+"""The engines by name; `headscope.export.base.ENGINES` is the same registry with its type."""
 
 
 @dataclass(frozen=True)
 class EngineDeclaration(Declared):
-    """What an engine declares: class attributes of `headscope.pruning.engines.base.EngineExport`."""
+    """What an engine declares: class attributes of `headscope.export.base.EngineExport`."""
 
     endings: tuple[str, ...] = ()
     allocation: str = ""

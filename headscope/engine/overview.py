@@ -208,7 +208,7 @@ KINDS: Mapping[str, Kind] = {
     "metrics": Kind("headscope.evaluation.metrics.base:METRICS", overview="metrics"),
     "rules": Kind("headscope.relevance.rulesets:RULE_SETS"),
     "formats": Kind("headscope.formats.base:FORMATS"),
-    "engines": Kind("headscope.pruning.engines.base:ENGINES"),
+    "engines": Kind("headscope.export.base:ENGINES"),
     "figures": Kind("headscope.report.registry:plot_figures"),
     "learners": Kind("headscope.pruning.options.choice:LEARNERS"),
     "mixings": Kind("headscope.model.mixing.base:MIXINGS"),

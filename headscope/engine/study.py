@@ -30,6 +30,7 @@ from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, 
 from headscope.errors import ConfigError
 from headscope.evaluation.opened import check_template
 from headscope.evaluation.prompts import with_answers
+from headscope.export.alignment import check_alignment_model, write_measured
 from headscope.files.folders import NOWHERE, Build
 from headscope.files.output_checks import Input, inputs_of
 from headscope.formats.base import Checkpoint, open_configured
@@ -155,9 +156,7 @@ def run_analysis(
         )
         checkpoint = checkpoint or open_configured(config)
         if config.write_alignment:
-            import_target("headscope.pruning.engines.alignment:check_alignment_model")(
-                config.write_alignment, checkpoint.layout
-            )
+            check_alignment_model(config.write_alignment, checkpoint.layout)
         corpus = with_labels(checkpoint, corpus, config.labels)
         if config.corrupt is not None and config.answer is not None:
             corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
@@ -176,9 +175,9 @@ def run_analysis(
         study.record["seconds"] = time.monotonic() - began
         try:
             if config.write_alignment and study.complete:
-                write = import_target("headscope.pruning.engines.alignment:write_measured")
-                named_heads = write(config.write_alignment, study.heads, config.alignment_heads, force=config.force)
-                study.record["alignment_heads"] = named_heads
+                study.record["alignment_heads"] = write_measured(
+                    config.write_alignment, study.heads, config.alignment_heads, force=config.force
+                )
         finally:  # what was measured is kept where the other model cannot be written
             build_study(study, build, figures=config.figures, report=config.report)
         return study

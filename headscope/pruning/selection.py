@@ -27,6 +27,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.export.base import EngineOptions, choose_export, engines_named, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.tables import write_csv
@@ -35,7 +36,6 @@ from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configu
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import alignment_heads
-from headscope.pruning.engines.base import EngineOptions, choose_export, engines_named, split_export
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
 from headscope.results.ranking import Ranking

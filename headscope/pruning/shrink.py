@@ -34,7 +34,9 @@ from headscope.data.lines import Lines
 from headscope.engine.base import RunOptions
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, question
+from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
+from headscope.export.base import export_for
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
@@ -49,8 +51,6 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
-from headscope.pruning.engines.base import export_for
-from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.shared import AUTO, as_text
 from headscope.pruning.ranking.ranking import rank_heads

@@ -88,7 +88,7 @@ class Removal(StoredResult):
     @property
     def engines(self) -> list[Any]:
         """The files that were written for engines, and how they were proved (`EngineFile`)."""
-        return [import_target("headscope.pruning.engines.base:EngineFile")(**file) for file in self.record["engines"]]
+        return [import_target("headscope.export.base:EngineFile")(**file) for file in self.record["engines"]]
 
     def answers(self) -> list[Answer]:
         """Is it any good, what does it save, how was it proved; then all that else is in the record."""

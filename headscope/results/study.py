@@ -342,8 +342,8 @@ class Study(StoredResult):
         if "alignment_score" not in cross or cross["alignment_score"].isna().all():
             raise ConfigError("this study has no alignment of cross heads; analyse with only='alignment' and a target")
         layout = {(Site.CROSS, int(str(layer))): len(rows) for layer, rows in cross.groupby("layer")}
-        import_target("headscope.pruning.engines.alignment:check_alignment_model")(Path(model), layout)
-        write = import_target("headscope.pruning.engines.alignment:write_measured")
+        import_target("headscope.export.alignment:check_alignment_model")(Path(model), layout)
+        write = import_target("headscope.export.alignment:write_measured")
         return str(write(Path(model), cross, heads, force=force))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.config.declarations import Measure
 from headscope.engine.base import ANALYSES
-from headscope.pruning.engines.base import ENGINES
+from headscope.export.base import ENGINES
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.training.variant import VARIANTS

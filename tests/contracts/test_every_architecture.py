@@ -13,6 +13,8 @@ import torch
 from headscope.config import Companions
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, HeadscopeError
+from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.export.base import choose_export
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.size import flops
@@ -23,8 +25,6 @@ from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import capture
-from headscope.pruning.engines.base import choose_export
-from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, sharpened

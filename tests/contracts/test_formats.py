@@ -18,6 +18,10 @@ import torch
 
 from headscope.config import Companions
 from headscope.errors import ConfigError, HeadscopeError, OutputError
+from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.export.convert import check_goal, convert, goals
+from headscope.export.gguf_layers import LlamaDecoder
+from headscope.export.gguf_writer import write_gguf
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, open_checkpoint, write_checkpoint
 from headscope.formats.exports import Probe
 from headscope.formats.native import NATIVE
@@ -25,10 +29,6 @@ from headscope.heads import HeadId
 from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.convert import check_goal, convert, goals
-from headscope.pruning.engines.gguf_layers import LlamaDecoder
-from headscope.pruning.engines.gguf_writer import write_gguf
-from headscope.pruning.model_inputs import InputTexts, texts
 from tests.formats import test_transformerlens
 from tests.makers import decoders
 from tests.oracles import checkpoints, fairseq, story

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headscope.errors import ConfigError
+from headscope.evaluation.model_inputs import texts
 from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tap_contexts
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
@@ -17,7 +18,6 @@ from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import capture
-from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.verify import verify
 from tests.oracles import checkpoints, native
 from tests.oracles.plugin import registered

@@ -16,6 +16,8 @@ from transformers import AutoConfig
 
 from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
+from headscope.evaluation.model_inputs import texts
+from headscope.export.base import choose_export
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface import shrink as shrink_huggingface
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -25,8 +27,6 @@ from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.base import choose_export
-from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.verify import verify
 from tests.contracts.architectures import (

@@ -16,13 +16,13 @@ from markdown_it import MarkdownIt
 from headscope.assets import sample
 from headscope.config import Companions
 from headscope.errors import CheckpointError
+from headscope.export.gguf_layers import LlamaDecoder
+from headscope.export.gguf_writer import write_gguf
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.exports import Card
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.gguf_layers import LlamaDecoder
-from headscope.pruning.engines.gguf_writer import write_gguf
 from tests.contracts.architectures import BY_NAME, build
 from tests.makers import decoders
 

@@ -15,9 +15,9 @@ import transformers
 from headscope.cli.main import run
 from headscope.config import Companions
 from headscope.errors import CheckpointError
+from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.pruning.engines.convert import convert
 from tests.makers.fairseq_layouts import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq, native
 

@@ -14,6 +14,7 @@ import transformers
 
 from headscope.assets import captions, sample
 from headscope.data.vocabulary import Vocabulary
+from headscope.export.convert import Converted, convert
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.tokenizers import tokenizer_of
 from headscope.formats.native import NATIVE
@@ -21,7 +22,6 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
-from headscope.pruning.engines.convert import Converted, convert
 from headscope.training import tokenizers
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig

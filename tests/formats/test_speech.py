@@ -23,12 +23,12 @@ from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, DataError
+from headscope.export.onnx_graphs import cache_shapes
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
-from headscope.pruning.engines.onnx_graphs import cache_shapes
 from tests.makers import decoders
 from tests.oracles.commands import ran
 

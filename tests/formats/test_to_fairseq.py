@@ -13,11 +13,11 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.errors import CheckpointError
+from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.convert import convert
 from tests.makers.translators import WORDS, around, changed, trained_here
 from tests.oracles import fairseq
 

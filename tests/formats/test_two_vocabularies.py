@@ -17,10 +17,10 @@ from headscope.assets import captions
 from headscope.config import Companions
 from headscope.data.encoded import SIDE_NAMES, SideName
 from headscope.data.vocabulary import Vocabulary
+from headscope.export.convert import convert
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.engines.convert import convert
 from headscope.training import tokenizers
 from tests.makers.story_files import HP, written
 from tests.makers.translators import WORDS, trained_here

@@ -34,6 +34,7 @@ LAYERS = (
     ("results",),
     ("formats",),
     ("evaluation",),
+    ("export",),
     ("attribution",),
     ("relevance",),
     ("description",),

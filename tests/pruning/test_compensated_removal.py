@@ -15,6 +15,8 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.corpus import Corpus
+from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.export.base import choose_export
 from headscope.formats.base import Checkpoint, Export, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId
 from headscope.model.forward import max_abs_difference, outputs
@@ -22,8 +24,6 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
-from headscope.pruning.engines.base import choose_export
-from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
+from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.export.base import choose_export
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.fairseq.format import FairseqCheckpoint
 from headscope.formats.native import NATIVE
@@ -24,9 +26,7 @@ from headscope.heads import HeadId, Site, select_heads
 from headscope.model.forward import max_abs_difference, reference
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.model.taps import masked
-from headscope.pruning.engines.base import choose_export
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove, verify
 from headscope.pruning.removal.remove import run_removal

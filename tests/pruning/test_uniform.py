@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import headscope as hs
 from headscope.config.small import TranslateOptions
 from headscope.errors import ConfigError
+from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.size import flops, size
@@ -25,7 +26,6 @@ from headscope.model.native.beams import SearchConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
-from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.ranking.allocation import check_keep, uniform_counts, uniform_keep
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove

@@ -12,13 +12,13 @@ from typing import Any
 
 from headscope.config import flag
 from headscope.evaluation.before_after import QualityChange
+from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import Card, hub_metadata
 from headscope.formats.size import Size, size
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.verify import Verification
 from headscope.pruning.removal.whole_layers import WholeLayers

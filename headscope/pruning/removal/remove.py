@@ -23,6 +23,15 @@ from headscope.data.corpus import Corpus, open_corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
+from headscope.evaluation.model_inputs import InputTexts, texts
+from headscope.export.base import (
+    EngineExport,
+    EngineOptions,
+    as_export,
+    engines_named,
+    export_for,
+    split_export,
+)
 from headscope.files.folders import Build
 from headscope.files.hub import HubTarget, hub_target, push
 from headscope.files.output_checks import OutputKind, inputs_of
@@ -38,15 +47,6 @@ from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, p
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import Compensated, calibration_text, split_text
-from headscope.pruning.engines.base import (
-    EngineExport,
-    EngineOptions,
-    as_export,
-    engines_named,
-    export_for,
-    split_export,
-)
-from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (

@@ -20,6 +20,7 @@ import torch
 
 from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
+from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import Size
 from headscope.heads import HeadId
@@ -40,7 +41,6 @@ from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
 from headscope.model.taps import masked
-from headscope.pruning.model_inputs import InputTexts
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2

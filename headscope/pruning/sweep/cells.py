@@ -26,6 +26,8 @@ from headscope.engine.base import Analysis
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, restate
+from headscope.evaluation.model_inputs import texts
+from headscope.export.base import choose_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
@@ -37,9 +39,7 @@ from headscope.formats.native import DIRECTORY
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import masked
-from headscope.pruning.engines.base import choose_export
 from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.choice import End, learners
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig

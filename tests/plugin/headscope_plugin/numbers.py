@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
 from headscope.formats.base import Checkpoint
 from headscope.model.forward import max_abs_difference, outputs
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
-from headscope.pruning.model_inputs import InputTexts
 
 FILE = "model.numbers"
 

@@ -1,6 +1,6 @@
 """llama.cpp in a process of its own: an assertion that fails there ends that process only.
 
-`python -m headscope.pruning.engines.llama_cpp REQUEST ANSWER` reads and writes JSON, and needs xllamacpp alone.
+`python -m headscope.export.llama_cpp REQUEST ANSWER` reads and writes JSON, and needs xllamacpp alone.
 """
 
 from __future__ import annotations

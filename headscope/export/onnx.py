@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
-from headscope.formats.base import Checkpoint
-from headscope.model.native.layers import SinusoidalPositions
-from headscope.pruning.engines.base import FULL, EngineExport, EngineFile, EngineOptions, check_difference, engine
-from headscope.pruning.engines.onnx_graphs import (
+from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.base import FULL, EngineExport, EngineFile, EngineOptions, check_difference, engine
+from headscope.export.onnx_graphs import (
     ENCODER,
     FIRST,
     NEXT,
@@ -25,7 +24,8 @@ from headscope.pruning.engines.onnx_graphs import (
     max_logit_diff,
     run_session,
 )
-from headscope.pruning.model_inputs import InputTexts
+from headscope.formats.base import Checkpoint
+from headscope.model.native.layers import SinusoidalPositions
 
 FILE = "model.onnx"
 QUANTITY = "outputs differ, as a share of the largest, by"

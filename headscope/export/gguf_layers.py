@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
+from headscope.export.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 from headscope.formats.base import Checkpoint
-from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
 BETA_FAST, BETA_SLOW = 32.0, 1.0

@@ -14,14 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
+from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.base import EngineExport, EngineFile, EngineOptions, engine
+from headscope.export.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import modeling_decilm
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, folder_proof
-from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, MODULE = "deci-hf", "modeling_decilm"
 FAMILIES = ("llama", "mistral")

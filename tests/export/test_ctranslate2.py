@@ -17,10 +17,10 @@ from headscope.assets import captions
 from headscope.config import Companions
 from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
+from headscope.export.convert import convert
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.model.native.transformer import Transformer
-from headscope.pruning.engines.convert import convert
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal

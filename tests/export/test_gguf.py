@@ -16,10 +16,10 @@ from tokenizers import pre_tokenizers
 
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
+from headscope.export import llama_cpp
+from headscope.export.gguf_layers import LlamaDecoder, rotary_of
+from headscope.export.gguf_writer import SPLITS, write_gguf
 from headscope.formats.base import open_checkpoint
-from headscope.pruning.engines import llama_cpp
-from headscope.pruning.engines.gguf_layers import LlamaDecoder, rotary_of
-from headscope.pruning.engines.gguf_writer import SPLITS, write_gguf
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.results.removal import Removal
@@ -243,7 +243,7 @@ def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
 def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headscope.pruning.engines import gguf_layers as layers
+    from headscope.export import gguf_layers as layers
 
     monkeypatch.setattr(layers, "interleave", lambda rows, heads: rows)
     with pytest.raises(CheckpointError, match=r"llama\.cpp"):

@@ -26,12 +26,12 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.errors import CheckpointError, one_line, strip_colours
+from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import Site
 from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, of_tokens, outputs, with_cache
 from headscope.model.interface import through_attend
-from headscope.pruning.model_inputs import InputTexts
 
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,12 +14,12 @@ import headscope as hs
 from headscope.config import engines
 from headscope.config.engines import declared_engines
 from headscope.errors import ConfigError
+from headscope.export.base import ENGINES, choose_export, split_export
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import select_heads
 from headscope.model.removal_plan import RemovalPlan, plan_removal
-from headscope.pruning.engines.base import ENGINES, choose_export, split_export
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.registry import Registry
 from scripts.documented import DOCS

@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
-from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.selfcontained import stored_copy
-from headscope.model.forward import refuse_overflow
-from headscope.model.nonfinite import is_finite
-from headscope.pruning.engines import llama_cpp
-from headscope.pruning.engines.base import (
+from headscope.evaluation.model_inputs import InputTexts, prompts
+from headscope.export import llama_cpp
+from headscope.export.base import (
     QUANTITY,
     EngineExport,
     EngineFile,
@@ -29,9 +26,12 @@ from headscope.pruning.engines.base import (
     check_difference,
     engine,
 )
-from headscope.pruning.engines.gguf_layers import LlamaDecoder, check_family, context_length
-from headscope.pruning.engines.gguf_writer import GgufVocabulary, write_gguf
-from headscope.pruning.model_inputs import InputTexts, prompts
+from headscope.export.gguf_layers import LlamaDecoder, check_family, context_length
+from headscope.export.gguf_writer import GgufVocabulary, write_gguf
+from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.selfcontained import stored_copy
+from headscope.model.forward import refuse_overflow
+from headscope.model.nonfinite import is_finite
 
 FILE = "model.gguf"
 STEPS, TOP, TEXTS, LONGEST = 8, 1000, 8, 48

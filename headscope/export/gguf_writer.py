@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.pruning.engines.gguf_layers import ROUNDING, LlamaDecoder, context_length, tensors
+from headscope.export.gguf_layers import ROUNDING, LlamaDecoder, context_length, tensors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -12,10 +12,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from headscope.evaluation.model_inputs import InputTexts, prompts
+from headscope.export.base import check_difference
 from headscope.model.forward import with_cache
 from headscope.model.interface import suppress_warnings
-from headscope.pruning.engines.base import check_difference
-from headscope.pruning.model_inputs import InputTexts, prompts
 
 PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}

@@ -16,9 +16,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import headscope as hs
 from headscope.errors import CheckpointError
+from headscope.export.onnx_graphs import batched_experts
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
-from headscope.pruning.engines.onnx_graphs import batched_experts
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal

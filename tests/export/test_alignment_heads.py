@@ -21,14 +21,7 @@ from headscope.config import AnalyzeConfig
 from headscope.data.encoded import Batch, pad_side
 from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, ConfigError, OutputError
-from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.shrink import shrink_model
-from headscope.heads import HeadId, Site
-from headscope.model.discovery import find_attention
-from headscope.model.removal_plan import alignment_heads, alignment_note, plan_removal
-from headscope.model.taps import capture, masked
-from headscope.pruning.engines.alignment import (
+from headscope.export.alignment import (
     align,
     aligning_heads,
     check_alignment_model,
@@ -36,8 +29,15 @@ from headscope.pruning.engines.alignment import (
     write_alignment,
     write_model,
 )
-from headscope.pruning.engines.ctranslate2 import specification
-from headscope.pruning.engines.translators import translator_of
+from headscope.export.ctranslate2 import specification
+from headscope.export.translators import translator_of
+from headscope.formats.base import open_checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.shrink import shrink_model
+from headscope.heads import HeadId, Site
+from headscope.model.discovery import find_attention
+from headscope.model.removal_plan import alignment_heads, alignment_note, plan_removal
+from headscope.model.taps import capture, masked
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal

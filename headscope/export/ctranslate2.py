@@ -19,21 +19,21 @@ from torch import Tensor
 
 from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError, restate
-from headscope.formats.base import Checkpoint
-from headscope.model.forward import ModelInputs, outputs
-from headscope.model.native.layers import position_table
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.model.removal_plan import alignment_heads
-from headscope.pruning.engines.alignment import align
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, check_difference, engine
-from headscope.pruning.engines.translators import (
+from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.alignment import align
+from headscope.export.base import EngineExport, EngineFile, EngineOptions, check_difference, engine
+from headscope.export.translators import (
     Translator,
     TranslatorTokens,
     check_translator,
     translator_of,
     write_splitters,
 )
-from headscope.pruning.model_inputs import InputTexts
+from headscope.formats.base import Checkpoint
+from headscope.model.forward import ModelInputs, outputs
+from headscope.model.native.layers import position_table
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.removal_plan import alignment_heads
 
 FOLDER = "ctranslate2"
 TEXTS, LONGEST = 16, 60  # texts that are translated, and subwords of a translation

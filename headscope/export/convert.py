@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
+from headscope.evaluation.model_inputs import texts
+from headscope.export.base import ENGINES, EngineOptions, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input, OutputKind
@@ -27,8 +29,6 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint, prob
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
-from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
-from headscope.pruning.model_inputs import texts
 from headscope.registry import unknown
 from headscope.version import VERSION
 

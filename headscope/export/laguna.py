@@ -21,14 +21,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
+from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.base import EngineExport, EngineFile, EngineOptions, engine
+from headscope.export.decoders import PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.model.attention import is_half
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, folder_proof
-from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, SERVERS = "laguna", "laguna-server"
 SERVER_PROGRAMS = "vLLM, SGLang, TensorRT-LLM"

@@ -14,10 +14,10 @@ import torch
 
 from headscope.config import engines
 from headscope.errors import CheckpointError, ConfigError
+from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
 from headscope.model.removal_plan import RemovalPlan
-from headscope.pruning.model_inputs import InputTexts
 from headscope.registry import Registry, unknown
 
 QUANTITY = "log-probabilities differ by"
