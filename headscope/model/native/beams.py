@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -19,6 +19,7 @@ from torch import Tensor
 from headscope.config.option import BEAM, POWER, RATIO, STEPS, check_fields
 from headscope.errors import ConfigError, NumericalError
 from headscope.model.attention import precise
+from headscope.model.native.transformer import Transformer
 
 RuleName = Literal["fairseq", "story-of-heads"]
 
@@ -70,32 +71,10 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids including the end symbol (where it was reached), its score, Σ log p, log p of each id."""
+    """A translation: ids including the end symbol (where it was reached), and its score."""
 
     ids: tuple[int, ...]
     score: float
-    log_p: float
-    token_log_p: tuple[float, ...]
-
-
-class Limits(NamedTuple):
-    """Largest and smallest number of tokens before the end symbol, per sentence [b]."""
-
-    maximum: Tensor
-    minimum: Tensor
-
-    def keep(self, rows: Tensor) -> Limits:
-        """The limits of some of the sentences, `rows` [n]."""
-        return Limits(self.maximum[rows], self.minimum[rows])
-
-
-def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
-    """Bounds on the number of tokens of a translation, for source lengths [b]."""
-    maximum = (lengths * config.max_ratio + config.max_extra).long()
-    minimum = (lengths * config.min_ratio).long() + config.min_extra
-    if config.limit is not None:
-        maximum = maximum.clamp_max(config.limit)
-    return Limits(maximum.clamp_min(0), torch.minimum(minimum.clamp_min(0), maximum.clamp_min(0)))
 
 
 class NextInputs(NamedTuple):
@@ -115,18 +94,21 @@ class Candidates(NamedTuple):
 
 
 class BeamRule(ABC):
-    """Selects hypotheses after every step of the search; holds those of the sentences that are not finished."""
+    """Selects hypotheses after every step of the search; holds those of the sentences that are not finished.
 
-    def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
-        self.config, self.limits, self.end = config, limits, end
-        sentences = len(limits.maximum)
+    `longest` and `shortest` [b] bound the number of tokens before the end symbol; `by_sentence` are the tensors that
+    have a row for each sentence.
+    """
+
+    by_sentence: ClassVar[tuple[str, ...]] = ("running", "longest", "shortest")
+
+    def __init__(self, config: SearchConfig, longest: Tensor, shortest: Tensor, *, end: int) -> None:
+        self.config, self.longest, self.shortest, self.end = config, longest, shortest, end
+        sentences, device = len(longest), longest.device
         self.ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-        self.running = torch.arange(sentences, device=limits.maximum.device)  # [b] numbers of the sentences
-        self.log_p = torch.zeros(sentences, 1, device=limits.maximum.device)  # [b r]
-        self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=limits.maximum.device)  # [n step]
-        self.history = torch.zeros(sentences, 0, device=limits.maximum.device)  # [n step] Σ log p so far
-        self.horizon = int(limits.maximum.min())
-        self.shortest = int(limits.minimum.max())
+        self.running = torch.arange(sentences, device=device)  # [b] numbers of the sentences
+        self.log_p = torch.zeros(sentences, 1, device=device)  # [b r]
+        self.tokens = torch.zeros(sentences, 0, dtype=torch.long, device=device)  # [n step]
 
     @abstractmethod
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
@@ -135,9 +117,9 @@ class BeamRule(ABC):
         log p = logits - normaliser [n 1]; logits of forbidden ids are -inf.
         """
 
-    @abstractmethod
     def results(self) -> list[list[Hypothesis]]:
         """The best hypotheses of every sentence, best first."""
+        return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
 
     def candidates(self, logits: Tensor, normaliser: Tensor, count: int) -> Candidates:
         """The `count` most probable continuations of each sentence, padded with log p = -inf where fewer exist.
@@ -158,33 +140,35 @@ class BeamRule(ABC):
             rows, best_ids = (torch.nn.functional.pad(indices, (0, missing)) for indices in (rows, best_ids))
         return Candidates(best_log_p, rows, best_ids)
 
-    def extend(self, candidates: Candidates, keep: Tensor | None) -> NextInputs:
-        """Make `candidates` [b r] the hypotheses; `keep` are the sentences that continue, None for all."""
+    def extend(self, candidates: Candidates, goes_on: Tensor | None) -> NextInputs | None:
+        """Make `candidates` [b r] the hypotheses of the sentences that go on [b] (None: all); None where none does."""
         b, before = self.log_p.shape
         order = candidates.row + torch.arange(b, device=candidates.row.device)[:, None] * before
-        if keep is not None:
-            order = order[keep]
-            candidates = Candidates(*(tensor[keep] for tensor in candidates))
-            self.running, self.limits = self.running[keep], self.limits.keep(keep)
-            self.horizon = int(self.limits.maximum.min())
+        is_whole = goes_on is None or bool(goes_on.all())
+        if goes_on is not None and not is_whole:
+            self.keep(keep := goes_on.nonzero()[:, 0])
+            order, candidates = order[keep], Candidates(*(tensor[keep] for tensor in candidates))
+        if not len(order):
+            return None
         flat, ids = order.flatten(), candidates.ids.flatten()
         self.log_p = candidates.log_p
         self.tokens = torch.cat([self.tokens.index_select(0, flat), ids[:, None]], dim=1)
-        self.history = torch.cat([self.history.index_select(0, flat), self.log_p.flatten()[:, None]], dim=1)
-        return NextInputs(ids, flat, keep is None and before == order.shape[1])
+        return NextInputs(ids, flat, is_whole and before == order.shape[1])
 
-    def hypotheses(self, is_selected: Tensor, candidates: Candidates, scores: Tensor) -> list[tuple[int, Hypothesis]]:
-        """Hypotheses of the candidates [b c] selected by `is_selected` [b c], each with the row of its sentence."""
+    def keep(self, rows: Tensor) -> None:
+        """Forget the sentences that are not among `rows` [n]."""
+        for name in self.by_sentence:
+            setattr(self, name, getattr(self, name)[rows])
+
+    def finish(self, is_selected: Tensor, candidates: Candidates, scores: Tensor, *, most: int | None = None) -> None:
+        """Make the candidates [b c] that are selected hypotheses of their sentences, which have `most` of them."""
         sentence, column = is_selected.nonzero(as_tuple=True)
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
-        last = candidates.ids[sentence, column][:, None]
-        log_p = candidates.log_p[sentence, column]
-        ids = torch.cat([self.tokens[row], last], dim=1).tolist()
-        sums = torch.cat([torch.zeros_like(log_p)[:, None], self.history[row], log_p[:, None]], dim=1)
-        hypotheses = zip(
-            sentence.tolist(), ids, scores[sentence, column].tolist(), log_p.tolist(), sums.diff().tolist(), strict=True
-        )
-        return [(n, Hypothesis(tuple(i), score, total, tuple(parts))) for n, i, score, total, parts in hypotheses]
+        ids = torch.cat([self.tokens[row], candidates.ids[sentence, column][:, None]], dim=1).tolist()
+        selected_scores = scores[sentence, column].tolist()
+        for number, own, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
+            if most is None or len(self.ended[number]) < most:
+                self.ended[number].append(Hypothesis(tuple(own), score))
 
 
 class FairseqBeams(BeamRule):
@@ -195,48 +179,35 @@ class FairseqBeams(BeamRule):
     limit, where every hypothesis must end.
     """
 
+    def __init__(self, config: SearchConfig, longest: Tensor, shortest: Tensor, *, end: int) -> None:
+        super().__init__(config, longest, shortest, end=end)
+        self.first_limit, self.last_minimum = int(longest.min()), int(shortest.max())
+
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
         beam = self.config.beam
         self._bound(step, logits)
         candidates = self.candidates(logits, normaliser, 2 * beam)
         ends = (candidates.ids == self.end) & (candidates.log_p > -torch.inf)
-        first = ends[:, :beam]
-        keep = None
+        first, goes_on = ends[:, :beam], None
         if bool(first.any()):
-            self._finish(step, first, candidates)
-            is_done = [len(self.ended[n]) >= beam for n in self.running.tolist()]
-            if any(is_done):
-                keep = torch.tensor(is_done, device=ends.device).logical_not().nonzero()[:, 0]
-        if step >= self.horizon:
-            at_limit = step >= self.limits.maximum
-            keep = (~at_limit).nonzero()[:, 0] if keep is None else keep[~at_limit[keep]]
-        if keep is not None and not len(keep):
-            return None
+            self.finish(first, candidates, candidates.log_p / (step + 1) ** self.config.power, most=beam)
+            goes_on = torch.tensor([len(self.ended[n]) < beam for n in self.running.tolist()], device=ends.device)
+        if step >= self.first_limit:
+            goes_on = (step < self.longest) & (True if goes_on is None else goes_on)
         # stable: candidates that do not end, in their order, come before those that do
         going = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam]
-        return self.extend(Candidates(*(tensor.gather(1, going) for tensor in candidates)), keep)
-
-    def results(self) -> list[list[Hypothesis]]:
-        return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
+        return self.extend(Candidates(*(tensor.gather(1, going) for tensor in candidates)), goes_on)
 
     def _bound(self, step: int, logits: Tensor) -> None:
         r = self.log_p.shape[1]
-        if step >= self.horizon:
-            rows = (step >= self.limits.maximum).repeat_interleave(r)
+        if step >= self.first_limit:
+            rows = (step >= self.longest).repeat_interleave(r)
             ends = logits[rows, self.end]
             logits[rows] = -torch.inf
             logits[rows, self.end] = ends
-        if step < self.shortest:
-            early = (step < self.limits.minimum).repeat_interleave(r)
+        if step < self.last_minimum:
+            early = (step < self.shortest).repeat_interleave(r)
             logits[:, self.end] = logits[:, self.end].masked_fill(early, -torch.inf)
-
-    def _finish(self, step: int, ends: Tensor, candidates: Candidates) -> None:
-        first = Candidates(*(tensor[:, : self.config.beam] for tensor in candidates))
-        running = self.running.tolist()
-        for row, hypothesis in self.hypotheses(ends, first, first.log_p / (step + 1) ** self.config.power):
-            hypotheses = self.ended[running[row]]
-            if len(hypotheses) < self.config.beam:
-                hypotheses.append(hypothesis)
 
 
 class StoryBeams(BeamRule):
@@ -248,79 +219,40 @@ class StoryBeams(BeamRule):
     still be extended by one token.
     """
 
-    def __init__(self, config: SearchConfig, limits: Limits, *, end: int) -> None:
-        super().__init__(config, limits, end=end)
-        self.best_score = self.best_log_p = torch.empty(0)
-        self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
+    by_sentence = (*BeamRule.by_sentence, "best_score", "best_log_p", "empty")
 
     def advance(self, step: int, logits: Tensor, normaliser: Tensor) -> NextInputs | None:
         length = step + 1
         if step == 0:
-            self.best_score = logits.new_full((len(logits),), -torch.inf)
-            self.best_log_p = self.best_score.clone()
+            self.best_score = self.best_log_p = logits.new_full((len(logits),), -torch.inf)
+            self.empty = torch.ones_like(self.running, dtype=torch.bool)  # no best yet, or one without words
         candidates = self.candidates(logits, normaliser, self.config.beam)
         scores = candidates.log_p / (1 + length / 6) ** self.config.power
         possible = candidates.log_p > -torch.inf
         ends = candidates.ids == self.end
-        is_counted = ends & possible & (length >= self.limits.minimum)[:, None]
-        is_counted |= possible & (self.empty & (length == self.limits.maximum))[:, None]
+        is_counted = ends & possible & (length >= self.shortest)[:, None]
+        is_counted |= possible & (self.empty & (length == self.longest))[:, None]
         if bool(is_counted.any()):
-            self._update(is_counted, candidates, scores)
-        going = possible & ~ends & (length <= self.limits.maximum)[:, None]
+            self.finish(is_counted, candidates, scores)
+            best_score, column = scores.masked_fill(~is_counted, -torch.inf).max(dim=1, keepdim=True)
+            better = best_score[:, 0] > self.best_score
+            self.best_score = best_score[:, 0].where(better, self.best_score)
+            self.best_log_p = candidates.log_p.gather(1, column)[:, 0].where(better, self.best_log_p)
+            self.empty = (ends.gather(1, column)[:, 0] & (step == 0)).where(better, self.empty)
+        going = possible & ~ends & (length <= self.longest)[:, None]
         if self.config.spread is not None:
             going &= scores + self.config.spread >= self.best_score[:, None]
             going &= candidates.log_p + self.config.spread >= self.best_log_p[:, None]
-        is_unfinished = going.any(dim=1)
-        if not bool(is_unfinished.any()):
-            return None
-        keep = None if bool(is_unfinished.all()) else is_unfinished.nonzero()[:, 0]
-        if keep is not None:
-            self.best_score, self.best_log_p, self.empty = (
-                tensor[keep] for tensor in (self.best_score, self.best_log_p, self.empty)
-            )
-        return self.extend(candidates._replace(log_p=candidates.log_p.masked_fill(~going, -torch.inf)), keep)
-
-    def results(self) -> list[list[Hypothesis]]:
-        return [sorted(hypotheses, key=lambda h: -h.score)[: self.config.best] for hypotheses in self.ended]
-
-    def _update(self, is_counted: Tensor, candidates: Candidates, scores: Tensor) -> None:
-        running = self.running.tolist()
-        for row, hypothesis in self.hypotheses(is_counted, candidates, scores):
-            self.ended[running[row]].append(hypothesis)
-            if hypothesis.score > float(self.best_score[row]):
-                self.best_score[row], self.best_log_p[row] = hypothesis.score, hypothesis.log_p
-                self.empty[row] = all(number == self.end for number in hypothesis.ids)
+        continuing = candidates._replace(log_p=candidates.log_p.masked_fill(~going, -torch.inf))
+        return self.extend(continuing, going.any(dim=1))
 
 
 RULES: dict[RuleName, type[BeamRule]] = {"fairseq": FairseqBeams, "story-of-heads": StoryBeams}
 
 
-class DecodingState(Protocol):
-    """The cache of a decoder, one row per hypothesis."""
-
-    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
-        """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
-        ...
-
-
-S = TypeVar("S", bound=DecodingState)
-
-
-class Decoder(Protocol[S]):
-    """A model that search can drive (`headscope.model.native.transformer.Transformer` is one)."""
-
-    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> S:
-        """Read source [b s]; the state has one row per sentence."""
-        ...
-
-    def step(self, ids: Tensor, state: S) -> Tensor:
-        """Logits [n V] of the token after `ids` [n], the newest token of each row; search writes into them."""
-        ...
-
-
 @torch.no_grad()
 def search(
-    model: Decoder[S],
+    model: Transformer,
     source: Tensor,
     source_mask: Tensor | None = None,
     *,
@@ -330,24 +262,23 @@ def search(
     pad: int | None = None,
     unknown: int | None = None,
     config: SearchConfig,
-    lengths: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of every sentence of source [b s], best first.
 
     `start` is the decoder's first input, `begin` what it is made to write first, which counts in scores and lengths as
-    fairseq's prefixes do; `pad` is never chosen. `lengths` [b] are the source lengths for the length
-    limits: by default the number of real tokens, so that the result does not depend on the batch. Deviation:
-    fairseq-generate takes the padded length, which matters for `max_ratio`.
+    fairseq's prefixes do; `pad` is never chosen. Deviation: bounds of lengths go by the number of real source tokens,
+    so that the result does not depend on the batch; fairseq-generate takes the padded length.
     """
     b, s = source.shape
-    if lengths is None:
-        lengths = source.new_full((b,), s) if source_mask is None else source_mask.long().sum(dim=1)
-    limits = length_limits(config, lengths.to(source.device))
-    limits = limits._replace(maximum=limits.maximum.clamp_min(len(begin)))
-    rule = RULES[config.rule](config, limits, end=end)
-    state = model.begin(source, source_mask)
+    lengths = source.new_full((b,), s) if source_mask is None else source_mask.long().sum(dim=1)
+    longest = (lengths * config.max_ratio + config.max_extra).long().clamp_min(0)
+    longest = longest if config.limit is None else longest.clamp_max(max(config.limit, 0))
+    shortest = ((lengths * config.min_ratio).long() + config.min_extra).clamp_min(0).minimum(longest)
+    longest = longest.clamp_min(len(begin))
+    rule = RULES[config.rule](config, longest, shortest, end=end)
+    state, steps = model.begin(source, source_mask), int(longest.max()) + 2
     ids = source.new_full((b,), start)
-    for step in range(int(rule.limits.maximum.max()) + 2):
+    for step in range(steps):
         logits = precise(model.step(ids, state))
         normaliser = logits.logsumexp(dim=-1, keepdim=True)
         if pad is not None:
