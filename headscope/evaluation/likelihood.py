@@ -10,13 +10,14 @@ Salazar et al. 2020) or in a random share of 15 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import (
@@ -35,7 +36,7 @@ from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.attention import precise
-from headscope.model.native.transformer import PartialForward, Transformer
+from headscope.model.shared_layers import SharedLayers
 from headscope.model.taps import masked
 
 Hiding = Literal["each", "random"]
@@ -152,11 +153,12 @@ def likelihood(
     See `read_corpus` for several `processes` and for interruptions.
     """
     first, counts, shares = np.zeros((3, corpus.count))
+    layers = SharedLayers.of(checkpoint.model) if len(masks) > 1 else None
     sums = Likelihood(first=first, counts=counts, shares=shares)
 
     def read(part: Labelled) -> int:
         indices = part.batch.indices
-        nll, right, count, classes = _under_masks(checkpoint, part, masks)
+        nll, right, count, classes = _under_masks(checkpoint, part, masks, layers)
         sums.nll.add(indices, Ratio(nll, count[:, None]))
         sums.right.add(indices, Ratio(right, count[:, None]))
         if checkpoint.label_names:
@@ -182,7 +184,7 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
     longest = max(probes, key=lambda batch: batch.longest, default=None)
 
     def run(batch: Batch) -> None:
-        with torch.inference_mode(), PartialForward().record_inputs():
+        with torch.inference_mode():
             on_device = batch.to(device)
             if checkpoint.predicts == "nothing":
                 checkpoint.states(on_device)
@@ -193,44 +195,31 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
 
 
 def _under_masks(
-    checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]
+    checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]], layers: SharedLayers | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3].
 
     The encoder runs again only where its own heads are masked; layers below the masked heads do not run again.
     """
     batch, labels = part.batch.to(checkpoint.device), part.labels
-    columns = []
-    reuse, names = PartialForward(), len(checkpoint.label_names)
-    starts = [_first_layers(checkpoint.model, heads) for heads in masks]
+    columns, names = [], len(checkpoint.label_names)
+    if layers is not None:
+        layers.outputs.clear()
 
-    def score_logits(logits: Tensor) -> tuple[Tensor, ...]:
-        return *token_sums(logits, labels), class_counts(logits, labels, names)
+    def pass_below(heads: Sequence[HeadId]) -> AbstractContextManager[None]:
+        return nullcontext() if layers is None else layers.passing(0, {(head.site, head.layer) for head in heads})
 
-    with reuse.record_inputs():
+    with pass_below(()):
         shared_memory: Any = checkpoint.memory(batch)
-        intact_columns = score_logits(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
-    for heads, start in zip(masks, starts, strict=True):
-        if not heads and intact_columns is not None:
-            columns.append(intact_columns)
-            continue
-        with masked(checkpoint.model, heads), reuse.starting(start):
+    for heads in masks:
+        with masked(checkpoint.model, heads), pass_below(heads):
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
             memory = checkpoint.memory(batch) if of_encoder else shared_memory
-            columns.append(score_logits(checkpoint.logits(batch, memory)))
+            logits = checkpoint.logits(batch, memory)
+            columns.append((*token_sums(logits, labels), class_counts(logits, labels, names)))
     sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
     nll, right, count, classes = (part.double() for part in sums)
     return nll, right, count[:, 0], classes
-
-
-def _first_layers(model: nn.Module, heads: Sequence[HeadId]) -> dict[nn.Module, int]:
-    """The first stack of a native model that a mask changes, and the lowest layer in it that it changes."""
-    if not isinstance(model, Transformer):
-        return {}
-    of_encoder = [head.layer for head in heads if head.site is Site.ENCODER_SELF]
-    if of_encoder and model.encoder is not None:
-        return {model.encoder: min(of_encoder)}
-    return {model.decoder: min(head.layer for head in heads)} if heads else {}
 
 
 def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

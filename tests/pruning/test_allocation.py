@@ -18,10 +18,11 @@ from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
+from headscope.model.shared_layers import SharedLayers
 from headscope.pruning.closed_form import allocation
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
-from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
+from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout

@@ -6,9 +6,7 @@ it decodes step by step with a cache (`begin`, `step`; see `headscope.model.nati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -31,52 +29,6 @@ from headscope.model.native.layers import (
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import Projections, Slices
 from headscope.model.streaming.visibility import causal_mask
-
-
-@dataclass
-class PartialForward:
-    """Inputs of the layers of each stack, recorded in a first pass over a batch."""
-
-    inputs: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
-    first: Mapping[nn.Module, int] = field(default_factory=dict)
-    recording: bool = False
-
-    @contextmanager
-    def record_inputs(self) -> Iterator[None]:
-        """Within the block the inputs of all layers are recorded."""
-        self.inputs.clear()
-        with self._enter({}, recording=True):
-            yield
-
-    @contextmanager
-    def starting(self, first: Mapping[nn.Module, int]) -> Iterator[None]:
-        """Within the block a recorded stack starts at layer `first[stack]`, others at 0."""
-        with self._enter({stack: layer for stack, layer in first.items() if stack in self.inputs}, recording=False):
-            yield
-
-    @contextmanager
-    def _enter(self, first: Mapping[nn.Module, int], *, recording: bool) -> Iterator[None]:
-        self.first, self.recording = first, recording
-        token = _REUSED.set(self)
-        try:
-            yield
-        finally:
-            _REUSED.reset(token)
-
-    def enter(self, stack: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-        """Input and number of the first layer that a stack computes, given its embedded input x."""
-        first = self.first.get(stack, 0)
-        return (self.inputs[stack][first] if first else x), first
-
-    def note(self, stack: nn.Module, number: int, x: Tensor) -> None:
-        """Record x, the input of layer `number`."""
-        if self.recording:
-            layer_inputs = self.inputs.setdefault(stack, [])
-            del layer_inputs[number:]
-            layer_inputs.append(x)
-
-
-_REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", default=None)
 
 
 class Embeddings(nn.Module):
@@ -133,13 +85,7 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, view: View, caches: list[LayerCache] | None = None) -> Tensor:
         """Embedded states [b t d] through all layers."""
-        run = None if caches is not None else _REUSED.get()
-        x, first = (x, 0) if run is None else run.enter(self, x)
         for number, layer in enumerate(self.layers):
-            if number < first:
-                continue
-            if run is not None:
-                run.note(self, number, x)
             x = layer(x, view, None if caches is None else caches[number])
         return x if self.norm is None else self.norm(x)
 

@@ -15,8 +15,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headscope.heads import HeadId
+from headscope.model.shared_layers import SharedLayers
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached_moments, solve_refit
-from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
+from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import SolvedRefit

@@ -24,9 +24,9 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import find_attention
+from headscope.model.shared_layers import SharedLayers
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
-from headscope.pruning.closed_form.damage import SharedLayers
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.closed_form.output_projections import (
     FeedForwardOutput,
