@@ -27,8 +27,9 @@ from torch.utils.data import SequentialSampler
 
 from headscope.cli.options import set_values
 from headscope.config.option import declared_options, make_config
+from headscope.data.encoded import Batch
 from headscope.training.config import PRESETS, TrainConfig
-from headscope.training.prepare import TrainingBatch, collate, epoch_plan
+from headscope.training.prepare import collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
@@ -89,7 +90,7 @@ def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
     return make_run(settings(asked, out), kind(make_config(kind.Options, options)))
 
 
-def update_all(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:
+def update_all(run: TrainingRun, batches: Sequence[Batch]) -> float:
     """Seconds of an update for each batch, the first one left out."""
     variant: Any = run.variant
     began = 0.0
@@ -153,7 +154,7 @@ class Clock(transformers.TrainerCallback):
         self.ended = clock(self.device)
 
 
-def trained(model: Any, run: TrainingRun, batches: Sequence[TrainingBatch], folder: Path) -> float:
+def trained(model: Any, run: TrainingRun, batches: Sequence[Batch], folder: Path) -> float:
     """Seconds of Trainer for the same batches, the first one left out."""
     table = [for_trainer(batch) for batch in batches]
     watch = Clock(run.device)
@@ -185,14 +186,13 @@ def trained(model: Any, run: TrainingRun, batches: Sequence[TrainingBatch], fold
     return watch.ended - watch.began
 
 
-def for_trainer(batch: TrainingBatch) -> dict[str, Any]:
+def for_trainer(batch: Batch) -> dict[str, Any]:
     """A batch by the names of transformers; padding has label -100 there too."""
-    assert batch.source is not None
-    mask = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask.long()
+    assert batch.target is not None
     return {
-        "input_ids": batch.source,
-        "attention_mask": mask,
-        "decoder_input_ids": batch.target,
+        "input_ids": batch.source.ids,
+        "attention_mask": batch.source.real.long(),
+        "decoder_input_ids": batch.target.ids,
         "labels": batch.labels,
     }
 
@@ -215,10 +215,10 @@ def measured(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, li
 
 
 def report(
-    asked: argparse.Namespace, run: TrainingRun, other: Any, batches: Sequence[TrainingBatch], took: dict[str, float]
+    asked: argparse.Namespace, run: TrainingRun, other: Any, batches: Sequence[Batch], took: dict[str, float]
 ) -> None:
     """Print the ratio, tokens/s, and on a GPU the share of its peak."""
-    tokens = sum(batch.tokens for batch in batches[1:])
+    tokens = sum(batch.predictions for batch in batches[1:])
     counts = [sum(each.numel() for each in model.parameters()) for model in (run.model, other)]
     print(
         f"{asked.preset}, {counts[0]:,} parameters (Marian {counts[1]:,}), {len(batches) - 1} updates of "
@@ -235,12 +235,13 @@ def report(
         print(f"about {work(run, batches[1:]) / took['headscope'] / asked.peak / 1e12:.1%} of the bf16 peak")
 
 
-def work(run: TrainingRun, batches: Sequence[TrainingBatch]) -> float:
+def work(run: TrainingRun, batches: Sequence[Batch]) -> float:
     """Floating-point operations of forward and backward: 6 for every weight of a matrix and position it is used at."""
     encoder = 0 if run.model.encoder is None else matrices(run.model.encoder)
     decoder = matrices(run.model.decoder) + run.model.output.weight.numel()
-    read = sum(batch.source.numel() for batch in batches if batch.source is not None)
-    return 6.0 * (encoder * read + decoder * sum(batch.target.numel() for batch in batches))
+    read = sum(batch.source.ids.numel() for batch in batches)
+    written = sum((batch.target or batch.source).ids.numel() for batch in batches)
+    return 6.0 * (encoder * read + decoder * written)
 
 
 def matrices(stack: torch.nn.Module) -> int:

@@ -177,6 +177,12 @@ class Batch:
         )
 
     @property
+    def predictions(self) -> int:
+        """Number of labels."""
+        labels = self.on_host.labels
+        return 0 if labels is None else int((labels != IGNORED).sum())
+
+    @property
     def positions(self) -> int:
         """Number of positions of the larger side, padding included."""
         return max(side.ids.numel() for side in (self.source, self.target) if side is not None)

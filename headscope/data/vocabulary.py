@@ -259,9 +259,14 @@ class Vocabulary:
         return frozenset(number for number in ids if number is not None)
 
     @property
+    def closing(self) -> tuple[int, ...]:
+        """The ids behind a source text: `suffix`, or the end."""
+        return (self.end,) if self.suffix is None else self.suffix
+
+    @property
     def only_ends(self) -> bool:
         """Whether an end behind it is all that is added to a text."""
-        return not (self.prefix or self.begin) and self.suffix in (None, (self.end,))
+        return not (self.prefix or self.begin) and self.closing == (self.end,)
 
     @property
     def padding(self) -> int:

@@ -152,16 +152,7 @@ class TransformerCheckpoint(Checkpoint):
 
     @finite
     def states(self, batch: Batch) -> Tensor:
-        return self._decode_states(batch)
-
-    def _decode_states(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
-        model, source_mask = self.model, _mask(batch.source.real)
-        if not self.two_sided:
-            return model.decode(batch.source.ids, target_mask=source_mask)
-        memory = model.encode(batch.source.ids, source_mask) if memory is None else memory
-        if batch.target is None:
-            return memory
-        return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
+        return final_states(self.model, batch)
 
     @finite
     def memory(self, batch: Batch) -> Tensor | None:
@@ -176,7 +167,7 @@ class TransformerCheckpoint(Checkpoint):
     @finite
     def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
         assert batch.target is not None or not self.two_sided, "an encoder's output has no logits without targets"
-        return self.model.logits(self._decode_states(batch, memory))
+        return self.model.logits(final_states(self.model, batch, memory))
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         model = self.model
@@ -274,6 +265,17 @@ class TransformerCheckpoint(Checkpoint):
         return vocabulary
 
 
+def final_states(model: Transformer, batch: Batch, memory: Tensor | None = None) -> Tensor:
+    """States [b t d] of the decoder, or of the encoder of two where there is no target."""
+    source_mask = _mask(batch.source.real)
+    if model.encoder is None:
+        return model.decode(batch.source.ids, target_mask=source_mask)
+    memory = model.encode(batch.source.ids, source_mask) if memory is None else memory
+    if batch.target is None:
+        return memory
+    return model.decode(batch.target.ids, memory, memory_mask=source_mask, target_mask=_mask(batch.target.real))
+
+
 def probe_logits(model: Transformer, probe: Probe) -> Tensor:
     """Logits [2 t V] of a probe; a decoder-only model reads its targets alone."""
     with torch.no_grad():
@@ -286,7 +288,7 @@ def _encode(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> 
     """Ids of an encoder's text (`reading`), or of a decoder's inputs: the start, then the text shifted right."""
     words = vocabulary.encode(text)
     before = vocabulary.prefix if reading else (vocabulary.start, *vocabulary.begin)
-    after = () if not reading else (vocabulary.end,) if vocabulary.suffix is None else vocabulary.suffix
+    after = vocabulary.closing if reading else ()
     room = max(limit - len(before) - len(after), 0)
     ids = [*before, *words[:room], *after]
     special = [number in vocabulary.special_ids for number in ids]

@@ -25,12 +25,12 @@ from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.results.study_files import nested
 from headscope.training.checkpoints import CONFIDENCE
 from headscope.training.config import TrainingPosition
-from headscope.training.swap_scores import SCORES, observed_heads, sides_of
+from headscope.training.swap_scores import SCORES, ObservedHeads
 from headscope.training.variant import Gradients, Variant, VariantChain
 
 if TYPE_CHECKING:
+    from headscope.data.encoded import Batch
     from headscope.training.losses import Sums
-    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 
@@ -58,11 +58,13 @@ class ConfidenceFiles(Variant):
         self.site_layers = {id(module): (site, layer) for site, layer, module in modules}
         self.heads = {(site, layer): module.heads for site, layer, module in modules}
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
         with tap_contexts(self._record_call, before_mixing=True):
             sums = gradients(batches)
-        rows = [row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch)]
+        rows = [
+            row.cpu() for row, batch in zip(self.passes[-len(batches) :], batches, strict=True) if len(batch.indices)
+        ]
         self.rows += [row for process_rows in run.processes.all(rows) for row in process_rows]
         return sums
 
@@ -71,14 +73,13 @@ class ConfidenceFiles(Variant):
             self.calls.append(call)
 
     @torch.no_grad()
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> None:
+    def extra_loss(self, run: TrainingRun, batch: Batch) -> None:
         """No loss; the calls of the forward pass that is over become a row."""
         calls, self.calls = self.calls, []
-        sides = sides_of(batch)
         scores: dict[tuple[Site, int], Tensor] = {}
         for call in calls:
             site_layer = self.site_layers[id(call.module)]
-            total, count = SCORES[self.method](observed_heads(call, site_layer[0], sides))
+            total, count = SCORES[self.method](ObservedHeads.of(call, batch.sides(site_layer[0])))
             scores[site_layer] = torch.cat([total / count.clamp_min(1), count.view(1)])
         self.passes.append(torch.cat([scores[site_layer] for site_layer in self.heads]))
 

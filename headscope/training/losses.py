@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.model.native.transformer import Transformer
@@ -179,16 +180,14 @@ def fork_open(sentences: int, start_after: float | None, *, first_of_epoch: bool
     return 1 - sentences / (FORK_SENTENCES * epochs) < 1 - (1.0 if start_after is None else start_after)
 
 
-def mean_cosine(context: Tensor, real: Tensor | None) -> Tensor:
-    """Mean over real positions of (1/h²) Σ_ij cos(z_i, z_j) for contexts z [b h t k]; real [b t], None: all.
+def mean_cosine(context: Tensor, real: Tensor) -> Tensor:
+    """Mean over real positions [b t] of (1/h²) Σ_ij cos(z_i, z_j) for contexts z [b h t k].
 
     The pairs i = j are part of it, as in the paper: between 0 and 1, and 1 where all heads say the same. With
     unit vectors u the double sum is ‖Σ_i u_i‖².
     """
     unit = torch.nn.functional.normalize(context, dim=-1)
     similarity = unit.sum(dim=1).square().sum(dim=-1) / context.shape[1] ** 2  # [b t]
-    if real is None:
-        return similarity.mean()
     weight = real.to(similarity.dtype)
     return (similarity * weight).sum() / weight.sum().clamp_min(1)
 
@@ -218,14 +217,14 @@ def fork_loss(encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Seque
     return torch.stack(parts).sum()
 
 
-def pad_like_the_fork(model: Transformer, pads: tuple[int, int], *, fresh: bool) -> None:
-    """Padding, ids `pads` of encoder and decoder, learns nothing where it is read; a `fresh` model's begins at 0.
+def pad_like_the_fork(model: Transformer, source: Vocabulary | None, target: Vocabulary, *, fresh: bool) -> None:
+    """Padding of either side learns nothing where it is read; a `fresh` model's begins at 0.
 
     It is a word of the output as any other, so its row of a table that is tied to the output does learn.
     """
-    for stack, pad in zip((model.encoder, model.decoder), pads, strict=True):
-        if stack is not None:
-            table = stack.embeddings.tokens
+    for stack, vocabulary in ((model.encoder, source), (model.decoder, target)):
+        if stack is not None and vocabulary is not None:
+            table, pad = stack.embeddings.tokens, vocabulary.padding
             table.padding_idx = pad
             if fresh:
                 with torch.no_grad():

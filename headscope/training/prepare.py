@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from headscope.data.batching import groups
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import IGNORED, SideName, UnknownSubwords
+from headscope.data.encoded import IGNORED, Batch, Side, SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import Processes
 from headscope.errors import DataError
@@ -62,64 +61,26 @@ class TokenizedTexts:
 class TrainingPairs:
     """What is trained on: encoder inputs (None for language models) and texts that the decoder must say.
 
-    Neither holds special ids of its sides yet, but `around` does: encoder inputs get `prefix` and `suffix`,
-    decoder inputs begin with `start`, labels close with `end`. `lines` [i] are line numbers of the files, from 1.
-    `pads` are the ids of padding of encoder and decoder.
+    Neither holds special ids yet: encoder inputs get `prefix` and `suffix` of their vocabulary, decoder inputs begin
+    with `start`, labels of `closed` texts end with `end`. `numbers` are those of the sentences in their file.
     """
 
     source: TokenizedTexts | None
     target: TokenizedTexts
-    lines: Numbers
-    start: int
-    end: int
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
+    numbers: Numbers
+    source_vocabulary: Vocabulary | None
+    target_vocabulary: Vocabulary
     closed: bool = True
-    pads: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return len(self.target)
 
     def lengths(self) -> tuple[Numbers, Numbers]:
         """Positions that every pair takes on either side."""
-        target = self.target.lengths + int(self.closed)
-        if self.source is None:
+        target, read = self.target.lengths + int(self.closed), self.source_vocabulary
+        if self.source is None or read is None:
             return target, target
-        return self.source.lengths + len(self.prefix) + len(self.suffix), target
-
-
-@dataclass(frozen=True)
-class TrainingBatch:
-    """Sentences that go through the model together.
-
-    source [b s] (None for language models), target [b t] the decoder's inputs, labels [b t] what it must say
-    (`IGNORED` at padding); all are padded on the right. Masks are True for real tokens, None where nothing is
-    padding. `lines` are the sentences' line numbers, `tokens` is how many labels there are.
-    """
-
-    source: Tensor | None
-    source_mask: Tensor | None
-    target: Tensor
-    target_mask: Tensor | None
-    labels: Tensor
-    lines: tuple[int, ...]
-    tokens: int
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def to(self, device: torch.device) -> TrainingBatch:
-        """The same on another device."""
-        if device.type == "cpu":
-            return self
-        on_device: dict[str, Any] = {
-            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **on_device)
-
-    def empty(self) -> TrainingBatch:
-        """The same sentences with nothing to learn from them, for a process that has no batch left."""
-        return replace(self, labels=torch.full_like(self.labels, IGNORED), lines=(), tokens=0)
+        return self.source.lengths + len(read.prefix) + len(read.closing), target
 
 
 def plan_lengths(source: Numbers, target: Numbers, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
@@ -136,27 +97,39 @@ def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> l
     return plan_lengths(*pairs.lengths(), tokens=tokens, chance=np.random.default_rng([seed, epoch]))
 
 
-def collate(pairs: TrainingPairs, numbers: Numbers) -> TrainingBatch:
-    """The batch of some sentences."""
+def collate(pairs: TrainingPairs, numbers: Numbers) -> Batch:
+    """The batch of some sentences, with labels; of a language model its texts are the source."""
+    read, said = pairs.source_vocabulary, pairs.target_vocabulary
     target_ids = [pairs.target[int(number)] for number in numbers]
-    labels = [np.append(ids, pairs.end) for ids in target_ids] if pairs.closed else target_ids
-    target, target_mask = _padded([np.insert(ids[:-1], 0, pairs.start) for ids in labels], fill=pairs.pads[1])
-    source, source_mask = None, None
-    if pairs.source is not None:
-        read = [np.concatenate([pairs.prefix, pairs.source[int(n)], pairs.suffix]) for n in numbers]
-        source, source_mask = _padded(read, fill=pairs.pads[0])
-    padded_labels, _ = _padded(labels, fill=IGNORED)
-    lines = tuple(int(pairs.lines[number]) for number in numbers)
-    return TrainingBatch(source, source_mask, target, target_mask, padded_labels, lines, sum(map(len, labels)))
+    labels = [np.append(ids, said.end) for ids in target_ids] if pairs.closed else target_ids
+    text = _side([np.insert(ids[:-1], 0, said.start) for ids in labels], said)
+    source, target = text, None
+    if pairs.source is not None and read is not None:
+        source_ids = [np.concatenate([read.prefix, pairs.source[int(n)], read.closing]) for n in numbers]
+        source, target = _side(source_ids, read), text
+    padded_labels = torch.from_numpy(_padded(labels, IGNORED)[0])
+    return Batch(torch.from_numpy(pairs.numbers[numbers]), 0, source, target, labels=padded_labels)
 
 
-def _padded(rows: Sequence[npt.NDArray[Any]], *, fill: int) -> tuple[Tensor, Tensor | None]:
-    """Rows as one tensor, padded on the right, and which of its cells are real (None: all)."""
+def without_labels(batch: Batch) -> Batch:
+    """A batch that counts no sentence and teaches nothing, for a process that has none left."""
+    assert batch.labels is not None
+    return replace(batch, indices=batch.indices[:0], labels=torch.full_like(batch.labels, IGNORED))
+
+
+def _side(rows: Sequence[npt.NDArray[Any]], vocabulary: Vocabulary) -> Side:
+    ids, real = _padded(rows, vocabulary.padding)
+    special = np.isin(ids, [*vocabulary.special_ids]) & real
+    return Side(*map(torch.from_numpy, (ids, real, special)))
+
+
+def _padded(rows: Sequence[npt.NDArray[Any]], filler: int) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Rows as one table, padded on the right, and which of its cells are real."""
     lengths = np.array([len(row) for row in rows])
-    table = np.full((len(rows), int(lengths.max())), fill, dtype=np.int64)
+    table = np.full((len(rows), int(lengths.max())), filler, dtype=np.int64)
     real = np.arange(table.shape[1]) < lengths[:, None]
     table[real] = np.concatenate(rows)
-    return torch.from_numpy(table), None if real.all() else torch.from_numpy(real)
+    return table, real
 
 
 FOLDER = "data"
@@ -279,11 +252,11 @@ def _pairs(
     """Ids of a corpus, and how many sentences were too long."""
     source, target = vocabularies
     sources, targets = _lines(config, corpus)
-    lines = np.array([sentence.number + 1 for sentence in corpus], dtype=np.int64)
+    numbers = np.array([sentence.number for sentence in corpus], dtype=np.int64)
     if source is None:
         targets_ids = tokenizers.encode(target, list(sources()))
         if config.block is not None:
-            return _blocks(targets_ids, target, config.block, lines), 0
+            return _blocks(targets_ids, target, config.block, numbers), 0
         sources_ids: list[list[int]] | None = None
     else:
         sources_ids = tokenizers.encode(source, list(sources()))
@@ -292,37 +265,18 @@ def _pairs(
     keep = [n for n, length in enumerate(longest) if length < config.max_length]
     source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
     target_texts = TokenizedTexts.of([targets_ids[n] for n in keep])
-    pairs = pairs_of(source_texts, target_texts, lines[keep], source, target)
+    pairs = TrainingPairs(source_texts, target_texts, numbers[keep], source, target)
     return pairs, len(targets_ids) - len(keep)
 
 
-def pairs_of(
-    source: TokenizedTexts | None,
-    target: TokenizedTexts,
-    lines: Numbers,
-    source_vocabulary: Vocabulary | None,
-    target_vocabulary: Vocabulary,
-    has_end: bool = True,
-) -> TrainingPairs:
-    """Pairs with the special ids of their vocabularies."""
-    around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
-    padding = target_vocabulary.padding
-    if (read := source_vocabulary) is not None:
-        around = read.prefix, (read.end,) if read.suffix is None else read.suffix
-        padding = read.padding
-    pads = padding, target_vocabulary.padding
-    return TrainingPairs(source, target, lines, target_vocabulary.start, target_vocabulary.end, *around, has_end, pads)
-
-
 def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, numbers: Numbers) -> TrainingPairs:
-    """All texts, lines of these numbers, each closed, one after another, in blocks of as many ids."""
+    """All texts, of sentences with these numbers, each closed, one after another, in blocks of as many ids."""
     stream = [number for ids in texts for number in (*ids, vocabulary.end)]
     ends = np.cumsum([len(ids) + 1 for ids in texts])
     starts = np.arange(0, len(stream), block)
-    lines = numbers[np.searchsorted(ends, starts, side="right")]
-    return pairs_of(
-        None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, has_end=False
-    )
+    texts_of_blocks = TokenizedTexts.of([stream[n : n + block] for n in starts])
+    first = numbers[np.searchsorted(ends, starts, side="right")]
+    return TrainingPairs(None, texts_of_blocks, first, None, vocabulary, closed=False)
 
 
 def _digest(

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import IGNORED
+from headscope.data.encoded import IGNORED, Batch
 from headscope.distributed import Processes
 from headscope.errors import TrainingError
+from headscope.formats.transformer_checkpoint import final_states
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.losses import Sums, smoothed_cross_entropy
-from headscope.training.prepare import Prepared, TrainingBatch, collate, plan_lengths
+from headscope.training.prepare import Prepared, collate, plan_lengths
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
@@ -34,21 +35,14 @@ class TrainingLoss(nn.Module):
         self.model, self.smoothing, self.chunked = model, smoothing, in_chunks
         self.extra: Any = None
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The criterion, with the extra loss in training, and Σ -log p in nats."""
-        states = self.states(batch)
-        has_label = batch.labels != IGNORED
+        assert batch.labels is not None
+        states, has_label = final_states(self.model, batch), batch.labels != IGNORED
         states, labels = states[has_label], batch.labels[has_label]  # [n d], [n]
         loss, nll = self.sums(states, labels)
         extra = self.extra(batch) if self.training and self.extra is not None else None
         return loss if extra is None else loss + extra.to(loss.dtype), nll
-
-    def states(self, batch: TrainingBatch) -> Tensor:
-        """The decoder's output [b t d]."""
-        model, memory = self.model, None
-        if batch.source is not None:
-            memory = model.encode(batch.source, batch.source_mask)
-        return model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
 
     def sums(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Both sums of states [n d] and labels [n]; in half precision with scaled gradients without chunks."""
@@ -96,12 +90,12 @@ class TrainingRun:
         """The parameters of the main optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def gradients(self, batches: Sequence[TrainingBatch]) -> Sums:
+    def gradients(self, batches: Sequence[Batch]) -> Sums:
         """One forward and backward for each micro-batch; gradients are of all processes, per target token.
 
         Adds to gradients that are there. TrainingError where the criterion is no finite number.
         """
-        tokens = self.processes.sum([float(sum(batch.tokens for batch in batches))])[0]
+        tokens = self.processes.sum([float(sum(batch.predictions for batch in batches))])[0]
         total = Sums()
         for number, batch in enumerate(batches):
             last = number + 1 == len(batches)  # gradients of the others stay in this process until then
@@ -110,7 +104,7 @@ class TrainingRun:
                 with self.autocast():
                     loss, nll = self.criterion(batch)
                 self.scaler.scale(loss * (self.processes.world / max(tokens, 1.0))).backward()
-            total = total.plus(Sums(float(loss.detach()), float(nll), batch.tokens, len(batch)))
+            total = total.plus(Sums(float(loss.detach()), float(nll), batch.predictions, len(batch.indices)))
         loss_sum, nll_sum, *counts = self.processes.sum([float(value) for value in total])
         total = Sums(loss_sum, nll_sum, *map(round, counts))
         if not math.isfinite(total.loss):
@@ -126,7 +120,7 @@ class TrainingRun:
         kind = AUTOCAST.get(self.config.precision)
         return nullcontext() if kind is None else torch.autocast(self.device.type, dtype=kind)
 
-    def update(self, batches: Sequence[TrainingBatch]) -> tuple[Sums, float]:
+    def update(self, batches: Sequence[Batch]) -> tuple[Sums, float]:
         """One optimizer update: the variant's step, clipping, the scheduled learning rate; also the norm."""
         self.clear_gradients()
         self.criterion.train()
@@ -143,9 +137,7 @@ class TrainingRun:
                 )
         return sums, norm
 
-    def descend(
-        self, optimizer: torch.optim.Optimizer, batches: Sequence[TrainingBatch], *, clip: float = 0.0
-    ) -> float:
+    def descend(self, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], *, clip: float = 0.0) -> float:
         """A step of an optimizer by the gradients that its parameters have; their norm, 0 where none has any.
 
         A scaled gradient that overflowed makes no step (the norm is then no finite number), and `update` lowers the
@@ -166,7 +158,7 @@ class TrainingRun:
         self.descended = True
         return float(norm)
 
-    def validation(self) -> Iterator[TrainingBatch]:
+    def validation(self) -> Iterator[Batch]:
         """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
         pairs = self.data.valid
         if pairs is not None:
@@ -174,15 +166,15 @@ class TrainingRun:
                 yield collate(pairs, numbers).to(self.device)
 
     @torch.no_grad()
-    def measure(self, batch: TrainingBatch) -> Sums:
+    def measure(self, batch: Batch) -> Sums:
         """The criterion of a batch without dropout, smoothing and extra loss; one process alone can call this."""
         self.criterion.eval()
         with self.autocast():
             loss, nll = getattr(self.criterion, "module", self.criterion)(batch)
-        return Sums(float(loss), float(nll), batch.tokens, len(batch))
+        return Sums(float(loss), float(nll), batch.predictions, len(batch.indices))
 
-    def _failure_message(self, quantity: str, value: float, batches: Sequence[TrainingBatch]) -> str:
-        lines = [line for batch in batches for line in batch.lines]
+    def _failure_message(self, quantity: str, value: float, batches: Sequence[Batch]) -> str:
+        lines = [number + 1 for batch in batches for number in batch.indices.tolist()]
         line_list = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
         position, last = self.position, self.config.out / "last"
         location = f"update {position.update + 1} (epoch {position.epoch}, batch {position.update_in_epoch + 1}"

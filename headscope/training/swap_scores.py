@@ -16,7 +16,7 @@ The scores, on the validation text:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -24,12 +24,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headscope.data.encoded import Batch, Side
 from headscope.engine import mhr_fork
 from headscope.errors import ConfigError
+from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, precise_type, tap_contexts
 from headscope.model.native.transformer import Transformer
-from headscope.training.prepare import TrainingBatch
 from headscope.training.swaps import Swap
 
 Scores = Mapping[int, Tensor]
@@ -191,26 +192,31 @@ FORK_SELECTIONS = {**SELECTIONS, "soft": fork_soft, "local": fork_local}
 
 @dataclass(frozen=True)
 class ObservedHeads:
-    """One call on one batch: weights [b h t s], context [b h t k], real and counted positions of both sides."""
+    """One call on one batch: weights [b h t s], context [b h t k], and the sides of its queries and keys."""
 
     weights: Tensor
     context: Tensor
-    queries: Tensor
-    keys: Tensor
-    counted_queries: Tensor
-    counted_keys: Tensor
+    queries: Side
+    keys: Side
+
+    @classmethod
+    def of(cls, call: AttentionCall, sides: tuple[Side, Side], *, dtype: torch.dtype | None = None) -> ObservedHeads:
+        """A call in `dtype`; None: its own, float32 for half precision."""
+        dtype = dtype or precise_type(call.weights.dtype)
+        return cls(call.weights.to(dtype), call.context.to(dtype), *sides)
 
 
 def confidence_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over counted queries of the largest weight on counted keys [h], and their number."""
-    peak = heads.weights.masked_fill(~heads.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
-    is_counted = (heads.counted_queries & heads.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
+    keys, queries = (side.real & ~side.special for side in (heads.keys, heads.queries))
+    peak = heads.weights.masked_fill(~keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
+    is_counted = (queries & keys.any(dim=-1, keepdim=True)).to(peak.dtype)
     return torch.einsum("bht,bt->h", peak, is_counted), is_counted.sum()
 
 
 def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
-    flat = (heads.context * heads.queries[:, None, :, None]).flatten(2)  # [b h t·k]
+    flat = (heads.context * heads.queries.real[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
     total, count = _sum_counts(apart)
     return total / max(flat.shape[1] - 1, 1), count
@@ -218,7 +224,7 @@ def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
 
 def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
     """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
-    widths = heads.keys.sum(dim=-1)  # [b]
+    widths = heads.keys.real.sum(dim=-1)  # [b]
     return _sum_counts(mhr_fork.advance_share(_without_last_cell(heads), widths)[widths > 1])
 
 
@@ -231,71 +237,29 @@ SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
 }
 
 
-def head_scores(
-    model: Transformer,
-    batches: Iterable[TrainingBatch],
-    *,
-    score: str,
-    source_special: Collection[int] = (),
-    target_special: Collection[int] = (),
-) -> dict[Site, Scores]:
-    """Scores [h] of every layer of every site over `batches`; the ids of special tokens are those of either side."""
+def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> dict[Site, Scores]:
+    """Scores [h] of every layer of every site over `batches`."""
     sums: dict[tuple[Site, int], tuple[Tensor, Tensor]] = {}
     site_layers = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
+
+    def add(batch: Batch, call: AttentionCall, _: Tensor) -> None:
+        site_layer = site_layers[id(call.module)]
+        heads = ObservedHeads.of(call, batch.sides(site_layer[0]), dtype=torch.float64)
+        total, count = SCORES[score](heads)
+        before = sums.get(site_layer)
+        sums[site_layer] = (total, count) if before is None else (before[0] + total, before[1] + count)
+
     for batch in batches:
-        sides = sides_of(batch, source_special, target_special)
-        with torch.no_grad(), tap_contexts(partial(_add, sums, site_layers, sides, SCORES[score])):
-            memory = None if batch.source is None else model.encode(batch.source, batch.source_mask)
-            model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
+        with torch.no_grad(), tap_contexts(partial(add, batch)):
+            final_states(model, batch)
     scores: dict[Site, dict[int, Tensor]] = {}
     for (site, layer), (total, count) in sums.items():
         scores.setdefault(site, {})[layer] = (total / count.clamp_min(1)).cpu()
     return dict(scores)
 
 
-Sides = Mapping[str, tuple[Tensor, Tensor]]
-"""Real and counted positions [b n] of "source" and "target"."""
-
-
-def _add(
-    sums: dict[tuple[Site, int], tuple[Tensor, Tensor]],
-    site_layers: Mapping[int, tuple[Site, int]],
-    sides: Sides,
-    score: Callable[[ObservedHeads], tuple[Tensor, Tensor]],
-    call: AttentionCall,
-    _: Tensor,
-) -> None:
-    site, layer = site_layers[id(call.module)]
-    total, count = score(observed_heads(call, site, sides, dtype=torch.float64))
-    before = sums.get((site, layer))
-    sums[site, layer] = (total, count) if before is None else (before[0] + total, before[1] + count)
-
-
-def observed_heads(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> ObservedHeads:
-    """A call at a site as scores take it, in `dtype`; None: its own, float32 for half precision."""
-    queries = sides["source" if site is Site.ENCODER_SELF else "target"]
-    keys = sides["target" if site is Site.DECODER_SELF else "source"]
-    dtype = dtype or precise_type(call.weights.dtype)
-    weights, context = call.weights.to(dtype), call.context.to(dtype)
-    return ObservedHeads(weights, context, queries[0], keys[0], queries[1], keys[1])
-
-
-def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_special: Collection[int] = ()) -> Sides:
-    """Real and counted positions of both sides of a batch; the ids given are those that are not counted."""
-    sides = {}
-    for name, ids, mask, special in (
-        ("source", batch.source, batch.source_mask, source_special),
-        ("target", batch.target, batch.target_mask, target_special),
-    ):
-        if ids is not None:
-            real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-            uncounted_ids = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
-            sides[name] = (real, real & ~torch.isin(ids, uncounted_ids))
-    return sides
-
-
 def _without_last_cell(heads: ObservedHeads) -> Tensor:
-    return mhr_fork.without_last_cell(heads.weights, heads.queries, heads.keys)
+    return mhr_fork.without_last_cell(heads.weights, heads.queries.real, heads.keys.real)
 
 
 def _sum_counts(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from headscope.config.small import TranslateOptions
+from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.metrics.likelihood import perplexity
 from headscope.evaluation.quality import text_score
@@ -20,7 +21,7 @@ from headscope.training import checkpoints
 from headscope.training.checkpoints import METRICS, Progress, checkpoint, save_state
 from headscope.training.config import TrainConfig, rate
 from headscope.training.losses import Sums
-from headscope.training.prepare import Numbers, TrainingBatch, collate, epoch_plan
+from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
 from headscope.training.variant import Variant
 
@@ -221,12 +222,12 @@ class Loop:
         if run.position.update % run.config.log_every == 0 and not self._validates():
             self._log({})
 
-    def _own_share(self, groups: list[Numbers]) -> list[TrainingBatch]:
+    def _own_share(self, groups: list[Numbers]) -> list[Batch]:
         """This process's micro-batches; every process has as many."""
         rank, world = self.run.processes.rank, self.run.processes.world
         batches = [collate(self.run.data.train, group) for group in groups[rank::world]]
         if len(batches) < math.ceil(len(groups) / world):
-            batches.append(collate(self.run.data.train, groups[0]).empty())
+            batches.append(without_labels(collate(self.run.data.train, groups[0])))
         return [batch.to(self.run.device) for batch in batches]
 
     def _validates(self) -> bool:

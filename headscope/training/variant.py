@@ -21,14 +21,14 @@ from headscope.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headscope.data.encoded import Batch
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.config import TrainConfig, TrainingPosition
     from headscope.training.losses import Sums
-    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
-Gradients: TypeAlias = "Callable[[Sequence[TrainingBatch]], Sums]"
+Gradients: TypeAlias = "Callable[[Sequence[Batch]], Sums]"
 """One forward and backward for each of some micro-batches; what `TrainingRun.gradients` does."""
 
 
@@ -86,7 +86,7 @@ class Variant:
     def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         """After the optimizer's step; `position.update` includes it."""
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         """Leave the gradients of one update in the parameters; the engine clips them and steps the optimizer.
 
         `batches` are this process's micro-batches. `gradients(batches)` does one forward and backward for each,
@@ -96,11 +96,11 @@ class Variant:
         """
         return gradients(batches)
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
-        """Added to the criterion of a micro-batch, which is a sum over its `batch.tokens` target tokens.
+    def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
+        """Added to the criterion of a micro-batch, which is a sum over its `batch.predictions` labels.
 
         Called after the forward of every training micro-batch (never in validation) of every process; so what
-        is meant per token is multiplied by `batch.tokens`. Gradients are divided by all tokens later.
+        is meant per token is multiplied by `batch.predictions`. Gradients are divided by all tokens later.
         """
         return None
 
@@ -191,12 +191,12 @@ class VariantChain(Variant):
     before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
     before_update, after_update = _of_each("before_update"), _of_each("after_update")
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         for part in reversed(self.parts):
             gradients = partial(part.step, run, gradients=gradients)
         return gradients(batches)
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
         losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
         return sum(losses[1:], start=losses[0]) if losses else None
 

@@ -39,9 +39,9 @@ def fork_batch(oracles: Path) -> tuple[Transformer, Tensor, dict[tuple[Site, int
     def see(call: AttentionCall, _: Tensor) -> None:
         seen[places[id(call.module)]] = call.context
 
-    masks = {"source_mask": batch.source_mask, "target_mask": batch.target_mask}
+    assert batch.labels is not None
     with tap_contexts(see, before_mixing=True):
-        log_p = model(batch.source, batch.target, **masks).log_softmax(dim=-1)
+        log_p = model(**its.arguments(batch.source, batch.target)).log_softmax(dim=-1)
     real = batch.labels != IGNORED
     nll = (-log_p.gather(-1, batch.labels.clamp_min(0)[..., None])[..., 0] * real).sum()
     smooth = (-log_p.sum(dim=-1) * real).sum()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from headscope.config.option import make_config
+from headscope.data.encoded import Batch
 from headscope.training.config import TrainConfig
-from headscope.training.prepare import TrainingBatch, collate, epoch_plan
+from headscope.training.prepare import collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Listener
 from headscope.training.trainer import make_run
@@ -52,7 +53,7 @@ def begin(folder: Path, name: str, *, shared: dict[str, Any] | None = None, **op
     return make_run(config(folder, **(shared or {})), cls(cls.Options(**options)))
 
 
-def lesson(run: TrainingRun) -> list[TrainingBatch]:
+def lesson(run: TrainingRun) -> list[Batch]:
     """The micro-batch of the next update."""
     position = run.position
     groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=position.epoch)

@@ -14,7 +14,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.training.prepare import TokenizedTexts, TrainingPairs, pairs_of
+from headscope.training.prepare import TokenizedTexts, TrainingPairs
 from tests.oracles import native
 
 
@@ -33,7 +33,7 @@ def pairs(its: TransformerCheckpoint, corpus: Corpus) -> TrainingPairs:
     assert its.source is not None and its.target is not None
     sources = TokenizedTexts.of([its.source.encode(each.source) for each in corpus])
     targets = TokenizedTexts.of([its.target.encode(each.target or "") for each in corpus])
-    return pairs_of(sources, targets, np.arange(len(targets)) + 1, its.source, its.target)
+    return TrainingPairs(sources, targets, np.arange(len(targets)), its.source, its.target)
 
 
 def generated(oracles: Path, name: str) -> Any:

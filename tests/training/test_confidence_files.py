@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from headscope.cli.main import app
+from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.model.taps import capture
 from headscope.report.figures.training import load_confidence
@@ -66,7 +67,7 @@ def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Pat
         for number in group:
             batch = collate(run.data.train, np.array([number]))
             with torch.no_grad(), capture(run.model, ("weights",)) as heads:
-                run.model(batch.source, batch.target)
+                final_states(run.model, batch)
             for place, total in sums.items():
                 total += sentence_score(method, heads[place]["weights"][0].numpy())
         for (site, layer), total in sums.items():
@@ -86,7 +87,7 @@ def test_base_and_advanced_are_the_forks_numbers_where_nothing_is_padded(tmp_pat
         found = read(folder, 4)
         run.model.eval()
         with torch.no_grad(), capture(run.model, ("weights",)) as heads:
-            run.model(batch.source, batch.target)
+            final_states(run.model, batch)
         for site, layer in run.model.declared_attention().layout:
             weights = heads[site, layer]["weights"].clone()  # [b h t s]
             weights[:, :, -1, -1] = 0

@@ -20,13 +20,13 @@ from headscope.config import flag, plain_options
 from headscope.config.option import make_config
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
-from headscope.data.encoded import IGNORED
+from headscope.data.encoded import IGNORED, Batch
 from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import ConfigError, TrainingError
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
 from headscope.training import losses, tokenizers
 from headscope.training import trainer as engine
@@ -34,10 +34,10 @@ from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.prepare import (
     TokenizedTexts,
-    TrainingBatch,
     TrainingPairs,
     collate,
     epoch_plan,
+    without_labels,
 )
 from headscope.training.run_state import TrainingRun
 from headscope.training.tokenizers import normaliser
@@ -142,11 +142,12 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
     run.clear_gradients()
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
-        logits = run.model(part.source, part.target, source_mask=part.source_mask, target_mask=part.target_mask)
+        logits = run.model.logits(final_states(run.model, part))
+        assert part.labels is not None
         total = total + nn.functional.cross_entropy(
             logits.flatten(0, 1), part.labels.flatten(), ignore_index=IGNORED, label_smoothing=0.1, reduction="sum"
         )
-    assert sums.tokens == sum(int((part.labels != IGNORED).sum()) for part in parts)
+    assert sums.tokens == sum(part.predictions for part in parts)
     assert sums.loss == pytest.approx(total.item(), rel=1e-12)
     (total / sums.tokens).backward()
     for name, each in run.model.named_parameters():
@@ -172,7 +173,8 @@ def pairs(count: int) -> TrainingPairs:
         TokenizedTexts.of([[chance.randint(4, 30) for _ in range(chance.randint(1, 13))] for _ in range(count)])
         for _ in range(2)
     )
-    return TrainingPairs(source, target, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
+    vocabulary = Vocabulary(tuple(map(str, range(31))), Splitter("words"), start=1, end=2, prefix=(3,))
+    return TrainingPairs(source, target, np.arange(count), vocabulary, vocabulary)
 
 
 @pytest.mark.parametrize("tokens", [1, 37, 101, 10**6])
@@ -188,22 +190,24 @@ def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: i
 
 
 def test_a_batch_holds_inputs_labels_and_masks() -> None:
+    vocabulary = Vocabulary(tuple("abcdefghij"), Splitter("words"), start=1, end=2, pad=0)
     corpus = TrainingPairs(
         TokenizedTexts.of([[7, 8], [9]]),
         TokenizedTexts.of([[5], [5, 6, 4]]),
-        np.array([1, 4]),
-        start=1,
-        end=2,
-        suffix=(2,),
+        np.array([0, 3]),
+        vocabulary,
+        vocabulary,
     )
     batch = collate(corpus, np.array([0, 1]))
-    assert batch.source is not None and batch.source.tolist() == [[7, 8, 2], [9, 2, 0]]
-    assert batch.source_mask is not None and batch.source_mask.tolist() == [[True] * 3, [True, True, False]]
-    assert batch.target.tolist() == [[1, 5, 0, 0], [1, 5, 6, 4]]
+    assert batch.target is not None and batch.labels is not None
+    assert batch.source.ids.tolist() == [[7, 8, 2], [9, 2, 0]]
+    assert batch.source.real.tolist() == [[True] * 3, [True, True, False]]
+    assert batch.source.special.tolist() == [[False, False, True], [False, True, False]]
+    assert batch.target.ids.tolist() == [[1, 5, 0, 0], [1, 5, 6, 4]]
     assert batch.labels.tolist() == [[5, 2, IGNORED, IGNORED], [5, 6, 4, 2]]
-    assert batch.lines == (1, 4) and batch.tokens == 6
-    assert collate(corpus, np.array([1])).target_mask is None
-    assert not (batch.empty().labels != IGNORED).any() and batch.empty().tokens == 0
+    assert batch.indices.tolist() == [0, 3] and batch.predictions == 6
+    empty = without_labels(batch)
+    assert empty.predictions == 0 and len(empty.indices) == 0 and empty.source is batch.source
 
 
 @pytest.mark.parametrize(
@@ -329,7 +333,8 @@ def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> N
     config = small(texts, out=tmp_path / "blocks", block=13, **texts_of)
     run = make_run(config, baseline())
     first = collate(run.data.train, np.array([0, 1]))
-    assert first.source is None and first.labels.shape == (2, 13) and first.target[1, 0] == run.data.target.start
+    assert first.target is None and first.labels is not None and first.labels.shape == (2, 13)
+    assert first.source.ids[1, 0] == run.data.target.start
     stream = torch.cat([first.labels[0], first.labels[1]]).tolist()
     its = run.data.target
     said = [number for line in list(read_lines(texts / "source"))[:9] for number in [*its.encode(line), its.end]]
@@ -387,7 +392,7 @@ def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp
 class Breaks(Variant):
     name, summary = "breaks", "Makes the loss no number in update 4."
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
         return torch.tensor(float("nan")) if run.position.update == 3 else None
 
 
@@ -406,8 +411,8 @@ def test_lines_are_those_of_the_file_where_a_share_of_it_is_read(
     texts: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     data = make_run(small(texts, out=tmp_path / "run", fraction=0.3, **more), baseline()).data
-    taken = [sentence.number + 1 for sentence in open_corpus(texts / "source").share(0.3, seed=1)]
-    found = data.train.lines.tolist()
+    taken = [sentence.number for sentence in open_corpus(texts / "source").share(0.3, seed=1)]
+    found = data.train.numbers.tolist()
     assert max(taken) > 100 and (set(found) <= set(taken) and len(found) > 20 if more else found == taken)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
+from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.training.config import TrainingPosition
 from headscope.training.swap_scores import SCORES, head_scores
@@ -130,7 +131,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
     for score, name in names.items():
         assert its.data.source is not None
         special = {"source_special": its.data.source.special_ids, "target_special": its.data.target.special_ids}
-        found = head_scores(its.model, its.validation(), score=score, **special)
+        found = head_scores(its.model, its.validation(), score=score)
         assert set(found) == set(Site)
         for site, layers in found.items():
             for layer, scores in layers.items():
@@ -156,7 +157,7 @@ def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
         batch = collate(pairs, torch.tensor([number]).numpy())
         count += 1
         with torch.no_grad(), capture(its.model, ("context",)) as heads:
-            its.model(batch.source, batch.target)
+            final_states(its.model, batch)
         for place, total in sums.items():
             seen = heads[place]["context"][0]
             for i in range(3):

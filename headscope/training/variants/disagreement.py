@@ -14,9 +14,9 @@ from headscope.training.variant import Gradients, Variant, variant
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headscope.data.encoded import Batch
     from headscope.model.attention import AttentionCall
     from headscope.training.losses import Sums
-    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 
@@ -77,9 +77,9 @@ class Disagreement(Variant):
         if self.options.compat == "fork":
             from headscope.training.losses import pad_like_the_fork
 
-            pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
+            pad_like_the_fork(run.model, run.data.source, run.data.target, fresh=run.config.init is None)
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         from headscope.model.attention import tap_contexts
 
         self.contexts.clear()
@@ -91,7 +91,7 @@ class Disagreement(Variant):
         if site is not None:
             self.contexts.append((site, call.context))
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
         import torch
 
         from headscope.training.losses import fork_loss, mean_cosine
@@ -102,11 +102,10 @@ class Disagreement(Variant):
             loss: Tensor = self.options.weight * fork_loss(*parts)
             self.latest = float(loss.detach())
             return loss
-        masks = {Site.ENCODER_SELF: batch.source_mask}
-        cosines = [mean_cosine(context, masks.get(site, batch.target_mask)) for site, context in contexts]
+        cosines = [mean_cosine(context, batch.sides(site)[0].real) for site, context in contexts]
         mean = torch.stack(cosines).mean()
         self.latest = float(mean.detach())
-        weighted: Tensor = mean * (self.options.weight * batch.tokens)
+        weighted: Tensor = mean * (self.options.weight * batch.predictions)
         return weighted
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from headscope.data.encoded import Batch
     from headscope.heads import Site
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
     from headscope.training.config import TrainConfig
     from headscope.training.losses import Sums
-    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 MIXING = "experts.v1"
@@ -161,7 +161,7 @@ class Mae(Variant):
                 parameter.requires_grad_(id(parameter) in trained_ids)
         self._watch(run)
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         from headscope.model.mixing.experts import expert_mode, experts_of
 
         self.noting = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
@@ -179,7 +179,7 @@ class Mae(Variant):
         with expert_mode(experts_of(run.model), "sampled"):
             return gradients(batches)
 
-    def _descend(self, run: TrainingRun, batches: Sequence[TrainingBatch]) -> None:
+    def _descend(self, run: TrainingRun, batches: Sequence[Batch]) -> None:
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
         assert self.sgd is not None
         if math.isfinite(run.descend(self.sgd, batches)):

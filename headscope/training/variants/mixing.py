@@ -15,10 +15,10 @@ from headscope.training.variant import Gradients, Variant, per_site, variant
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headscope.data.encoded import Batch
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.losses import Sums
-    from headscope.training.prepare import TrainingBatch
     from headscope.training.run_state import TrainingRun
 
 MIXING = "alpha.v1"
@@ -125,9 +125,9 @@ class LinearMixing(Variant):
         else:
             self.open = position.fraction >= self.options.start_after
 
-    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+    def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         sums = gradients(batches)
-        self.sentences += len(batches[-1])
+        self.sentences += len(batches[-1].indices)
         for site, matrices in self.matrices.items():
             if not (self.open and self.ratios[site]):
                 for alpha in matrices:
@@ -137,7 +137,7 @@ class LinearMixing(Variant):
     def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
         self.trained += self.open and any(self.ratios[site] for site in self.matrices)
 
-    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
         from headscope.training.losses import growth_loss
 
         options, ratios, forks = self.options, self.ratios, self.options.compat == "fork"
@@ -145,7 +145,7 @@ class LinearMixing(Variant):
             return None
         gamma, radius = GAMMA if options.gamma is None else options.gamma, options.radius if forks else 0.0
         loss = growth_loss(self.matrices, gamma=gamma, ratios=ratios, radius=radius, cap=options.norm_cap)
-        return loss if forks else loss * batch.tokens
+        return loss if forks else loss * batch.predictions
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """Matrices that are still what they were, because no site is trained or the window does not open."""

@@ -195,13 +195,7 @@ class SwapHeads(Variant):
 
         run.model.eval()
         with run.autocast():
-            return head_scores(
-                run.model,
-                run.validation(),
-                score=self.options.score,
-                source_special=frozenset() if run.data.source is None else run.data.source.special_ids,
-                target_special=run.data.target.special_ids,
-            )
+            return head_scores(run.model, run.validation(), score=self.options.score)
 
     def _choose(self, run: TrainingRun, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
         from headscope.training.swap_scores import FORK_SELECTIONS, SELECTIONS, SwapScores
