@@ -1,7 +1,7 @@
 """Confidence of every head on the training batches of each epoch, in the MHR fork's files: DIR/confs/epoch-N.pkl.
 
 A file is {"encoder": [{"self_attn": X}, …], "decoder": [{"self_attn": X, "enc_attn": X}, …]}, X float64 [n h+1]: a
-row for each of the n micro-batches, the scores of the h heads (means over sentences, `swaps.head_scores`) and the
+row for each of the n micro-batches, the scores of the h heads (means over sentences) and the
 number of sentences. As in the fork they are taken from the forward passes of training itself, with its
 dropout, from weights before their dropout and before any mixing of heads.
 
@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.files.tables import write_pickle
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tap_contexts
+from headscope.model.discovery import AttentionSite
 from headscope.results.study_files import nested
 from headscope.training.checkpoints import CONFIDENCE
 from headscope.training.config import TrainingPosition
-from headscope.training.swap_scores import SCORES, ObservedHeads
+from headscope.training.swap_scores import score_of
 from headscope.training.variant import Gradients, Variant, VariantChain
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ class ConfidenceFiles(Variant):
 
     def __init__(self, method: str) -> None:
         super().__init__(None)
-        self.method = method
-        self.site_layers: dict[int, tuple[Site, int]] = {}
+        self.method, self.score = method, score_of(method)
+        self.sites: dict[int, AttentionSite] = {}
         self.heads: dict[tuple[Site, int], int] = {}
         self.calls: list[AttentionCall] = []
         self.passes: list[Tensor] = []
@@ -54,9 +56,9 @@ class ConfidenceFiles(Variant):
         self.noted = 0
 
     def prepare(self, run: TrainingRun) -> None:
-        modules = [(site, layer, module) for site, layer, _, module in run.model.attention_modules() if module.heads]
-        self.site_layers = {id(module): (site, layer) for site, layer, module in modules}
-        self.heads = {(site, layer): module.heads for site, layer, module in modules}
+        calls = run.model.declared_attention().calls
+        self.sites = {key: attention_site for key, (attention_site,) in calls.items() if attention_site.heads}
+        self.heads = {attention_site.place: attention_site.heads for attention_site in self.sites.values()}
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         self.calls, self.passes = [], []
@@ -69,18 +71,19 @@ class ConfidenceFiles(Variant):
         return sums
 
     def _record_call(self, call: AttentionCall, _: Tensor) -> None:
-        if id(call.module) in self.site_layers:
+        if id(call.module) in self.sites:
             self.calls.append(call)
 
     @torch.no_grad()
     def extra_loss(self, run: TrainingRun, batch: Batch) -> None:
         """No loss; the calls of the forward pass that is over become a row."""
-        calls, self.calls = self.calls, []
+        calls, self.calls, observed = self.calls, [], ObservedBatch(batch)
         scores: dict[tuple[Site, int], Tensor] = {}
         for call in calls:
-            site_layer = self.site_layers[id(call.module)]
-            total, count = SCORES[self.method](ObservedHeads.of(call, batch.sides(site_layer[0])))
-            scores[site_layer] = torch.cat([total / count.clamp_min(1), count.view(1)])
+            attention_site = self.sites[id(call.module)]
+            ratio = self.score(observed.heads(attention_site, call))
+            total, count = (part.sum(dim=0) for part in (ratio.total, ratio.count))
+            scores[attention_site.place] = torch.cat([total / count.clamp_min(1), count])
         self.passes.append(torch.cat([scores[site_layer] for site_layer in self.heads]))
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:

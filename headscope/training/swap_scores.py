@@ -3,34 +3,31 @@
 Scores are a number for every head of a site, small for the weak ones. The rules of `decide` are the fork's; of
 the ways to choose heads, "hard" and "random" are the same in the fork and the paper, "soft" and "local" are not.
 
-The scores, on the validation text:
-- "confidence": mean over queries of the largest weight, special tokens left out on both sides (Voita et al.
-  2019, §4; the analysis of that name).
-- "uniqueness": mean over sentences of Σ_{j≠i} ‖Z_j − Z_i‖ / (h − 1), contexts Z of a sentence as one vector
-  (AvgL2 of Azov & Landau).
-- "base", "advanced", "pairwise": the fork's numbers. Largest weight of a sentence; Σ over keys of the largest
-  weight that any query gives it, over the number of keys less one; Σ_j of the distance between two heads' maps.
-  The last query's weight on the last key is taken as 0, and padding is left out: batches of one are what the fork
-  would give (`headscope.engine.mhr_fork`).
+The scores, on the validation text, are those of the analyses `confidence` and `confidence.base`, `.advanced` and
+`.pairwise`, and "uniqueness": the mean over sentences of Σ_{j≠i} ‖Z_j − Z_i‖ / (h − 1), contexts Z of a sentence as one
+vector (AvgL2 of Azov & Landau).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from headscope.data.encoded import Batch, Side
-from headscope.engine import mhr_fork
+from headscope.bootstrap import Ratio
+from headscope.data.encoded import Batch
+from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
 from headscope.errors import ConfigError
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, precise_type, tap_contexts
+from headscope.model.attention import AttentionCall
+from headscope.model.discovery import AttentionSite
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import observing
 from headscope.training.swaps import Swap
 
 Scores = Mapping[int, Tensor]
@@ -190,78 +187,41 @@ SELECTIONS: Mapping[str, Callable[[SwapScores], list[Swap]]] = {
 FORK_SELECTIONS = {**SELECTIONS, "soft": fork_soft, "local": fork_local}
 
 
-@dataclass(frozen=True)
-class ObservedHeads:
-    """One call on one batch: weights [b h t s], context [b h t k], and the sides of its queries and keys."""
-
-    weights: Tensor
-    context: Tensor
-    queries: Side
-    keys: Side
-
-    @classmethod
-    def of(cls, call: AttentionCall, sides: tuple[Side, Side], *, dtype: torch.dtype | None = None) -> ObservedHeads:
-        """A call in `dtype`; None: its own, float32 for half precision."""
-        dtype = dtype or precise_type(call.weights.dtype)
-        return cls(call.weights.to(dtype), call.context.to(dtype), *sides)
+Score = Callable[[HeadBatch], Ratio]
 
 
-def confidence_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
-    """Sum over counted queries of the largest weight on counted keys [h], and their number."""
-    keys, queries = (side.real & ~side.special for side in (heads.keys, heads.queries))
-    peak = heads.weights.masked_fill(~keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
-    is_counted = (queries & keys.any(dim=-1, keepdim=True)).to(peak.dtype)
-    return torch.einsum("bht,bt->h", peak, is_counted), is_counted.sum()
+def score_of(name: str) -> Score:
+    """What ranks heads: uniqueness, or the analysis of confidence of that name."""
+    if name == "uniqueness":
+        return uniqueness
+    name = name if name == "confidence" else f"confidence.{name}"
+    observer = ANALYSES.get(name)(RunOptions())
+    return lambda heads: observer.observe(heads)[name.replace(".", "_")]
 
 
-def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
-    """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
-    flat = (heads.context * heads.queries.real[:, None, :, None]).flatten(2)  # [b h t·k]
+def uniqueness(heads: HeadBatch) -> Ratio:
+    """Mean over sentences of the mean distance of a head's contexts to those of the other heads."""
+    flat = (heads.context * heads.query_side.real[:, None, :, None]).flatten(2)  # [b h t·k]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
-    total, count = _sum_counts(apart)
-    return total / max(flat.shape[1] - 1, 1), count
-
-
-def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
-    """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
-    widths = heads.keys.real.sum(dim=-1)  # [b]
-    return _sum_counts(mhr_fork.advance_share(_without_last_cell(heads), widths)[widths > 1])
-
-
-SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
-    "confidence": confidence_score,
-    "uniqueness": uniqueness,
-    "base": lambda heads: _sum_counts(mhr_fork.base(_without_last_cell(heads))),
-    "advanced": advanced_score,
-    "pairwise": lambda heads: _sum_counts(mhr_fork.pairwise(_without_last_cell(heads))),
-}
+    return Ratio(apart / max(flat.shape[1] - 1, 1), apart.new_ones(len(apart), 1))
 
 
 def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> dict[Site, Scores]:
     """Scores [h] of every layer of every site over `batches`."""
-    sums: dict[tuple[Site, int], tuple[Tensor, Tensor]] = {}
-    site_layers = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
-
-    def add(batch: Batch, call: AttentionCall, _: Tensor) -> None:
-        site_layer = site_layers[id(call.module)]
-        heads = ObservedHeads.of(call, batch.sides(site_layer[0]), dtype=torch.float64)
-        total, count = SCORES[score](heads)
-        before = sums.get(site_layer)
-        sums[site_layer] = (total, count) if before is None else (before[0] + total, before[1] + count)
-
-    for batch in batches:
-        with torch.no_grad(), tap_contexts(partial(add, batch)):
-            final_states(model, batch)
     scores: dict[Site, dict[int, Tensor]] = {}
+    sums: dict[tuple[Site, int], list[Tensor]] = {}
+    measure = score_of(score)
+    for batch in batches:
+        observed = ObservedBatch(batch)
+
+        def add(attention_site: AttentionSite, call: AttentionCall, observed: ObservedBatch = observed) -> None:
+            ratio = measure(observed.heads(attention_site, call))
+            new = [part.double().sum(dim=0).cpu() for part in (ratio.total, ratio.count)]
+            before = sums.get(attention_site.place)
+            sums[attention_site.place] = new if before is None else [*map(torch.add, before, new)]
+
+        with torch.no_grad(), observing(model, add):
+            final_states(model, batch)
     for (site, layer), (total, count) in sums.items():
-        scores.setdefault(site, {})[layer] = (total / count.clamp_min(1)).cpu()
+        scores.setdefault(site, {})[layer] = total / count.clamp_min(1)
     return dict(scores)
-
-
-def _without_last_cell(heads: ObservedHeads) -> Tensor:
-    return mhr_fork.without_last_cell(heads.weights, heads.queries.real, heads.keys.real)
-
-
-def _sum_counts(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of values [b h] over sentences, and how many these are."""
-    return values.sum(dim=0), values.new_tensor(float(len(values)))
