@@ -175,19 +175,6 @@ def silenced(architecture: Architecture, site: Site, heads: tuple[int, ...]) -> 
     return model
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "bart"])
-def test_one_head_of_one_layer_is_closed_and_no_other(name: str) -> None:
-    architecture = BY_NAME[name]
-    inputs = inputs_of(architecture)
-    for (site, layer), heads in architecture.layout.items():
-        model, changed = build(architecture), build(architecture, implementation="eager")
-        output = projections(changed)[site, layer].output
-        assert output is not None
-        silence(output, (heads - 1,))
-        with gated(model, [HeadId(site, layer, heads - 1)]):
-            assert_near(logits(model, inputs), logits(changed, inputs), 1e-6)
-
-
 @every
 def test_a_gate_per_sentence_acts_on_its_sentence_only(architecture: Architecture) -> None:
     model, inputs = build(architecture), inputs_of(architecture, lengths=LENGTHS, targets=TARGETS)
@@ -241,28 +228,6 @@ def assert_row(found: Tensor, expected: Tensor, queries: Tensor, keys: Tensor) -
     assert not found[:, queries][:, :, ~keys].any()
 
 
-def test_pictures_in_a_batch_equal_pictures_one_by_one() -> None:
-    model, inputs = build(BY_NAME["vit"]), inputs_of(BY_NAME["vit"], lengths=LENGTHS)
-    with capture(model) as together:
-        found = logits(model, inputs)
-    for row in range(len(LENGTHS)):
-        with capture(model) as alone:
-            assert_near(found[row : row + 1], logits(model, {"pixel_values": inputs["pixel_values"][[row]]}), 1e-5)
-        for place in BY_NAME["vit"].layout:
-            assert_near(together[place]["weights"][[row]], alone[place]["weights"], 1e-5)
-
-
-@pytest.mark.parametrize("name", ["modernbert", "gemma2", "gemma3_text", "mistral", "gpt_oss"])
-def test_heads_with_a_window_see_nothing_outside_it(name: str) -> None:
-    """The texts of 7 are longer than the windows: 3 positions back, or 2 to either side (ModernBERT)."""
-    captured = capture_once(build(BY_NAME[name]), **inputs_of(BY_NAME[name]))
-    distance = torch.arange(7)[:, None] - torch.arange(7)
-    outside = distance.abs() > 2
-    narrow = [not captured[place]["weights"][..., outside].any() for place in BY_NAME[name].layout]
-    assert any(narrow)
-    assert all(narrow) is (name == "mistral")
-
-
 # Half precision.
 
 
@@ -278,13 +243,6 @@ def test_half_precision_is_close_to_eager_and_rows_sum_to_one(architecture: Arch
         sums = captured[place]["weights"].float().sum(dim=-1)
         assert sums.max() < 1.02
         assert architecture.sinks or sums.min() > 0.98
-
-
-def test_sinks_take_their_share_of_every_row() -> None:
-    captured = capture_once(build(BY_NAME["gpt_oss"]), **inputs_of(BY_NAME["gpt_oss"]))
-    for place in BY_NAME["gpt_oss"].layout:
-        sums = captured[place]["weights"].sum(dim=-1)
-        assert (sums < 1).all() and sums.min() < 0.5
 
 
 # The cache of keys and values.

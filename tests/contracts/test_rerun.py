@@ -62,11 +62,6 @@ def test_every_head_off_equals_a_whole_pass(architecture: Architecture) -> None:
     compare(architecture, "float64", 1e-12)
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_every_head_off_equals_a_whole_pass_in_float32(name: str) -> None:
-    compare(BY_NAME[name], "float32", 1e-5)
-
-
 def compare(architecture: Architecture, dtype: str, tolerance: float) -> None:
     """Every head of a model closed in turn, from the middle and in full."""
     model = build(architecture, dtype=dtype)

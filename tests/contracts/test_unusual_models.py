@@ -34,7 +34,6 @@ from tests.contracts.architectures import (
 )
 from tests.contracts.catalogue import catalogue
 from tests.oracles import tiny as words
-from tests.oracles.captured import capture_once
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
 BART, T5 = BY_NAME["bart"].sizes, BY_NAME["t5"].sizes
@@ -86,14 +85,6 @@ def test_a_decoder_without_its_encoder_is_refused(name: str) -> None:
     sizes = {**BY_NAME[name].sizes, "is_decoder": True, "add_cross_attention": True}
     with pytest.raises(CheckpointError, match=f"'{name}'"):
         find_attention(tiny(name, sizes))
-
-
-def test_attention_that_is_called_twice_in_a_layer_is_refused_by_name() -> None:
-    """Differential attention: two calls whose results are subtracted were shown as two layers."""
-    sizes = {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "head_dim": 6}
-    model = tiny("diffllama", sizes)
-    with pytest.raises(CheckpointError, match=r"'diffllama'.*self_attn"):
-        find_attention(model)
 
 
 def test_a_module_that_attends_twice_before_it_is_through_is_refused() -> None:
@@ -216,13 +207,6 @@ def test_an_encoder_whose_config_says_that_there_is_a_decoder(kind: str) -> None
     with torch.no_grad():
         assert_near(found, twin(model)(ids)[0], 1e-6)
     assert not HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None).two_sided
-
-
-def test_bert_as_a_decoder_looks_back_only() -> None:
-    model = tiny("bert", {**BERT, "is_decoder": True}, "BertLMHeadModel")
-    assert {site for site, _ in find_attention(model).layout} == {Site.DECODER_SELF}
-    captured = capture_once(model, **inputs_of(BY_NAME["bert"]))
-    assert not captured[Site.DECODER_SELF, 1]["weights"].triu(1).any()
 
 
 def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:

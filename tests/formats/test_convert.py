@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from headscope.cli.main import run
 from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.export.convert import convert
@@ -232,10 +230,3 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # The command.
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        run()
-    return int(caught.value.code or 0)

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
-    AutoModelForMaskedLM,
     EncoderDecoderConfig,
     EncoderDecoderModel,
     PreTrainedTokenizerFast,
@@ -35,7 +34,6 @@ from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import Site
 from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
-from tests.oracles.captured import capture_once
 from tests.oracles.mutations import mutated
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
@@ -126,19 +124,6 @@ def test_a_config_that_names_no_class_opens_with_the_head_that_the_weights_have(
     edit(architectures=None)(folder)
     inputs = inputs_of(BY_NAME[name])
     assert torch.equal(logits(opened(folder).model, inputs), logits(build(BY_NAME[name]), inputs))
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa", "headscope"])
-def test_a_model_that_transformers_loads_with_any_implementation_is_captured(
-    saved: Callable[[str], Path], implementation: str
-) -> None:
-    model = AutoModelForMaskedLM.from_pretrained(saved("bert"), attn_implementation=implementation)
-    inputs = inputs_of(BY_NAME["bert"])
-    found = capture_once(model, **inputs)
-    expected = capture_once(build(BY_NAME["bert"], implementation="eager"), **inputs)
-    assert model.config._attn_implementation == implementation
-    for place in BY_NAME["bert"].layout:
-        assert torch.equal(found[place]["weights"], expected[place]["weights"])
 
 
 def sharded(folder: Path, *, size: str = "2KB") -> None:
@@ -279,34 +264,6 @@ def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) ->
     assert checkpoint.subwords([PAD, THE, MASK], side="source") == ["<pad>", "the", "<mask>"]
     assert (checkpoint.id_of("cat", side="source"), checkpoint.id_of("zebra", side="source")) == (CAT, None)
     assert checkpoint.vocabulary == VOCABULARY
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("bert", 61),
-        ("roberta", 59),
-        ("gpt2", 61),
-        ("bart", 61),
-        ("opt", 61),
-        ("m2m_100", None),
-        ("llama", None),
-        ("t5", None),
-    ],
-)
-def test_the_limit_is_the_longest_text_that_the_model_takes(
-    copied: Callable[..., Path], name: str, limit: int | None
-) -> None:
-    """RoBERTa counts positions from behind its padding id 1: two of its 61 are never used."""
-    folder = copied(name)
-    tokenizer(limit=10**30).save_pretrained(folder)
-    checkpoint = opened(folder)
-    assert checkpoint.limit == limit
-    assert checkpoint.context == (None if name == "t5" else limit or 61)
-    run(checkpoint, limit or 97)
-    if name in ("bert", "roberta", "gpt2", "opt"):
-        with pytest.raises((IndexError, RuntimeError)):
-            run(checkpoint, checkpoint.limit + 1)
 
 
 def run(checkpoint: Any, length: int) -> None:

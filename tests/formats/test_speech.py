@@ -253,15 +253,6 @@ def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoin
     assert ours == sorted(ours) and ours[-1] == pytest.approx(0.22)
 
 
-def test_words_of_a_transcript_follow_one_another(made: SpeechCheckpoint, folder: Path) -> None:
-    words = made.word_times(str(folder / "0.npy"), TRANSCRIPTS[0])
-    assert [word.text for word in words] == TRANSCRIPTS[0].split()
-    times = [time for word in words for time in (word.begin, word.end)]
-    assert times == sorted(times) and times[-1] <= POSITIONS * 0.02
-    chosen = made.word_times(str(folder / "0.npy"), TRANSCRIPTS[0], [HeadId(Site.CROSS, 0, 0)])
-    assert [word.text for word in chosen] == TRANSCRIPTS[0].split()
-
-
 def test_sound_is_read_where_soundfile_is_installed(
     made: SpeechCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

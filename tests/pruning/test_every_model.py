@@ -185,35 +185,6 @@ def test_gates_are_learnt(made: tuple[str, dict[str, Any]], tmp_path: Path, meth
         assert record["damage"]["before"] == pytest.approx(0, abs=1e-12) and record["damage"]["masked"] > 1e-4
 
 
-def test_gates_alone_learn_which_heads_a_classifier_needs(tmp_path: Path) -> None:
-    """Six heads, of which every subset of three was tried: the learnt one is among the best."""
-    its = classifiers.folder(tmp_path / "model", "bert")
-    made = ("bert", {"checkpoint": str(its), "dtype": "float64", **texts_of("bert", tmp_path)})
-    checkpoint, corpus = opened(made)
-    with torch.no_grad():  # labels that the intact model gives: what it needs to say them is to be found
-        said = [
-            int(
-                checkpoint.class_scores(
-                    training_examples(checkpoint, corpus, limit=61).batch(np.array([number]), seed=1)
-                ).argmax()
-            )
-            for number in range(COUNT)
-        ]
-    made[1]["labels"] = written(tmp_path, "said", [NAMES[label] for label in said])
-    choice = run_learning(
-        learn(made, tmp_path / "run", SubsetOptions(keep=3), updates=30, freeze="model", batch_tokens=500)
-    )
-    checkpoint, corpus = opened(made)
-    data = training_examples(checkpoint, corpus, limit=61)
-    gates = gate_layout(checkpoint.attention_sites)
-    losses = []
-    for number in range(64):
-        kept = torch.tensor([float(number >> bit & 1) for bit in range(6)], dtype=torch.float64)
-        if kept.sum() == 3:
-            losses.append(mean_loss(checkpoint, data, tokens=500, seed=1, gates=gates.spread(kept)))
-    assert choice.quality["masked"] == pytest.approx(min(losses), abs=sorted(losses)[3] - min(losses))
-
-
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, explicit: bool) -> None:
     """By the metric that fits the model, or the one that is asked for."""

@@ -33,7 +33,7 @@ from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
 from tests.makers.shared import SHIPPED
-from tests.oracles import checkpoints, hard_concrete, speakers
+from tests.oracles import checkpoints, speakers
 
 pytestmark = pytest.mark.slow
 
@@ -63,19 +63,6 @@ def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: 
     close(gates, "train_gate")
     slopes = torch.autograd.grad(gates.sum(), each)[0].numpy()
     np.testing.assert_allclose(slopes, stored[f"{tag}/d_traingate_d_log_a"], rtol=1e-5, atol=1e-6)
-
-
-def test_gates_are_those_of_plain_arithmetic() -> None:
-    noise = torch.Generator().manual_seed(5)
-    for log_a in torch.randn(13, generator=noise).mul(3).tolist():
-        its = torch.tensor([log_a], dtype=torch.float64)
-        assert math.isclose(linear.hard_concrete(its).item(), hard_concrete.evaluation_gate(log_a), abs_tol=1e-12)
-        for temperature in (0.33, 0.7):
-            opened = nonzero_probability(its, temperature=temperature).item()
-            assert math.isclose(opened, hard_concrete.nonzero(log_a, temperature), abs_tol=1e-12)
-            u = torch.rand(1, generator=noise, dtype=torch.float64)
-            gate = noisy_gates(its, u, temperature=temperature).item()
-            assert math.isclose(gate, hard_concrete.training_gate(log_a, u.item(), temperature), abs_tol=1e-12)
 
 
 def learner(its: Checkpoint, *, sites: tuple[str, ...] = (), updates: int = 1, **options: Any) -> L0:

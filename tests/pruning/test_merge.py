@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 import headscope as hs
@@ -94,22 +93,6 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed
     beside = plan_merge(whole.attention_sites, 4)
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
-
-
-def test_merging_equal_heads_changes_nothing() -> None:
-    whole = checkpoint("wide")
-    plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
-    sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(3)]
-    alike = whole.with_model(averaged_in_place(whole.model, sets, 16))
-    before: Any = alike.model
-    merged: Any = in_plain_class(alike.with_pooled_groups(plan).without_heads(plan), plan).model
-    ids = torch.arange(5, 41)[None]
-    torch.testing.assert_close(merged(ids).logits, before(ids).logits, rtol=0, atol=1e-6)
-    greedy = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    texts = [
-        model.generate(ids, use_cache=cache, **greedy).tolist() for model in (before, merged) for cache in (True, False)
-    ]
-    assert texts == [texts[0]] * 4
 
 
 def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:

@@ -143,35 +143,12 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-6)  # saved in single precision, as the file was
 
 
-def test_gates_that_depend_on_the_input_are_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path / "mae", self_mixing="experts.v1", decoder_only=True)
-    with pytest.raises(ConfigError, match="input"):
-        removed(path, tmp_path / "small", "decoder-self.0.1")
-    assert not (tmp_path / "small").exists()
-
-
 # Hugging Face exports.
 
 
 def plain(folder: Path, name: str) -> Path:
     build(BY_NAME[name]).save_pretrained(folder)
     return folder
-
-
-def test_native_export_of_t5_is_the_plain_class(tmp_path: Path) -> None:
-    from transformers import AutoModelForSeq2SeqLM
-
-    path = plain(tmp_path / "t5", "t5")
-    found = removed(path, tmp_path / "small", "encoder-self.*.1,decoder-self.*.0,cross.*.2", export=("native",))
-    assert not (tmp_path / "small" / "modeling_headscope.py").exists()
-    small, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small", output_loading_info=True)
-    assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
-    assert small.config.num_heads == 2
-    whole = open_checkpoint(str(path)).model
-    inputs = inputs_of(BY_NAME["t5"])
-    with masked(whole, found.removed):
-        wanted = logits(whole, inputs)
-    torch.testing.assert_close(logits(small.eval(), inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_masked_export_keeps_its_size_and_takes_any_heads(tmp_path: Path) -> None:
@@ -225,16 +202,6 @@ def test_what_is_only_rounding_is_settled_in_float64(
     own, wide = reference(checkpoint, group, batch).double(), reference(whole, group, batch)
     alone = verify.compare(checkpoint, small, group, InputTexts(data.sources, data.name, (batch,))).rounding
     assert alone is not None and alone.masked == pytest.approx(max_abs_difference(own, wide), rel=1e-9)
-
-
-def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:
-    build(BY_NAME["llama"]).bfloat16().save_pretrained(tmp_path / "whole")
-    found = removed(tmp_path / "whole", tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2")
-    state = load_file(tmp_path / "small" / "model.safetensors")
-    assert {each.dtype for each in state.values()} == {torch.bfloat16}
-    assert found.record["verified"]["difference"] <= 1e-5
-    whole = load_file(tmp_path / "whole" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
-    assert torch.equal(state["model.layers.0.self_attn.q_proj.weight"], whole[30:])
 
 
 def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:

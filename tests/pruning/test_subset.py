@@ -34,20 +34,6 @@ from tests.oracles import checkpoints, speakers, subset
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("temperature", [1000.0, 1.0, 0.1, 1e-8])
-@pytest.mark.parametrize("k", [1, 3, 5, 7, 10])
-def test_soft_top_k(k: int, temperature: float) -> None:
-    scores = torch.randn(11, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
-    gates = soft_top_k(scores, k, temperature=temperature)
-    np.testing.assert_allclose(
-        gates.numpy(), subset.soft_top_k(scores.tolist(), k, temperature), rtol=1e-12, atol=1e-50
-    )
-    if temperature == 1e-8:
-        np.testing.assert_allclose(gates.numpy(), top_k(scores, k).double().numpy(), atol=1e-12)
-    if temperature == 1000:
-        np.testing.assert_allclose(gates.numpy(), k / 11, atol=1e-3)
-
-
 SCORES = st.one_of(
     st.floats(-3, 3), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0, -1.0, 1 + 1e-7, 1e6]), st.floats(-1e-6, 1e-6)
 )

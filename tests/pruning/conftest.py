@@ -1,0 +1,13 @@
+"""Removals of these tests compare shorter translations than commands do."""
+
+from __future__ import annotations
+
+import pytest
+
+from headscope.pruning.removal import verify
+
+
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "NEW", 5)
+    monkeypatch.setattr(verify, "BEAM", 2)
