@@ -36,7 +36,6 @@ from headscope.errors import ConfigError, spell_options
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
-from headscope.export.base import EngineOptions
 from headscope.export.convert import Converted, convert
 from headscope.files.folders import NOWHERE
 from headscope.files.output_checks import inputs_of
@@ -267,7 +266,7 @@ class Model(OpenModel):
             self.checkpoint,
             config.out,
             to=config.to,
-            options=EngineOptions(quantize=config.quantize),
+            quantize=config.quantize,
             inputs=inputs_of(self._companions),
             force=config.force,
             push_to=config.hub_name,

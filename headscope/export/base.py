@@ -5,42 +5,30 @@ from __future__ import annotations
 import copy
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from headscope.config import engines
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
+from headscope.model.forward import max_abs_difference
 from headscope.model.removal_plan import RemovalPlan
 from headscope.registry import Registry, unknown
 
-QUANTITY = "log-probabilities differ by"
+QUANTITY, OUTPUTS = "log-probabilities differ by", "outputs differ, as a share of the largest, by"
 HALF, FULL = 5e-2, 1e-4
 """Largest difference as a share of the largest number (or of 1), in half precision and in float32.
 
 In float32 engines sum in another order: 2e-7 to 1.4e-5 was measured on random models, 1.2e-5 on a language model of 30
 trained layers, whose largest activations are thousands of times the others.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """How weights are stored: `quantize` "none" is as the checkpoint stores them. ConfigError for an unknown one."""
-
-    quantize: str = "none"
-
-    def __post_init__(self) -> None:
-        if self.quantize == "none":
-            return  # no engine needs to be asked, nor what it is made with imported
-        kinds = ["none", *dict.fromkeys(kind for _, engine in ENGINES for kind in engine.quantizations)]
-        if self.quantize not in kinds:
-            raise ConfigError(unknown("quantization", self.quantize, kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,29 +74,28 @@ class EngineExport(ABC):
     endings: ClassVar[tuple[str, ...]] = ()
     allocation: ClassVar[str] = ""
 
-    def require(self, options: EngineOptions) -> None:
+    def require(self, quantize: str) -> None:
         """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""
         if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
             raise ConfigError(f'{self.name} needs {", ".join(missing)}; install with pip install "{self.install}"')
-        if options.quantize not in ("none", *self.quantizations):
+        if quantize not in ("none", *self.quantizations):
             available = ", ".join(("none", *self.quantizations))
-            raise ConfigError(f"--quantize {options.quantize} is not for {self.name}; available: {available}")
+            raise ConfigError(f"--quantize {quantize} is not for {self.name}; available: {available}")
 
     @abstractmethod
     def check(self, checkpoint: Checkpoint) -> None:
         """ConfigError for a checkpoint that can never be written, whichever heads go."""
-
-    def check_layout(self, checkpoint: Checkpoint) -> None:
-        """ConfigError for numbers of heads, by layer, that the engine cannot say; nothing is written or run."""
-        self.check(checkpoint)
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         """Whether output projections may have a bias that the checkpoint's class builds without."""
         return True
 
     @abstractmethod
-    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
-        """Write the file and run it on `data`; CheckpointError where it computes something else."""
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
+        """Write the file and run it on `data`; CheckpointError where it computes something else.
+
+        `quantize` is how matrices are stored: "none" is as the checkpoint does, others are `quantizations`.
+        """
 
 
 ENGINES: Registry[EngineExport] = engines.ENGINES
@@ -120,33 +107,58 @@ def engine(cls: type[EngineExport]) -> type[EngineExport]:
     return cls
 
 
-def engines_named(names: Any, options: EngineOptions) -> tuple[EngineExport, ...]:
+def engines_named(names: Iterable[str], quantize: str = "none") -> tuple[EngineExport, ...]:
     """The engines of these names, with their packages there; ConfigError where one is missing."""
     engines = tuple(ENGINES.get(name) for name in names)
     for engine in engines:
-        engine.require(options)
-    if options.quantize != "none" and not engines:
-        engines_with_it = ", ".join(name for name, engine in ENGINES if options.quantize in engine.quantizations)
-        raise ConfigError(f"--quantize {options.quantize} is for exports that have it: {engines_with_it}")
+        engine.require(quantize)
+    if quantize != "none" and not engines:
+        offers = [(kind, name) for name, engine in ENGINES for kind in engine.quantizations]
+        if not (with_it := ", ".join(name for kind, name in offers if kind == quantize)):
+            raise ConfigError(unknown("quantization", quantize, ["none", *(kind for kind, _ in offers)]))
+        raise ConfigError(f"--quantize {quantize} is for exports that have it: {with_it}")
     return engines
 
 
-def check_difference(
-    difference: float, largest: float, dtype: torch.dtype, what: str, quantity: str = QUANTITY
-) -> float:
-    """The tolerance of numbers as large as `largest`; CheckpointError where an engine computes something else."""
-    limit = (HALF if is_half(dtype) else FULL) * max(1.0, largest)
-    refuse_difference(difference, limit, what, quantity)
-    return limit
-
-
-def refuse_difference(difference: float, limit: float, what: str, quantity: str) -> None:
-    """CheckpointError where an engine computes something else."""
+def check_difference(difference: float, limit: float, what: str, quantity: str = QUANTITY) -> float:
+    """The limit; CheckpointError where an engine computes something else."""
     if not difference <= limit:
         raise CheckpointError(
             f"{what} computes something else than the model ({quantity} {difference:.1e}, tolerance {limit:.0e}); "
             "nothing was saved. Please report this with the output of `headscope show`"
         )
+    return limit
+
+
+def tolerance(dtype: torch.dtype, largest: float) -> float:
+    """How far numbers as large as `largest` may differ."""
+    return (HALF if is_half(dtype) else FULL) * max(1.0, largest)
+
+
+Step = Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]]
+"""Of new ids [b t], a mask [b past+t] of all and a cache (None: of nothing) the logits [b t V] and the next cache."""
+STEPS = 8
+
+
+def greedy_difference(
+    step: Step, start: Tensor, model: Any, name: str = "input_ids", *, runtime: str, **read: Tensor
+) -> tuple[float, str]:
+    """How far 8 greedy steps of an engine through its cache are from a pass of the model over them, and a line on it.
+
+    They follow `start` [b t], which the model takes by `name`, and what else it is to `read`.
+    """
+    ids, rows, cache, new = start, list[Tensor](), None, start
+    for _ in range(STEPS):
+        logits, cache = step(new, torch.ones_like(ids), cache)
+        rows.append(logits[:, -1].cpu())
+        new = rows[-1].argmax(-1, keepdim=True).to(ids)
+        ids = torch.cat([ids, new], dim=1)
+    inputs = {key: values.to(model.device) for key, values in {**read, name: ids[:, :-1]}.items()}
+    with torch.no_grad():
+        expected_logits = model(**inputs, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
+    same = int((expected_logits.argmax(-1) == ids[:, start.shape[1] :].cpu()).sum())
+    difference, steps = max_abs_difference(torch.stack(rows, dim=1), expected_logits), expected_logits[..., 0].numel()
+    return difference, f"greedy tokens through the cache: {same} of {steps} are the same in {runtime}"
 
 
 def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False) -> Export:
@@ -155,26 +167,19 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
     With `pad` the one that fills layers up with heads of zeros.
     """
     exports = {export.name: export for export in FORMATS.get(checkpoint.format).exports}
-    if pad:
-        return _padding(name, exports, checkpoint)
-    if name is None:
-        return next(iter(exports.values()))
-    if name not in exports:
+    padding = [other for other, export in exports.items() if export.padded is not None]
+    if pad and (not padding or name not in (None, *padding)):
+        takers = (f"--export {' or '.join(padding)}", f"--export {name}")
+        takers = takers if padding else ("Hugging Face checkpoints", f"a {checkpoint.format} checkpoint")
+        raise ConfigError(f"--pad is for {takers[0]}, not {takers[1]}")
+    if name is not None and name not in exports:
         available = ", ".join([*exports, *ENGINES.names()])
         hint = "; it keeps its own format, `headscope convert` makes others of it" if checkpoint.is_native else ""
         raise ConfigError(f"--export {name} is not for a {checkpoint.format} checkpoint, which has {available}{hint}")
-    return exports[name]
-
-
-def _padding(name: str | None, exports: dict[str, Export], checkpoint: Checkpoint) -> Export:
-    padding = {export.name: export for export in exports.values() if export.padded is not None}
-    if not padding or name not in (None, *padding):
-        padding_exports = f"--export {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
-        request = f"--export {name}" if padding else f"a {checkpoint.format} checkpoint"
-        raise ConfigError(f"--pad is for {padding_exports}, not {request}")
-    export = padding[name] if name else next(iter(padding.values()))
-    assert export.padded is not None
-    return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)
+    export = exports[name or next(iter(padding if pad else exports))]
+    if pad and export.padded is not None:
+        return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)
+    return export
 
 
 def as_export(checkpoint: Checkpoint, source_export: Export, plan: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:

@@ -6,9 +6,9 @@ A folder whose logits differ is never left behind.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.evaluation.model_inputs import texts
-from headscope.export.base import ENGINES, EngineOptions, engines_named
+from headscope.export.base import ENGINES, EngineExport, EngineFile, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
-from headscope.formats.exports import MODEL_FILES, Card, Probe, hub_metadata, write_card
+from headscope.formats.exports import MODEL_FILES, Card, Probe, SavedFiles, hub_metadata, write_card
 from headscope.formats.huggingface.from_native import special_ids
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.discovery import eval_mode
@@ -46,9 +46,9 @@ class Converted:
     architecture: str
     difference: float
     notes: tuple[str, ...] = ()
-    pushed: str = ""
     file: str = ""
     opened: bool = True
+    pushed: str = ""
 
     @property
     def path(self) -> Path:
@@ -61,7 +61,7 @@ def convert(
     folder: Path,
     *,
     to: str,
-    options: EngineOptions | None = None,
+    quantize: str = "none",
     inputs: Sequence[Input] = (),
     force: bool = False,
     push_to: str | None = None,
@@ -73,7 +73,7 @@ def convert(
     """
     target = hub_target(push_to, public=public)
     check_goal(to)
-    engines = engines_named([to] if to in ENGINES.names() else [], options or EngineOptions())
+    engines = engines_named([to] if to in ENGINES.names() else [], quantize)
     try:
         if engines:
             engines[0].check(checkpoint)
@@ -88,15 +88,37 @@ def convert(
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
-        with build.writing() as temporary:
-            write = (
-                partial(_for_engine, engine=engines[0], options=options) if engines else partial(_in_format, goal=to)
+        with build.writing() as place:
+            if engines:
+                file = _for_engine(checkpoint, place, engines[0], quantize)
+                record: dict[str, Any] = {"engine": asdict(file)}
+                result = Converted(folder, to, file.sizes, file.difference, (file.proof, *file.notes))
+                opens, limits, metadata, facts = file.opens, file.limits, {}, result.notes
+            else:
+                native = cast(TransformerCheckpoint, checkpoint)
+                files, difference = _in_format(native, place, to)
+                opens, limits, notes = files.opens, files.limits, files.notes
+                record = {"architecture": files.architecture, "logit_difference": difference, "notes": list(notes)}
+                name = "" if files.path == place else files.path.name
+                result = Converted(folder, to, files.architecture, difference, notes, name, "headscope" in opens)
+                proof = f"logits of random ids differ by at most {difference:.1e} from the original's"
+                facts = (f"{files.architecture}: {proof}", *notes)
+                library = "transformers" if to == "huggingface" else to
+                metadata = hub_metadata(checkpoint.path, library=library, tags=("converted",))
+            made_of = f"made of {Path(checkpoint.path).name} ({checkpoint.format}, {checkpoint.digest[:12]})"
+            card = Card(
+                title=f"{Path(checkpoint.path).name} as {to}",
+                command=f"convert --to {to}",
+                facts=(made_of, *facts),
+                opens=opens,
+                limits=limits,
+                metadata=metadata,
             )
-            result, card, record = write(checkpoint, temporary)
-            write_card(card, temporary)
+            write_card(card, place)
         build.finish({"headscope": VERSION, "source": source, "to": to, **record})
-    address = "" if target is None else push(folder, target, title=f"{result['architecture']}, by headscope convert")
-    return Converted(folder, to, pushed=address, **result)
+    if target is None:
+        return result
+    return replace(result, pushed=push(folder, target, title=f"{result.architecture}, by headscope convert"))
 
 
 def goals() -> list[str]:
@@ -127,49 +149,30 @@ def check_goal(to: str) -> None:
     raise ConfigError(f"--to: {why}")
 
 
-Written = tuple[Mapping[str, Any], Card, Mapping[str, Any]]
-"""Fields of `Converted`, the card, and what conversion.json says."""
-
-
-def _in_format(checkpoint: Checkpoint, folder: Path, *, goal: str) -> Written:
-    native, name = cast(TransformerCheckpoint, checkpoint), Path(checkpoint.path).name
-    probe = _probe(native)
-    files = FORMATS.get(goal).convert(native, folder, probe)
+def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tuple[SavedFiles, float]:
+    """The files, and the largest difference of their logits [2 t V]; CheckpointError where it is too large."""
+    probe = _probe(checkpoint)
+    files = FORMATS.get(goal).convert(checkpoint, folder, probe)
     assert files.logits is not None
-    difference = _difference(native, files.logits, probe)
-    proof = f"{files.architecture}: logits of random ids differ by at most {difference:.1e} from the original's"
-    library = "transformers" if goal == "huggingface" else goal
-    card = Card(
-        title=f"{name} as {goal}",
-        command=f"convert --to {goal}",
-        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", proof, *files.notes),
-        opens=files.opens,
-        limits=files.limits,
-        metadata=hub_metadata(checkpoint.path, library=library, tags=("converted",)),
-    )
-    result = {"architecture": files.architecture, "difference": difference, "notes": files.notes}
-    record = {"architecture": files.architecture, "logit_difference": difference, "notes": list(files.notes)}
-    file = "" if files.path == folder else files.path.name
-    return {**result, "file": file, "opened": "headscope" in files.opens}, card, record
+    expected_logits = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(files.logits.dtype).eval(), probe)
+    same_shape = files.logits.shape == expected_logits.shape
+    difference = float((expected_logits - files.logits).abs().max()) if same_shape else float("inf")
+    if not difference <= TOLERANCE * max(1.0, float(expected_logits.abs().max())):
+        raise CheckpointError(
+            f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "
+            "Please report this with the output of `headscope show`"
+        )
+    return files, difference
 
 
-def _for_engine(checkpoint: Checkpoint, folder: Path, *, engine: Any, options: EngineOptions | None) -> Written:
+def _for_engine(checkpoint: Checkpoint, folder: Path, engine: EngineExport, quantize: str) -> EngineFile:
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, None, None, sentences=SENTENCES)
         for batch in data.feeds:
             run = partial(_run, checkpoint, batch)
             if not is_finite(run(), masked=True):
                 refuse_overflow(checkpoint, run)  # no engine can be held against it
-        file = engine.write(checkpoint, data, folder, options or EngineOptions())
-    name, facts = Path(checkpoint.path).name, (file.proof, *file.notes)
-    card = Card(
-        title=f"{name} for {file.export}",
-        command=f"convert --to {file.export}",
-        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", *facts),
-        opens=file.opens,
-        limits=file.limits,
-    )
-    return {"architecture": file.sizes, "difference": file.difference, "notes": facts}, card, {"engine": asdict(file)}
+        return engine.write(checkpoint, data, folder, quantize=quantize)
 
 
 def _run(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
@@ -203,15 +206,3 @@ def _probe(checkpoint: TransformerCheckpoint) -> Probe:
     real[1, (longest + 1) // 2 :] = False
     source[~real] = 0 if ids is None else ids.pad
     return Probe(source, real, draw(config.decoder.vocabulary, min(longest, 7)))
-
-
-def _difference(checkpoint: TransformerCheckpoint, logits: Tensor, probe: Probe) -> float:
-    """The largest difference of logits [2 t V], in the type of `logits`; CheckpointError where it is too large."""
-    expected = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(logits.dtype).eval(), probe)
-    difference = float((expected - logits).abs().max()) if expected.shape == logits.shape else float("inf")
-    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise CheckpointError(
-            f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "
-            "Please report this with the output of `headscope show`"
-        )
-    return difference

@@ -21,7 +21,7 @@ from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.alignment import align
-from headscope.export.base import EngineExport, EngineFile, EngineOptions, check_difference, engine
+from headscope.export.base import EngineExport, EngineFile, check_difference, engine, tolerance
 from headscope.export.translators import (
     Translator,
     TranslatorTokens,
@@ -54,10 +54,7 @@ class CTranslate2(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         check_translator(checkpoint)
 
-    def check_layout(self, checkpoint: Checkpoint) -> None:
-        specification(translator_of(checkpoint))
-
-    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         translator = translator_of(checkpoint)
         spec, path = specification(translator), folder / FOLDER
         path.mkdir()
@@ -68,7 +65,7 @@ class CTranslate2(EngineExport):
         with restate(CheckpointError, message, RuntimeError, ValueError):
             engine = importlib.import_module("ctranslate2").Translator(str(path), device="cpu", compute_type="float32")
             difference, largest = score_difference(engine, checkpoint, translator.tokens, data)
-            limit = check_difference(difference, largest, torch.float32, "CTranslate2")
+            limit = check_difference(difference, tolerance(torch.float32, largest), "CTranslate2")
             notes = translation_note(engine, checkpoint, translator, data)
         encoder, decoder = translator.config.encoder, translator.config.decoder
         assert encoder is not None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import EngineExport, EngineFile, EngineOptions, engine
+from headscope.export.base import EngineExport, EngineFile, engine
 from headscope.export.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import modeling_decilm
@@ -42,30 +42,22 @@ class DeciHf(EngineExport):
                 f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
             )
 
-    def check_layout(self, checkpoint: Checkpoint) -> None:
-        self.check(checkpoint)
-        model: Any = checkpoint.model
-        _sizes([decoder_layer(module) for module in model.model.layers], model.config)
-
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return False
 
-    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         self.check(checkpoint)
         source_model: Any = stored_copy(checkpoint)
+        heads, groups = sizes(source_model.model)
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
-        heads, groups = _sizes(layers, source_model.model.config)
         deci_model, path = _model(source_model.model, layers, heads, groups), folder / FOLDER
         write_folder(source_model.with_model(deci_model), path)
         _write_code(path)
         with quiet_transformers():
             reopened: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
         n_padding = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
-        proof = folder_proof(
-            source_model.model, reopened.to(source_model.model.device).eval(), data, n_padding=n_padding
-        )
         return EngineFile(
-            **proof,
+            **folder_proof(source_model, reopened, data, n_padding=n_padding),
             export=self.name,
             file=FOLDER,
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",
@@ -90,8 +82,9 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"has a sliding_window of {model.config.sliding_window}"
 
 
-def _sizes(layers: list[DecoderLayer], config: Any) -> tuple[int, list[int]]:
+def sizes(model: Any) -> tuple[int, list[int]]:
     """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them."""
+    layers, config = [decoder_layer(module) for module in model.model.layers], model.config
     upper = max(config.num_attention_heads, *(layer.heads for layer in layers))
     for heads in range(max(1, *(layer.heads for layer in layers)), upper + 1):
         fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]

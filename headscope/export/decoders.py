@@ -1,6 +1,6 @@
 """What exports of Llama-like decoders share: layers with the heads that their weights have, and the proof.
 
-A folder that transformers opened again is held against the model that it was made of, along greedy continuations.
+A folder that transformers opened again is held against the model that it was made of.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor, nn
 
 from headscope.evaluation.model_inputs import InputTexts, prompts
-from headscope.export.base import check_difference
-from headscope.model.forward import with_cache
-from headscope.model.interface import suppress_warnings
+from headscope.export.base import OUTPUTS, check_difference, greedy_difference, tolerance
+from headscope.formats.base import Checkpoint
+from headscope.model.forward import max_abs_difference, outputs, with_cache
 
 PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
@@ -78,52 +78,31 @@ def decoder_layer(module: Any) -> DecoderLayer:
     )
 
 
-STEPS, PROMPT = 32, 8
+PROMPT = 8
 
 
-def folder_proof(model: Any, reopened: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
+def folder_proof(checkpoint: Checkpoint, reopened: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
     """What an `EngineFile` says of a folder that transformers `reopened`, with `n_padding` heads of zeros.
 
-    It is held against 32 greedy tokens of `model`, at once and token by token through its cache.
+    It is held against the checkpoint that it was made of on texts at once, and along greedy tokens through its cache.
     """
-    difference, largest, same, starts = 0.0, 1.0, 0, prompts(data, PROMPT)
-    for prompt in starts:
-        start = torch.tensor([prompt], device=model.device)
-        ids = _greedy(model, start)
-        log_p = _log_probabilities(model, ids)  # [n V]
-        largest = max(largest, float(log_p.abs().max()))
-        for other_log_p in (_log_probabilities(reopened, ids), _through_cache(reopened, ids)):
-            difference = max(difference, float((other_log_p - log_p).abs().max()))
-        same += torch.equal(_greedy(reopened, start), ids)
-    greedy = f"transformers, with its cache, continues {same} of {len(starts)} texts greedily as the model does"
+    reopened = reopened.to(checkpoint.device).eval()
+
+    def step(new: Tensor, _: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        with torch.no_grad():
+            result, after = with_cache(reopened, cache, input_ids=new)
+        return result.logits, after
+
+    (start,) = prompts(data, PROMPT, count=1)
+    ids = torch.tensor([start], device=checkpoint.device)
+    difference, note = greedy_difference(step, ids, checkpoint.model, runtime="transformers")
+    for batch in data.feeds:
+        expected_logits = outputs(checkpoint.model, batch)
+        difference = max(difference, max_abs_difference(outputs(reopened, batch), expected_logits))
     return {
         "runtime": f"transformers {transformers.__version__}",
         "difference": difference,
-        "limit": check_difference(difference, largest, model.dtype, "transformers"),
-        "notes": (greedy, *([f"filled up with {n_padding} heads of zeros"] if n_padding else [])),
+        "quantity": OUTPUTS,
+        "limit": check_difference(difference, tolerance(checkpoint.dtype, 1.0), "transformers", OUTPUTS),
+        "notes": (note, *([f"filled up with {n_padding} heads of zeros"] if n_padding else [])),
     }
-
-
-def _greedy(model: Any, start: Tensor) -> Tensor:
-    """Ids [1 n] with up to 32 greedy tokens behind a start, as far as the model has positions."""
-    steps = min(STEPS, model.config.max_position_embeddings - start.shape[1])
-    with torch.no_grad(), suppress_warnings():
-        ids: Tensor = model.generate(
-            start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=steps, min_new_tokens=steps
-        )
-    return ids
-
-
-def _log_probabilities(model: Any, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
-    return logits.double().log_softmax(-1)
-
-
-def _through_cache(model: Any, ids: Tensor) -> Tensor:
-    cache, rows = None, []
-    with torch.no_grad():
-        for step in ids.split(1, dim=1):
-            out, cache = with_cache(model, cache, input_ids=step)
-            rows.append(out.logits[0])
-    return torch.cat(rows).double().log_softmax(-1)

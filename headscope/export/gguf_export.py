@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,21 +20,21 @@ from headscope.evaluation.model_inputs import InputTexts, prompts
 from headscope.export import llama_cpp
 from headscope.export.base import (
     QUANTITY,
+    STEPS,
     EngineExport,
     EngineFile,
-    EngineOptions,
     check_difference,
     engine,
+    tolerance,
 )
 from headscope.export.gguf_layers import LlamaDecoder, check_family, context_length
 from headscope.export.gguf_writer import GgufVocabulary, write_gguf
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.selfcontained import stored_copy
-from headscope.model.forward import refuse_overflow
-from headscope.model.nonfinite import is_finite
+from headscope.model.forward import ModelInputs, outputs
 
 FILE = "model.gguf"
-STEPS, TOP, TEXTS, LONGEST = 8, 1000, 8, 48
+TOP, TEXTS, LONGEST = 1000, 8, 48
 QUANTIZED = 0.1
 """How far quantization may move them, as a share of their range: 0.01 to 0.07 was measured on random models."""
 
@@ -53,24 +53,23 @@ class Gguf(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         check_family(checkpoint)
 
-    def check_layout(self, checkpoint: Checkpoint) -> None:
-        _ = LlamaDecoder(checkpoint).container
-
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.model_type != "qwen3"
 
-    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         decoder, path = LlamaDecoder(stored_copy(checkpoint)), folder / FILE
-        tokenizer, quantized = getattr(checkpoint, "tokenizer", None), options.quantize != "none"
+        tokenizer, quantity = getattr(checkpoint, "tokenizer", None), QUANTITY
         vocabulary = write_gguf(decoder, tokenizer, path)
-        texts_continued = continuations(checkpoint, data, context_length(decoder.config))
         texts = list(data.sources[:TEXTS]) if vocabulary.splits_text else []
-        comparison, ids = compare(path, vocabulary, texts_continued, texts)
-        difference, dtype = comparison.difference, decoder.model.lm_head.weight.dtype
-        limit, notes = check_difference(difference, comparison.largest, dtype, "llama.cpp"), [comparison.greedy]
-        if quantized:  # after what the file holds was proved
-            write_gguf(decoder, tokenizer, path, quantize=options.quantize)
-            comparison, _ = compare(path, vocabulary, texts_continued)
+        pairs = continuations(checkpoint, data, context_length(decoder.config))
+        comparison, ids = compare(path, vocabulary, pairs, texts)
+        limit = tolerance(decoder.model.lm_head.weight.dtype, comparison.largest)
+        check_difference(comparison.difference, limit, "llama.cpp")
+        notes = [comparison.greedy]
+        if quantize != "none":  # after what the file holds was proved
+            write_gguf(decoder, tokenizer, path, quantize=quantize)
+            before, quantity = comparison.difference, "log-probabilities moved by quantization by"
+            comparison, _ = compare(path, vocabulary, pairs)
             limit = QUANTIZED * comparison.range
             if not comparison.difference <= limit:
                 raise CheckpointError(
@@ -78,7 +77,7 @@ class Gguf(EngineExport):
                     "tenth of their range); nothing was saved. Leave out --quantize"
                 )
             notes = [
-                f"before quantization log-probabilities differed by {difference:.1e}",
+                f"before quantization log-probabilities differed by {before:.1e}",
                 f"quantised, {comparison.greedy}",
             ]
         if texts:
@@ -90,10 +89,10 @@ class Gguf(EngineExport):
             export=self.name,
             file=FILE,
             runtime=llama_cpp.runtime(),
-            quantity="log-probabilities moved by quantization by" if quantized else QUANTITY,
+            quantity=quantity,
             difference=comparison.difference,
             limit=limit,
-            sizes=f"architecture {name}" + (f", {options.quantize} matrices" if quantized else ""),
+            sizes=f"architecture {name}" + (f", {quantize} matrices" if quantize != "none" else ""),
             opens=(
                 f"`{FILE}`: llama.cpp and programs built on it (llama-cli, llama-server)",
                 *([f"its architecture is {name}, in which every layer may have another number of heads"] * is_ragged),
@@ -110,14 +109,6 @@ def _limits(decoder: LlamaDecoder, vocabulary: GgufVocabulary) -> tuple[str, ...
     if (length := context_length(decoder.config)) < decoder.config.max_position_embeddings:
         limits.append(f"`{FILE}` has a context of {length} tokens, the sliding window: it is exact within it")
     return tuple(limits)
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A prompt with the first 0, 1, … greedy tokens of a model, and log-probabilities [steps V] of what follows."""
-
-    prompts: list[list[int]]
-    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -140,19 +131,18 @@ class LogitComparison:
 
 
 def compare(
-    path: Path, vocabulary: GgufVocabulary, continuations: Sequence[Continuation], texts: Sequence[str] = ()
+    path: Path, vocabulary: GgufVocabulary, pairs: Sequence[tuple[list[int], Tensor]], texts: Sequence[str] = ()
 ) -> tuple[LogitComparison, list[list[int]]]:
-    """What llama.cpp says along a model's greedy continuations against what the model says; and its ids of `texts`."""
-    prompts_asked = [prompt for continuation in continuations for prompt in continuation.prompts]
-    top = min(TOP, len(vocabulary.tokens))
+    """What llama.cpp says after prompts against the log-probabilities [V] of the model; and its ids of `texts`."""
+    top, prompt_ids = min(TOP, len(vocabulary.tokens)), [prompt for prompt, _ in pairs]
     reply = llama_cpp.ask(
         llama_cpp.Request(
-            file=str(path), prompts=prompts_asked, texts=list(texts), top=top, forced_token=vocabulary.letter
+            file=str(path), prompts=prompt_ids, texts=list(texts), top=top, forced_token=vocabulary.letter
         )
     )
-    difference, largest, same, steps = 0.0, 0.0, 0, 0
-    rows = torch.cat([continuation.rows for continuation in continuations])
-    for log_p_of_id, row in zip(reply.log_probabilities, rows, strict=True):
+    difference, largest, spread, same, steps = 0.0, 0.0, 0.0, 0, 0
+    for log_p_of_id, (_, row) in zip(reply.log_probabilities, pairs, strict=True):
+        spread = max(spread, float(row.max() - row.min()))
         if not all(map(math.isfinite, log_p_of_id.values())):
             raise CheckpointError(
                 "llama.cpp computes NaN or infinite numbers with this file, and the model does not: it rounds to the "
@@ -167,33 +157,20 @@ def compare(
             steps += 1
     if not steps:
         raise CheckpointError("llama.cpp gives no log-probabilities to compare; give the model a tokenizer")
-    spread = float((rows.amax(1) - rows.amin(1)).max())
     return LogitComparison(difference, largest, spread, same, steps), reply.ids
 
 
-def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[Continuation]:
-    """Greedy continuations of the first tokens of a few texts that llama.cpp has room for in a `context`."""
-    room = min(LONGEST, context) - 1  # llama.cpp keeps one token of the context for what follows
-    steps = min(STEPS, room)
-    texts_continued = []
+def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[tuple[list[int], Tensor]]:
+    """The first tokens of a few texts with 0, 1, … greedy ones behind, and log-probabilities [V] of what follows.
+
+    As long as llama.cpp has room for in a `context`: it keeps one token for what follows.
+    """
+    room = min(LONGEST, context) - 1
+    steps, pairs = min(STEPS, room), list[tuple[list[int], Tensor]]()
     for prompt in prompts(data, room - steps + 1):
-        ids, rows = torch.tensor([prompt], device=checkpoint.device), []
         for _ in range(steps):
-            rows.append(_last_logits(checkpoint, ids).double().log_softmax(-1).cpu())
-            ids = torch.cat([ids, rows[-1].argmax().to(ids).view(1, 1)], dim=1)
-        whole = ids[0].tolist()
-        texts_continued.append(Continuation([whole[: len(prompt) + step] for step in range(steps)], torch.stack(rows)))
-    return texts_continued
-
-
-def _last_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
-    """Logits [V] of what follows ids [1 t]."""
-
-    def run() -> Any:
-        with torch.no_grad():
-            return checkpoint.model(input_ids=ids, use_cache=False).logits[0, -1]
-
-    logits: Tensor = run()
-    if not is_finite(logits, masked=True):
-        refuse_overflow(checkpoint, run)
-    return logits
+            ids = torch.tensor([prompt], device=checkpoint.device)
+            row = outputs(checkpoint.model, ModelInputs({"input_ids": ids}, None))[0, -1]
+            pairs.append((prompt, row.double().log_softmax(-1).cpu()))
+            prompt = [*prompt, int(row.argmax())]
+    return pairs

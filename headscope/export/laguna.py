@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import EngineExport, EngineFile, EngineOptions, engine
+from headscope.export.base import EngineExport, EngineFile, engine
 from headscope.export.decoders import PARTS, DecoderLayer, decoder_layer, folder_proof
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
@@ -64,7 +64,7 @@ class Laguna(EngineExport):
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return False
 
-    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
         self.check(checkpoint)
         source_model: Any = stored_copy(checkpoint)
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
@@ -75,8 +75,7 @@ class Laguna(EngineExport):
         write_folder(source_model.with_model(stock), folder / FOLDER)
         counts = stock.config.num_attention_heads_per_layer
         n_padding = sum(counts) - sum(layer.heads for layer in layers)
-        reopened = _open_folder(folder / FOLDER).to(source_model.model.device)
-        proof = folder_proof(source_model.model, reopened, data, n_padding=n_padding)
+        proof = folder_proof(source_model, _open_folder(folder / FOLDER), data, n_padding=n_padding)
         _write_servers(stock, weights, gate, folder)
         file = EngineFile(
             **proof,
@@ -193,7 +192,7 @@ def _open_folder(folder: Path) -> Any:
             f"transformers opens what was written as {type(reopened).__name__}, without {wrong_keys[:3]}; nothing was "
             "saved. Please report this with the output of `headscope show`"
         )
-    return reopened.eval()
+    return reopened
 
 
 # For servers.

@@ -13,7 +13,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.errors import CheckpointError, one_line, strip_colours
 from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.base import STEPS, greedy_difference
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import Site
@@ -106,8 +107,8 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
-STEPS, LONGEST = 8, 40  # greedy tokens, and tokens of a text with them
+FILE, ENCODER, FIRST, NEXT = "model.onnx", "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
+LONGEST = 40  # tokens of a text with greedy ones
 PAST, NEW, SOURCE = 3, 5, 6  # positions of the texts that graphs are traced with
 Past = dict[str, Tensor]
 
@@ -227,8 +228,11 @@ class Decoding(nn.Module):
         return (result.logits, *self.shape.states(after))
 
 
-def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
+def export_decoder(
+    checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
+) -> tuple[float, str]:
     """Write a graph that decodes; the difference in onnxruntime, of texts and greedy steps, and a line on it."""
+    (shape,) = shapes
     positions, past = "position_ids" in inspect.signature(checkpoint.model.forward).parameters, shape.past(2, PAST)
     inputs = {
         "input_ids": torch.ones(2, NEW, dtype=torch.long),
@@ -239,7 +243,7 @@ def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, 
     session = export_graph(
         Decoding(checkpoint.model, shape, positions=positions),
         (tuple(inputs.values()), tuple(past.values())),
-        path,
+        folder / FILE,
         names=([*inputs, *past], ["logits", *(f"present.{name}" for name in shape.names)]),
         axes=(
             (new, {0: "batch_size", 1: total}, *([new] if positions else [])),
@@ -254,13 +258,15 @@ def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, 
         outputs = run_session(session, {**inputs, **(shape.past(len(new), 0) if past is None else past)})
         return outputs["logits"], _following(outputs)
 
-    difference = 0.0
+    differences = []
     for batch in (data.feeds[0], data.feeds[-1]):
         ids, mask = batch.arguments["input_ids"].cpu(), batch.arguments["attention_mask"].cpu()
-        difference = max(difference, max_logit_diff(step(ids, mask, None)[0], checkpoint, batch))
+        differences.append(max_logit_diff(step(ids, mask, None)[0], checkpoint, batch))
     last = data.feeds[-1].arguments  # its last text without padding, and the same backwards
     prompt = last["input_ids"][-1][last["attention_mask"][-1].bool()].cpu()[: max(LONGEST - STEPS, 1)]
-    return _with_greedy(difference, step, torch.stack([prompt, prompt.flip(0)]), checkpoint, "input_ids")
+    start = torch.stack([prompt, prompt.flip(0)])
+    difference, note = greedy_difference(step, start, checkpoint.model, runtime="onnxruntime")
+    return max(*differences, difference), note
 
 
 # An encoder-decoder.
@@ -364,35 +370,12 @@ def export_seq2seq(
             outputs = run_session(following, {**inputs, **past})
         return outputs["logits"], {**(past or {}), **_following(outputs)}
 
-    difference = max_logit_diff(step(ids, real, None)[0], checkpoint, batch)
     read_source = {"input_ids": source_ids, "attention_mask": real}
-    return _with_greedy(difference, step, ids[:, :1], checkpoint, "decoder_input_ids", **read_source)
+    difference, note = greedy_difference(
+        step, ids[:, :1], checkpoint.model, "decoder_input_ids", runtime="onnxruntime", **read_source
+    )
+    return max(difference, max_logit_diff(step(ids, real, None)[0], checkpoint, batch)), note
 
 
 def _following(output: Mapping[str, Tensor]) -> Past:
     return {name.replace("present.", "past_key_values."): values for name, values in output.items() if name != "logits"}
-
-
-def _with_greedy(
-    difference: float,
-    step: Callable[[Tensor, Tensor, Past | None], tuple[Tensor, Past]],
-    start: Tensor,
-    checkpoint: Checkpoint,
-    name: str,
-    **inputs: Tensor,
-) -> tuple[float, str]:
-    """The difference or that of greedy steps through the cache after `start` [b t], if larger; and a line on these."""
-    ids, rows, past, new = start, [], None, start
-    for _ in range(STEPS):
-        logits, past = step(new, torch.ones_like(ids), past)
-        rows.append(logits[:, -1])
-        new = rows[-1].argmax(-1, keepdim=True)
-        ids = torch.cat([ids, new], dim=1)
-    model: Any = checkpoint.model
-    read = {key: values.to(model.device) for key, values in {**inputs, name: ids[:, :-1]}.items()}
-    with torch.no_grad():
-        expected_logits = model(**read, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
-    same = int((expected_logits.argmax(-1) == ids[:, start.shape[1] :]).sum())
-    difference = max(difference, max_abs_difference(torch.stack(rows, dim=1), expected_logits))
-    steps = expected_logits[..., 0].numel()
-    return difference, f"greedy tokens through the cache: {same} of {steps} are the same in onnxruntime"

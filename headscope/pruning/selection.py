@@ -27,7 +27,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.export.base import EngineOptions, choose_export, engines_named, split_export
+from headscope.export.base import choose_export, engines_named, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.tables import write_csv
@@ -113,7 +113,7 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         kind, engines = split_export(config.export)
         if config.remove:
             choose_export(kind, checkpoint)
-        for engine in engines_named(engines, EngineOptions()):
+        for engine in engines_named(engines):
             engine.check(checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks + unit_remarks(gating))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from headscope.config import engines
 from headscope.config.engines import declared_engines
 from headscope.errors import ConfigError
 from headscope.export.base import ENGINES, choose_export, split_export
+from headscope.export.deci_hf import sizes as deci_sizes
+from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.native import NATIVE
@@ -78,6 +80,11 @@ REMOVED = {
     "ragged": "decoder-self.0.0,decoder-self.0.1,decoder-self.2.2,decoder-self.2.3,decoder-self.2.4,decoder-self.2.5",
     "empty layer": "decoder-self.1.*",
 }
+SIZES: dict[str, Callable[[Any], Any]] = {
+    "gguf": lambda checkpoint: LlamaDecoder(checkpoint).container,
+    "deci-hf": lambda checkpoint: deci_sizes(checkpoint.model),
+}
+"""What refuses numbers of heads, before anything is written."""
 KINDS = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
 
 
@@ -119,7 +126,8 @@ def refusal(kind: str, export: str, shape: str) -> str:
     """Why an export does not take these heads; empty where it does."""
     try:
         if export in ENGINES.names():
-            ENGINES.get(export).check_layout(narrowed(kind, shape))
+            ENGINES.get(export).check(narrowed(kind, shape))
+            SIZES.get(export, lambda model: None)(narrowed(kind, shape))
         else:
             model, plan = smaller(kind, shape)
             choose_export(export, whole(kind)).build(model, plan)

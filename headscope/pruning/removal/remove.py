@@ -26,7 +26,6 @@ from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import (
     EngineExport,
-    EngineOptions,
     as_export,
     engines_named,
     export_for,
@@ -78,7 +77,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
 
 def chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, ...]:
     """The engines that files are written for besides; ConfigError for those that are not there."""
-    return engines_named(split_export(config.export)[1], EngineOptions(quantize=config.quantize))
+    return engines_named(split_export(config.export)[1], config.quantize)
 
 
 def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
@@ -259,8 +258,7 @@ def write_shrunk(
         files = []
         for engine in engines:
             progress(f"exporting to {engine.name}")
-            options = EngineOptions(quantize=config.quantize)
-            files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, options))
+            files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, quantize=config.quantize))
     times, batch = list[Timing](), getattr(config, "batch", RemoveConfig.batch)
     if config.rounds and whole is not None:
         progress("timing")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
+from headscope.export.base import EngineExport, EngineFile, check_difference, engine
 from headscope.formats.base import Checkpoint
 from headscope.model.forward import max_abs_difference, outputs
 
@@ -31,8 +31,8 @@ class Numbers(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         """There is none that cannot be written."""
 
-    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
-        dtype = "float16" if options.quantize == "float16" else "float32"
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, *, quantize: str = "none") -> EngineFile:
+        dtype = "float16" if quantize == "float16" else "float32"
         row = torch.nn.utils.parameters_to_vector(checkpoint.model.parameters()).detach()
         row.cpu().numpy().astype(dtype).tofile(folder / FILE)
         again = copy.deepcopy(checkpoint.model)
@@ -41,7 +41,7 @@ class Numbers(EngineExport):
         batch = data.feeds[0]
         difference = max_abs_difference(outputs(again, batch), outputs(checkpoint.model, batch))
         limit = 1e-6 if dtype == "float32" else 5e-2
-        refuse_difference(difference, limit, FILE, "outputs differ by")
+        check_difference(difference, limit, FILE, "outputs differ by")
         return EngineFile(
             export=self.name,
             file=FILE,
