@@ -184,9 +184,9 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
 
 def as_export(checkpoint: Checkpoint, source_export: Export, plan: RemovalPlan, name: str) -> tuple[Checkpoint, Export]:
     """A shrunk checkpoint, built for `source_export`, for another export; ConfigError where that cannot be."""
+    if name == source_export.name:
+        return checkpoint, source_export
     export = choose_export(name, checkpoint)
-    if export.name == source_export.name:
-        return checkpoint, export
     if export.refine is None or export.after != source_export.name:
         raise ConfigError(
             f"the heads were removed for export={source_export.name!r}, which cannot become {name!r}; "

@@ -38,7 +38,6 @@ from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
 from headscope.export.base import export_for
 from headscope.files.folders import Build, replacing_folder, workplace
-from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
 from headscope.files.reading import read_record
 from headscope.files.writing import write_json
@@ -56,7 +55,7 @@ from headscope.pruning.options.shared import AUTO, as_text
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import chosen_engines, push_removal, remove_planned, write_shrunk
+from headscope.pruning.removal.remove import check_targets, push_removal, remove_planned, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.removal.whole_layers import measure_whole_layers
 from headscope.pruning.selection import OpenedSelection, open_selection
@@ -272,8 +271,8 @@ SHRINK = OutputKind(
 
 def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
     """Make the model of a checkpoint smaller and write it to `config.out`; goes on with an interrupted run."""
-    target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    inputs, engines, earlier_run = inputs_of(config), chosen_engines(config), None
+    target, began = check_targets(config), time.monotonic()
+    inputs, earlier_run = inputs_of(config), None
     replaces = config.force or not contents(config.out, SHRINK)
     folder = replacing_folder(config.out) if replaces else config.out
     if (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
@@ -308,7 +307,7 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
             import_target("headscope.report.page.write:write_removal_page")(folder, config.out.resolve().name)
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
-            removal = write_shrunk(shrunk, config, engines, build, whole=setup.checkpoint, add=add, began=began)
+            removal = write_shrunk(shrunk, config, build, whole=setup.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
     return push_removal(removal, target)

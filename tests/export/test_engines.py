@@ -127,7 +127,8 @@ def refusal(kind: str, export: str, shape: str) -> str:
     try:
         if export in ENGINES.names():
             ENGINES.get(export).check(narrowed(kind, shape))
-            SIZES.get(export, lambda model: None)(narrowed(kind, shape))
+            if export in SIZES:
+                SIZES[export](narrowed(kind, shape))
         else:
             model, plan = smaller(kind, shape)
             choose_export(export, whole(kind)).build(model, plan)

@@ -13,14 +13,15 @@ from typing import Any
 from headscope.config import flag
 from headscope.evaluation.before_after import QualityChange
 from headscope.evaluation.model_inputs import InputTexts
+from headscope.export.base import EngineFile
 from headscope.formats.base import Checkpoint, Export
-from headscope.formats.exports import Card, hub_metadata
+from headscope.formats.exports import Card, SavedFiles, hub_metadata
 from headscope.formats.size import Size, size
-from headscope.heads import Site
+from headscope.heads import SITES, Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
-from headscope.pruning.removal.verify import Verification
+from headscope.pruning.removal.verify import Timing, Verification, speedup_bound
 from headscope.pruning.removal.whole_layers import WholeLayers
 from headscope.results.answer import Answer
 from headscope.results.removal import Removal, merged_text
@@ -34,7 +35,7 @@ class Shrunk:
 
     `source` and `before` are of the whole model (the refitted one, where `compensated`), `data` what the two were
     compared on. `quality` is on held-out text, `elsewhere` on a second one, `unmeasured` why there is none. `layers` is
-    what whole layers of as many parameters would cost. `alignment` and `rounded` are remarks.
+    what whole layers of as many parameters would cost.
     """
 
     checkpoint: Checkpoint
@@ -50,8 +51,7 @@ class Shrunk:
     elsewhere: QualityChange | None = None
     unmeasured: str = ""
     layers: WholeLayers | None = None
-    alignment: tuple[str, ...] = ()
-    rounded: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def padding_note(shrunk: Shrunk) -> tuple[str, ...]:
@@ -99,43 +99,64 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield f"{answer.question}: {answer.sentence}" if answer.question and not answer.table else answer.sentence
 
 
-def shrunk_record(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> dict[str, Any]:
-    """What `pruning.json` says of a smaller model in memory, which the options made."""
-    places = sorted(shrunk.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1]))
-    heads_by_site: dict[str, dict[str, list[int]]] = {}
-    for (site, layer), heads in places:
-        heads_by_site.setdefault(site.value, {})[str(layer)] = list(heads)
-    sets_by_site: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
-    for (site, layer), sets in sorted(shrunk.removal.merged.items()):
-        sets_by_site.setdefault(site.value, {})[str(layer)] = sets
+def shrunk_record(
+    shrunk: Shrunk,
+    config: RemoveConfig | ShrinkConfig,
+    *,
+    files: SavedFiles | None = None,
+    engines: Sequence[EngineFile] = (),
+    times: Sequence[Timing] = (),
+    seconds: float = 0.0,
+) -> dict[str, Any]:
+    """What `pruning.json` says of a smaller model that the options made, and of the files that it was written into."""
+    checkpoint, plan = shrunk.checkpoint, shrunk.removal
+    after = size(checkpoint, shrunk.data.feeds)
+    written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
+    companions = {} if files is None else config.companions.companion_values()
     return {
         "headscope": VERSION,
-        "source": dict(shrunk.source),
-        "removed": [str(head) for head in shrunk.removal.removed],
-        "kept": heads_by_site,
-        "merged": sets_by_site,
+        "source": {**shrunk.source, **{name: str(value) for name, value in companions.items()}},
+        "removed": [str(head) for head in plan.removed],
+        "kept": _by_site(plan.kept),
+        "merged": _by_site(plan.merged),
         "verified": asdict(shrunk.verified),
-        "compensation": None if shrunk.compensated is None else shrunk.compensated.record(),
-        "quality": None if shrunk.quality is None else shrunk.quality.record(),
-        "elsewhere": None if shrunk.elsewhere is None else shrunk.elsewhere.record(),
-        "layers": None if shrunk.layers is None else shrunk.layers.record(),
+        "compensation": shrunk.compensated and shrunk.compensated.record(),
+        "quality": shrunk.quality and shrunk.quality.record(),
+        "elsewhere": shrunk.elsewhere and shrunk.elsewhere.record(),
+        "layers": shrunk.layers and shrunk.layers.record(),
         "before": asdict(shrunk.before),
-        "after": asdict(size(shrunk.checkpoint, shrunk.data.feeds)),
+        "after": asdict(after),
         "signature": str(shrunk.signature),
-        "output": {"format": shrunk.checkpoint.format, "export": shrunk.export.name, "file": "."},
+        "output": {
+            "format": checkpoint.format,
+            "export": shrunk.export.name,
+            "file": files.path.name if files is not None and files.path.is_file() else ".",
+        },
         "heads": list_typed(config, shrunk),
         "command": typed_command(config),
-        **{name: [] for name in ("engines", "opens", "limits", "times")},
-        "notes": (
+        "engines": [asdict(file) for file in engines],
+        "opens": [line for part in written for line in part.opens],
+        "limits": [line for part in written for line in part.limits],
+        "times": [{**asdict(timing), "at_most": speedup_bound(timing, shrunk.before, after)} for timing in times],
+        "notes": [
+            *(() if files is None else files.notes),
             *padding_note(shrunk),
-            *shrunk.alignment,
-            *shrunk.rounded,
+            *shrunk.remarks,
             *filter(None, [shrunk.verified.rounds, shrunk.unmeasured]),
             *(() if shrunk.compensated is None else shrunk.compensated.remarks()),
             *(() if shrunk.quality is None else shrunk.quality.unread),
-        ),
-        "seconds": 0.0,
+            *(note for file in engines for note in file.notes),
+        ],
+        "seconds": seconds,
     }
+
+
+def _by_site(values: Mapping[tuple[Site, int], Sequence[Any]]) -> dict[str, dict[str, list[Any]]]:
+    """What layers have, by site and layer, in the order of sites."""
+    nested: dict[str, dict[str, list[Any]]] = {}
+    for (site, layer), value in sorted(values.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
+        nested.setdefault(site.value, {})[str(layer)] = list(value)
+    return nested
 
 
 def list_typed(config: RemoveConfig | ShrinkConfig, shrunk: Shrunk) -> dict[str, str | None]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headscope.assets import sample
@@ -37,7 +36,7 @@ from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.size import Size, size
+from headscope.formats.size import size
 from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import max_abs_difference, outputs
@@ -53,7 +52,7 @@ from headscope.pruning.removal.record import (
     removal_card,
     shrunk_record,
 )
-from headscope.pruning.removal.verify import Timing, compare, require, speedup_bound, timings, verify
+from headscope.pruning.removal.verify import Timing, compare, require, timings, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results.removal import RECORD, Removal
 from headscope.signature import Signature, signature_of
@@ -65,35 +64,31 @@ MEASURED = 1000
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removal:
     """Remove heads from a checkpoint and write the smaller one to `config.out`."""
-    target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    engines = chosen_engines(config)
+    target, began = check_targets(config), time.monotonic()
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         progress("opening")
         checkpoint = open_configured(config)
         shrunk = removed_copy(config, checkpoint, progress=progress)
-        removal = write_shrunk(shrunk, config, engines, build, whole=checkpoint, began=began, progress=progress)
+        removal = write_shrunk(shrunk, config, build, whole=checkpoint, began=began, progress=progress)
     return push_removal(removal, target)
 
 
-def chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, ...]:
-    """The engines that files are written for besides; ConfigError for those that are not there."""
+def check_targets(config: RemoveConfig | ShrinkConfig) -> HubTarget | None:
+    """Where on the hub the folder goes; ConfigError where that cannot be, and for engines that are not there."""
+    _chosen_engines(config)
+    return hub_target(config.hub_name, public=config.hub_public)
+
+
+def _chosen_engines(config: RemoveConfig | ShrinkConfig) -> tuple[EngineExport, ...]:
     return engines_named(split_export(config.export)[1], config.quantize)
 
 
 def save_shrunk(shrunk: Shrunk, config: RemoveConfig | ShrinkConfig) -> Removal:
     """Write a smaller model, which may have been trained since, as the options say."""
-    target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    engines, (kind, _) = chosen_engines(config), split_export(config.export)
+    target, began = check_targets(config), time.monotonic()
     inputs = inputs_of({"checkpoint": shrunk.source["path"]}, config.companions)
-    with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build, eval_mode(shrunk.checkpoint.model):
-        for engine in engines:
-            engine.check(shrunk.checkpoint)
-        with through_attend(shrunk.checkpoint.model), torch.no_grad():
-            expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
-        if kind is not None:
-            export_copy, export_used = as_export(shrunk.checkpoint, shrunk.export, shrunk.removal, kind)
-            shrunk = replace(shrunk, checkpoint=export_copy, export=export_used)
-        removal = write_shrunk(shrunk, config, engines, build, expected_logits=expected_logits, began=began)
+    with Build(config.out, REMOVAL, inputs=inputs, force=config.force) as build:
+        removal = write_shrunk(shrunk, config, build, began=began)
     return push_removal(removal, target)
 
 
@@ -194,9 +189,10 @@ def remove_planned(
         whole = compensation.checkpoint
     progress("removing")
     smaller = export.build(whole, removal)
-    alignment, before = alignment_note(checkpoint.model, smaller.model), size(checkpoint, data.feeds)
+    remarks, before = alignment_note(checkpoint.model, smaller.model), size(checkpoint, data.feeds)
     progress("comparing")
-    verification, rounding_notes = verify(whole, smaller, removal.removed, data), _round_weights(smaller, data)
+    verification = verify(whole, smaller, removal.removed, data)
+    remarks += _round_weights(smaller, data)
     progress("measuring")
     return Shrunk(
         checkpoint=smaller,
@@ -211,8 +207,7 @@ def remove_planned(
         quality=quality_change(checkpoint, smaller, quality_task) if isinstance(quality_task, Question) else None,
         elsewhere=None if elsewhere is None else quality_change(checkpoint, smaller, elsewhere),
         unmeasured=quality_task if isinstance(quality_task, str) else "",
-        alignment=alignment,
-        rounded=rounding_notes,
+        remarks=remarks,
     )
 
 
@@ -232,56 +227,42 @@ def _round_weights(smaller: Checkpoint, data: InputTexts) -> tuple[str, ...]:
 def write_shrunk(
     shrunk: Shrunk,
     config: RemoveConfig | ShrinkConfig,
-    engines: Sequence[EngineExport],
     build: Build,
     *,
     whole: Checkpoint | None = None,
-    expected_logits: Tensor | None = None,
     add: Callable[[Path], None] | None = None,
     began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Removal:
-    """Write a shrunk checkpoint and files for `engines`, reopen it, and compare it with `expected_logits` [n V].
+    """Write a shrunk checkpoint and files for engines, reopen it, and compare it with the model in memory.
 
-    These are by default those of the model in memory. Both are timed where the options say so and the `whole` one is
-    given. `add` writes more into the complete folder. CheckpointError where the files compute something else.
+    Both are timed where the options say so and the `whole` one is given. `add` writes more into the complete folder.
+    CheckpointError where the files compute something else.
     """
-    if expected_logits is None:
-        with through_attend(shrunk.checkpoint.model):
-            expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
-    with build.writing() as folder:
-        files_written = write_checkpoint(shrunk.checkpoint, folder, config.companions)
+    engines, (kind, _), began = _chosen_engines(config), split_export(config.export), began or time.monotonic()
+    for engine in engines:
+        engine.check(shrunk.checkpoint)
+    with eval_mode(shrunk.checkpoint.model), through_attend(shrunk.checkpoint.model):
+        expected_logits = outputs(shrunk.checkpoint.model, shrunk.data.feeds[0])
+    if kind is not None:
+        checkpoint, export = as_export(shrunk.checkpoint, shrunk.export, shrunk.removal, kind)
         shrunk = replace(
-            shrunk,
-            verified=replace(shrunk.verified, reloaded=_reload_difference(shrunk, files_written, expected_logits)),
+            shrunk, checkpoint=checkpoint, export=export if checkpoint is not shrunk.checkpoint else shrunk.export
         )
-        files = []
+    with build.writing() as folder, eval_mode(shrunk.checkpoint.model):
+        files = write_checkpoint(shrunk.checkpoint, folder, config.companions)
+        far = _reload_difference(shrunk, files, expected_logits)
+        shrunk, engine_files = replace(shrunk, verified=replace(shrunk.verified, reloaded=far)), []
         for engine in engines:
             progress(f"exporting to {engine.name}")
-            files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, quantize=config.quantize))
-    times, batch = list[Timing](), getattr(config, "batch", RemoveConfig.batch)
+            engine_files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, quantize=config.quantize))
+    times = list[Timing]()
     if config.rounds and whole is not None:
         progress("timing")
+        batch = getattr(config, "batch", RemoveConfig.batch)
         times = timings(whole, shrunk.checkpoint, shrunk.data, batch=batch, rounds=config.rounds)
-    record = shrunk_record(shrunk, config)
-    after = Size(**record["after"])
-    record |= {
-        "output": {
-            "format": files_written.format,
-            "export": shrunk.export.name,
-            "file": "." if files_written.path == folder else files_written.path.name,
-        },
-        "source": {
-            **shrunk.source,
-            **{name: str(value) for name, value in config.companions.companion_values().items()},
-        },
-        "engines": [asdict(file) for file in files],
-        "opens": [*files_written.opens, *(line for file in files for line in file.opens)],
-        "limits": [*files_written.limits, *(line for file in files for line in file.limits)],
-        "times": [{**asdict(timing), "at_most": speedup_bound(timing, shrunk.before, after)} for timing in times],
-        "notes": [*files_written.notes, *record["notes"], *(note for file in files for note in file.notes)],
-        "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
-    }
+    seconds = round(time.monotonic() - began, 3)
+    record = shrunk_record(shrunk, config, files=files, engines=engine_files, times=times, seconds=seconds)
     write_card(removal_card(Removal(record, config.out)), folder)
     if add is not None:
         with build.writing() as folder:

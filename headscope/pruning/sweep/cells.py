@@ -238,7 +238,7 @@ def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Pat
         heads = ",".join(map(str, heads_gone))
         config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.companion_values())
         with Build(new, REMOVAL) as build:
-            files_written = write_shrunk(without_heads(checkpoint, heads_gone), config, (), build).path
+            files_written = write_shrunk(without_heads(checkpoint, heads_gone), config, build).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     new.replace(folder)
     return folder / files_written.relative_to(new)
