@@ -135,13 +135,9 @@ def compare(
 ) -> tuple[LogitComparison, list[list[int]]]:
     """What llama.cpp says after prompts against the log-probabilities [V] of the model; and its ids of `texts`."""
     top, prompt_ids = min(TOP, len(vocabulary.tokens)), [prompt for prompt, _ in pairs]
-    reply = llama_cpp.ask(
-        llama_cpp.Request(
-            file=str(path), prompts=prompt_ids, texts=list(texts), top=top, forced_token=vocabulary.letter
-        )
-    )
+    answers, ids_of_texts = llama_cpp.ask(path, prompt_ids, list(texts), top=top, forced_token=vocabulary.letter)
     difference, largest, spread, same, steps = 0.0, 0.0, 0.0, 0, 0
-    for log_p_of_id, (_, row) in zip(reply.log_probabilities, pairs, strict=True):
+    for log_p_of_id, (_, row) in zip(answers, pairs, strict=True):
         spread = max(spread, float(row.max() - row.min()))
         if not all(map(math.isfinite, log_p_of_id.values())):
             raise CheckpointError(
@@ -157,7 +153,7 @@ def compare(
             steps += 1
     if not steps:
         raise CheckpointError("llama.cpp gives no log-probabilities to compare; give the model a tokenizer")
-    return LogitComparison(difference, largest, spread, same, steps), reply.ids
+    return LogitComparison(difference, largest, spread, same, steps), ids_of_texts
 
 
 def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[tuple[list[int], Tensor]]:

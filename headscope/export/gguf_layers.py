@@ -1,6 +1,6 @@
 """The layers of a Llama-like decoder as llama.cpp names their tensors, and which of its architectures can hold them.
 
-Its rotary embeddings are held against those of transformers. llama.cpp scales frequencies by `rope.scaling.type` and
+llama.cpp scales frequencies by `rope.scaling.type` and
 `rope.scaling.factor`, or divides each by an entry of `rope_freqs`, and multiplies cosines and sines by
 `rope.scaling.attn_factor`, with YaRN also by 1 + 0.1·ln(factor) (src/llama-context.cpp; ggml_rope_yarn_corr_dims of
 ggml.c). There are keys of YaRN's bounds, `beta_fast` and `beta_slow`, which none of these architectures reads;
@@ -10,7 +10,7 @@ frequencies with other bounds are written as divisors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,9 +23,8 @@ from headscope.export.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder
 from headscope.formats.base import Checkpoint
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
-BETA_FAST, BETA_SLOW = 32.0, 1.0
-ROUNDING = 2e-6  # of frequencies, which transformers computes in single precision
-BOUNDS = {"beta_fast": BETA_FAST, "beta_slow": BETA_SLOW, "truncate": True}
+BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+"""YaRN's bounds as llama.cpp takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +43,25 @@ class Rotary:
     divisors: Tensor = field(default_factory=lambda: torch.empty(0))
     unfit: str = ""
 
-    @property
-    def plain(self) -> bool:
-        """Whether frequencies are those of `theta`."""
-        return self.factor is None and self.gain == 1 and not len(self.divisors) and not self.unfit
-
 
 def rotary_of(model: Any, width: int, *, divides: bool) -> Rotary:
     """How a file says what the rotary embeddings of a model compute; `divides`: its architecture reads `rope_freqs`."""
     rope = rope_parameters(model.config)
     rotary = type(model.model.rotary_emb)(model.config)  # anew: the model's own may have been rounded to half precision
-    frequencies, scaling = rotary.inv_freq.double().cpu(), float(rotary.attention_scaling)  # [k/2]
-    kind, theta = rope["rope_type"], float(rope["rope_theta"])
-    plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    formula = _SCALED[kind](plain, rope) if kind in _SCALED else None
-    exact = formula is not None and formula.shape == frequencies.shape
-    if formula is not None and exact and bool(((formula - frequencies).abs() <= ROUNDING * frequencies.abs()).all()):
-        if kind == "default":
-            return Rotary(theta=theta, gain=scaling)
+    kind, theta, scaling = rope["rope_type"], float(rope["rope_theta"]), float(rotary.attention_scaling)
+    bounds = [f"{name} {rope[name]}" for name, usual in BOUNDS.items() if rope.get(name, usual) not in (usual, None)]
+    if kind == "default":
+        return Rotary(theta=theta, gain=scaling)
+    if kind in ("linear", "yarn") and not bounds:
         factor = float(rope["factor"])
         own = 1 + 0.1 * math.log(factor) if kind == "yarn" and factor > 1 else 1.0
         original_context = int(rope["original_max_position_embeddings"]) if kind == "yarn" else None
         return Rotary(theta=theta, kind=kind, factor=factor, trained=original_context, gain=scaling / own)
+    frequencies = rotary.inv_freq.double().cpu()  # [k/2]
+    plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     if divides and frequencies.shape == plain.shape:
         return Rotary(theta=theta, gain=scaling, divisors=(plain / frequencies).float())
-    settings = ", ".join(
-        f"{name} {rope[name]}" for name, usual in BOUNDS.items() if rope.get(name, usual) not in (usual, None)
-    )
-    return Rotary(theta=theta, unfit=f"{kind} frequencies" + (f" with {settings}" if settings else ""))
+    return Rotary(theta=theta, unfit=f"{kind} frequencies" + (f" with {', '.join(bounds)}" if bounds else ""))
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
@@ -82,28 +72,6 @@ def rope_parameters(config: Any) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = rope.get("original_max_position_embeddings") or longest
         rope["factor"] = rope.get("factor") or longest / rope["original_max_position_embeddings"]
     return rope
-
-
-def _yarn(plain: Tensor, rope: dict[str, Any]) -> Tensor:
-    """Frequencies [k/2] between divided and whole ones, with the bounds that llama.cpp takes (ggml.c)."""
-    width, theta = 2 * len(plain), float(rope["rope_theta"])
-    original_context = float(rope["original_max_position_embeddings"])
-
-    def pair(turns: float) -> float:
-        """The rotary pair that turns so often over the original context."""
-        return width * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = max(0, math.floor(pair(BETA_FAST))), min(width - 1, math.ceil(pair(BETA_SLOW)))
-    ramp = ((torch.arange(len(plain), dtype=torch.float64) - low) / max(0.001, high - low)).clamp(0, 1)
-    return plain / float(rope["factor"]) * ramp + plain * (1 - ramp)
-
-
-_SCALED: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
-    "default": lambda plain, rope: plain,
-    "linear": lambda plain, rope: plain / float(rope["factor"]),
-    "yarn": _yarn,
-}
-"""Frequencies [k/2] that llama.cpp makes of the plain ones, by its names of scalings."""
 
 
 SHORTEST = 2

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.export.gguf_layers import ROUNDING, LlamaDecoder, context_length, tensors
+from headscope.export.gguf_layers import LlamaDecoder, context_length, tensors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,10 +41,10 @@ class GgufVocabulary:
     text gets a space in front. `splits_text`: llama.cpp can turn text into these tokens.
     """
 
-    kind: str
-    split: str
     tokens: list[str]
     types: list[int]
+    kind: str = "llama"
+    split: str = "default"
     scores: list[float] = field(default_factory=list)
     merges: list[str] = field(default_factory=list)
     space_prefix: bool | None = None
@@ -59,84 +59,42 @@ class GgufVocabulary:
 
 def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     """The vocabulary of a tokenizer for a model of `size` embeddings; numbered tokens where there is no tokenizer."""
-    if tokenizer is None:
-        return _vocabulary_of_ids({}, size)
-    parts = _parts(tokenizer)
-    model: dict[str, Any] = parts.get("model") or {}
-    ids = tokenizer.get_vocab()
-    special = set(tokenizer.all_special_ids)
-    is_special = {token["id"]: bool(token["special"]) for token in parts.get("added_tokens", [])}
-    tokens, types = _tokens(ids, size, is_special={**is_special, **dict.fromkeys(special, True)})
-    if model.get("type") != "BPE":
-        return _vocabulary_of_ids(ids, size)
-    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    if model.get("byte_fallback"):
-        return _sentencepiece(parts, model, merges, tokens, types, unknown=tokenizer.unk_token_id)
-    split = _split_name(parts)
-    return GgufVocabulary(
-        kind="gpt2",
-        split=split or "default",
-        tokens=tokens,
-        types=types,
-        merges=[" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges],
-        splits_text=bool(split),
-    )
-
-
-def _parts(tokenizer: Any) -> dict[str, Any]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend, ids = getattr(tokenizer, "backend_tokenizer", None), {} if tokenizer is None else tokenizer.get_vocab()
     parts: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
-    return parts
-
-
-def _tokens(ids: dict[str, int], size: int, *, is_special: dict[int, bool]) -> tuple[list[str], list[int]]:
+    model: dict[str, Any] = parts.get("model") or {}
     by_id = {number: token for token, number in ids.items()}
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(size)]
     types = [NORMAL if number in by_id else UNUSED for number in range(size)]
-    for number, special in is_special.items():
+    if model.get("type") != "BPE":  # without rules, in the kind that llama.cpp writes text of without any
+        return GgufVocabulary(tokens=tokens, types=types, scores=[0.0] * size, splits_text=False)
+    special = {token["id"]: bool(token["special"]) for token in parts.get("added_tokens", [])}
+    for number, is_special in {**special, **dict.fromkeys(tokenizer.all_special_ids, True)}.items():
         if number < size:
-            types[number] = CONTROL if special else USER_DEFINED
-    return tokens, types
-
-
-def _vocabulary_of_ids(ids: dict[str, int], size: int) -> GgufVocabulary:
-    """Tokens without rules, in the kind that llama.cpp writes text of without any."""
-    tokens, types = _tokens(ids, size, is_special={})
-    return GgufVocabulary(
-        kind="llama", split="default", tokens=tokens, types=types, scores=[0.0] * size, splits_text=False
-    )
-
-
-def _sentencepiece(
-    parts: dict[str, Any],
-    model: dict[str, Any],
-    merges: list[tuple[str, ...]],
-    tokens: list[str],
-    types: list[int],
-    *,
-    unknown: int | None,
-) -> GgufVocabulary:
-    """SentencePiece-like BPE: a token's score falls with the rank of the first merge that makes it.
-
-    llama.cpp joins the two neighbours whose result has the highest score, transformers those of the lowest rank.
-    """
+            types[number] = CONTROL if is_special else USER_DEFINED
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    if not model.get("byte_fallback"):
+        split = _split_name(parts)
+        joined = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
+        return GgufVocabulary(
+            tokens=tokens,
+            types=types,
+            kind="gpt2",
+            split=split or "default",
+            merges=joined,
+            splits_text=bool(split),
+        )
+    # SentencePiece-like: llama.cpp joins the neighbours whose result scores highest, transformers those of lowest rank
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
     types = [
         BYTE if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else kind for token, kind in zip(tokens, types, strict=True)
     ]
-    if unknown is not None:
-        types[unknown] = UNKNOWN
-    prefix = _space_prefix(parts)
+    if tokenizer.unk_token_id is not None:
+        types[tokenizer.unk_token_id] = UNKNOWN
+    scores, prefix = [-float(ranks.get(token, len(merges))) for token in tokens], _space_prefix(parts)
     return GgufVocabulary(
-        kind="llama",
-        split="default",
-        tokens=tokens,
-        types=types,
-        scores=[-float(ranks.get(token, len(merges))) for token in tokens],
-        space_prefix=bool(prefix),
-        splits_text=prefix is not None,
+        tokens=tokens, types=types, scores=scores, space_prefix=bool(prefix), splits_text=prefix is not None
     )
 
 
@@ -246,7 +204,7 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
         writer.add_rope_scaling_factor(rotary.factor)
     if rotary.trained is not None:
         writer.add_rope_scaling_orig_ctx_len(rotary.trained)
-    if abs(rotary.gain - 1) > ROUNDING:
+    if abs(rotary.gain - 1) > 2e-6:  # transformers computes in single precision
         writer.add_rope_scaling_attn_factors(rotary.gain)
 
 

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,42 +20,24 @@ PACKAGE = "xllamacpp"
 LONGEST = 600  # seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be run: what follows each of the `prompts` of ids, and how `texts` are split into tokens.
-
-    The `top` highest log-probabilities are given, with keys and values in float32. llama.cpp's server keeps back those
-    of a token that is part of a character: `forced_token` is one that is none, which it is made to say
-    (log-probabilities are those before that).
-    """
-
-    file: str
-    prompts: list[list[int]]
-    texts: list[str]
-    top: int
-    forced_token: int | None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The log-probabilities `{id: log p}` after every prompt (none where the server keeps them back; NaN where it
-    computes no numbers), and ids by text.
-    """
-
-    log_probabilities: list[dict[int, float]]
-    ids: list[list[int]]
-
-
 def runtime() -> str:
     """Name and version of llama.cpp's binding."""
     return f"llama.cpp ({PACKAGE} {version(PACKAGE)})"
 
 
-def ask(request: Request) -> Reply:
-    """Run llama.cpp; CheckpointError with the last of what it said where it does not run the file."""
+def ask(
+    file: Path, prompts: list[list[int]], texts: list[str], *, top: int, forced_token: int | None
+) -> tuple[list[dict[int, float]], list[list[int]]]:
+    """The `top` log-probabilities `{id: log p}` of what follows each of the `prompts` of ids, and the ids of `texts`.
+
+    Keys and values are in float32. llama.cpp's server keeps back log-probabilities of a token that is part of a
+    character (none, then): `forced_token` is one that is none, which it is made to say (log-probabilities are those
+    before that). NaN where it computes no numbers; CheckpointError with what it said where it does not run the file.
+    """
+    request = {"file": str(file), "prompts": prompts, "texts": texts, "top": top, "forced_token": forced_token}
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("request.json", "answer.json")]
-        paths[0].write_text(json.dumps(asdict(request)), encoding="utf-8")
+        paths[0].write_text(json.dumps(request), encoding="utf-8")
         module = [sys.executable, "-m", __name__, *map(str, paths)]
         process = subprocess.run(module, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False)
         if not paths[1].is_file():
@@ -66,8 +47,8 @@ def ask(request: Request) -> Reply:
             raise CheckpointError(f"llama.cpp does not run the GGUF file ({why}); nothing was saved")
         answer = json.loads(paths[1].read_text(encoding="utf-8"))
     nan = float("nan")  # null in JSON
-    prompts = [{int(key): nan if value is None else value for key, value in prompt} for prompt in answer["prompts"]]
-    return Reply(prompts, answer["ids"])
+    tops = [{int(key): nan if value is None else value for key, value in prompt} for prompt in answer["prompts"]]
+    return tops, answer["ids"]
 
 
 def main(request_path: str, answer_path: str) -> None:

@@ -141,8 +141,8 @@ def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Pa
     path = tmp_path / "model.gguf"
     written = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.saved(tmp_path / "whole")))), tokenizer, path)
     assert written.split == split and written.splits_text
-    request = llama_cpp.Request(file=str(path), prompts=[[1, 5]], texts=ODD, top=5, forced_token=written.letter)
-    assert llama_cpp.ask(request).ids == [tokenizer(text)["input_ids"] for text in ODD]
+    _, ids = llama_cpp.ask(path, [[1, 5]], ODD, top=5, forced_token=written.letter)
+    assert ids == [tokenizer(text)["input_ids"] for text in ODD]
 
 
 def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_frequency_divisors_are_those_of_llama3() -> None:
     expected = 1 / ((1 - smooth) / 8 + smooth)
     found = rotary_of(decoders.decoder("llama", rope_parameters=LLAMA3), 16, divides=True)
     torch.testing.assert_close(found.divisors, expected.float())
-    assert found.factor is None and found.gain == 1 and not found.plain
+    assert found.factor is None and found.gain == 1
 
 
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:

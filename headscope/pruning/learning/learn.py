@@ -55,6 +55,13 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
     Several `processes` share the sentences of every batch; all get the result, and the first writes. On a CPU the same
     options, seed and number of threads give the same result, bit for bit.
     """
+    return learn_gates(config, progress=progress, processes=processes)[0]
+
+
+def learn_gates(
+    config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+) -> tuple[Ranking, Checkpoint]:
+    """The same with the checkpoint as it has learnt."""
     with ExitStack() as stack:
         workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
         choice, checkpoint = _choose(config, workspace.path, progress if processes.main else no_progress, processes)
@@ -63,7 +70,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
                 write_selection(choice, checkpoint, config, build)
             if workspace.path != config.out:
                 workspace.discard()
-    return choice
+    return choice, checkpoint
 
 
 @contextmanager

@@ -113,10 +113,17 @@ def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) 
 
 def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Ranking:
     """Rank the heads of a checkpoint, decide which stay, and write `config.out`."""
+    return rank_and_tune(config, progress=progress, processes=processes)[0]
+
+
+def rank_and_tune(
+    config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+) -> tuple[Ranking, Checkpoint]:
+    """The same with the checkpoint as it was refitted and tuned."""
     with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         choice, checkpoint = _choose(config, progress, processes)
         write_selection(choice, checkpoint, config, build)
-    return choice
+    return choice, checkpoint
 
 
 def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:

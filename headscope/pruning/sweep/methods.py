@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.bootstrap import Array, Bootstrap
-from headscope.config import Companions
 from headscope.config.small import TranslateOptions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
@@ -32,16 +31,16 @@ from headscope.evaluation.metrics.base import (
 )
 from headscope.evaluation.translation import RAW, text_mode, text_remarks
 from headscope.files.reading import read_object
-from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import TRIES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
-from headscope.pruning.learning.learn import run_learning
+from headscope.pruning.learning.learn import learn_gates
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
-from headscope.pruning.ranking.rank_run import run_ranking
+from headscope.pruning.ranking.rank_run import rank_and_tune
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, refitted_checkpoint
 from headscope.pruning.scores_file import read_scores
@@ -238,44 +237,41 @@ class SweepContext:
         )
 
 
-@dataclass(frozen=True)
-class PrunedModel:
-    """What a method leaves: heads that it took out, those `off` in this checkpoint, and facts of how it was made."""
-
-    checkpoint: Checkpoint
-    removed: Sequence[HeadId]
-    off: Sequence[HeadId]
-    facts: dict[str, Any] = field(default_factory=dict)
+Pruned = tuple[Checkpoint, list[HeadId], dict[str, Any]]
+"""What a method leaves: a checkpoint, the heads that it took out, and facts of how it was made."""
 
 
 def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     """The record of a cell: heads that stay and the sums that its numbers are made of, as plain JSON values."""
     began = time.monotonic()
-    pruned = _prune(context, cell)
-    with masked(pruned.checkpoint.model, pruned.off):
-        scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
+    checkpoint, heads_gone, facts = _prune(context, cell)
+    heads_off = [] if cell.control else heads_gone
+    with masked(checkpoint.model, heads_off):
+        scores = METRICS.get(context.metric).score(checkpoint, context.data)
+    labels = {}
     if cell.method == UNPRUNED:
         context.why_no_baseline(scores.sums)
-    labels = {}
-    if context.labeller is not None and not cell.control and cell.method != UNPRUNED:
-        labels["labels"] = context.labeller.labels(pruned.checkpoint, pruned.off)
+    elif context.labeller is not None and not cell.control:
+        labels["labels"] = context.labeller.labels(checkpoint, heads_off)
     seconds = time.monotonic() - began
     return {
         "cell": vars(cell),
-        "kept": [str(head) for head in context.gating.without(pruned.removed)],
+        "kept": [str(head) for head in context.gating.without(heads_gone)],
         "metric": context.metric,
         "sums": scores.sums.tolist(),
         "loss": scores.loss.sum(axis=0).tolist(),
-        "facts": pruned.facts,
+        "facts": facts,
         "threads": torch.get_num_threads(),
         "device": context.checkpoint.device.type,
         "seconds": round(seconds, 3),
         **labels,
-        **_kept_model(context, cell, pruned),
+        **_kept_model(context, cell, checkpoint, heads_off, facts),
     }
 
 
-def _kept_model(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, str]:
+def _kept_model(
+    context: SweepContext, cell: Cell, checkpoint: Checkpoint, heads_off: Sequence[HeadId], facts: Mapping[str, Any]
+) -> dict[str, str]:
     """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
     config, run = context.config, context.folder(cell)
     if cell.method == UNPRUNED:
@@ -284,10 +280,10 @@ def _kept_model(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[
         shutil.rmtree(run / (RUN if cell.control else MODEL), ignore_errors=True)
         return {"model": ""}
     if cell.control:
-        return {"model": (run / RUN / pruned.facts["checkpoint"]).relative_to(config.out).as_posix()}
-    whole = on_one_device(pruned.checkpoint, config) if pruned.checkpoint is context.checkpoint else pruned.checkpoint
+        return {"model": (run / RUN / facts["checkpoint"]).relative_to(config.out).as_posix()}
+    whole = on_one_device(checkpoint, config) if checkpoint is context.checkpoint else checkpoint
     try:
-        return {"model": keep_model(whole, pruned.off, run / MODEL, config).relative_to(config.out).as_posix()}
+        return {"model": keep_model(whole, heads_off, run / MODEL, config).relative_to(config.out).as_posix()}
     except OutputError:
         raise
     except HeadscopeError as error:
@@ -295,14 +291,19 @@ def _kept_model(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[
         return {"model": "", "not_kept": str(error)}
 
 
-def _prune(context: SweepContext, cell: Cell) -> PrunedModel:
+def _prune(context: SweepContext, cell: Cell) -> Pruned:
     if cell.method == UNPRUNED:
-        return PrunedModel(context.checkpoint, [], [])
+        return context.checkpoint, [], {}
     if cell.control:
         return _train_control(context, cell)
     if cell.method in context.config.learnt:
         return _learn(context, cell)
-    return _tune(context, cell) if context.config.tune_updates else _refit(context, cell)
+    if context.config.tune_updates:
+        return _tune(context, cell)
+    heads_gone = removed_heads(context, cell)
+    if context.refit is not None:
+        return context.refit(heads_gone), heads_gone, {}
+    return refitted_checkpoint(context.scoring, heads_gone, context.config.refit), heads_gone, {}
 
 
 def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
@@ -313,70 +314,51 @@ def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
     return context.gating.closed(ranking.kept)
 
 
-def _refit(context: SweepContext, cell: Cell) -> PrunedModel:
-    heads_gone = removed_heads(context, cell)
-    if context.refit is not None:
-        return PrunedModel(context.refit(heads_gone), heads_gone, heads_gone)
-    return PrunedModel(refitted_checkpoint(context.scoring, heads_gone, context.config.refit), heads_gone, heads_gone)
-
-
-def _tune(context: SweepContext, cell: Cell) -> PrunedModel:
+def _tune(context: SweepContext, cell: Cell) -> Pruned:
     assert cell.seed is not None
-    ranking = cell.method, context.seed_of(cell)
+    config, ranking = context.config, (cell.method, context.seed_of(cell))
     context.scores(*ranking)
-    settings = context.config.for_cell(context.folder(cell), cell.seed)
-    by = str(context.scores_path(*ranking))
-    choice = run_ranking(
-        RankConfig(
-            **settings,
-            by=by,
-            column="score",
-            keep=cell.keep,
-            allocate=context.config.allocation,
-            compensate=context.config.compensate,
-            sequential=context.config.sequential,
-        )
+    rank = RankConfig(
+        **config.for_cell(context.folder(cell), cell.seed),
+        by=str(context.scores_path(*ranking)),
+        column="score",
+        keep=cell.keep,
+        allocate=config.allocation,
+        compensate=config.compensate,
+        sequential=config.sequential,
     )
-    return _as_chosen(context, choice, {})
+    return _as_chosen(context, *rank_and_tune(rank), {})
 
 
-def _learn(context: SweepContext, cell: Cell) -> PrunedModel:
+def _learn(context: SweepContext, cell: Cell) -> Pruned:
     """Gates learnt and decided; goes on where a killed process had got to."""
     config, folder = context.config, context.folder(cell)
     assert cell.seed is not None
-    learner = LEARNERS.get(cell.method)
-    method = learner.options_of_cell(config, keep=cell.keep, strength=cell.strength)
-    has_state = (folder / STATE).is_file()
-    settings = config.for_cell(folder, cell.seed, force=not has_state)
-    choice = run_learning(
-        LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=has_state)
+    learner, has_state = LEARNERS.get(cell.method), (folder / STATE).is_file()
+    learn = LearnConfig(
+        **config.for_cell(folder, cell.seed, force=not has_state),
+        method=learner.options_of_cell(config, keep=cell.keep, strength=cell.strength),
+        updates=config.updates,
+        gate_lr=config.gate_lr,
+        resume=has_state,
     )
+    choice, checkpoint = learn_gates(learn)
     fact_names = (*learner.found, "freeze", "lr")
     facts = {name: value for name, value in choice.record["learning"].items() if name in fact_names}
-    return _as_chosen(context, choice, facts)
+    return _as_chosen(context, choice, checkpoint, facts)
 
 
-def _train_control(context: SweepContext, cell: Cell) -> PrunedModel:
+def _train_control(context: SweepContext, cell: Cell) -> Pruned:
     """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
     assert cell.seed is not None
     heads_kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
     heads_gone = context.gating.without(list(heads_kept))
     whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
     control = train_from_scratch(whole, heads_gone, options, context.folder(cell))
-    return PrunedModel(control.checkpoint, heads_gone, [], {"updates": control.updates, "checkpoint": control.name})
+    return control.checkpoint, heads_gone, {"updates": control.updates, "checkpoint": control.name}
 
 
-def _as_chosen(context: SweepContext, choice: Ranking, facts: Mapping[str, Any]) -> PrunedModel:
-    """The model as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
-    checkpoint = context.checkpoint
-    if choice.record["model"]:
-        config, folder = context.config, choice.folder / MODEL
-        file = folder / Path(checkpoint.path).name  # in formats of one file
-        source_path = file if file.is_file() else folder
-        checkpoint = open_checkpoint(
-            str(source_path),
-            device=config.device,
-            dtype="float32" if config.dtype == "auto" else config.dtype,
-            companions=Companions(bpe=config.bpe) if source_path.is_file() else None,
-        )
-    return PrunedModel(checkpoint, choice.removed, choice.removed, {choice.quantity: choice.quality, **facts})
+def _as_chosen(context: SweepContext, choice: Ranking, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Pruned:
+    """The model as a choice left it, or the one at hand where nothing was trained."""
+    left = checkpoint if choice.record["model"] else context.checkpoint
+    return left, choice.removed, {choice.quantity: choice.quality, **facts}

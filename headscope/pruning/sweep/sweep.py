@@ -62,6 +62,14 @@ from headscope.version import VERSION
 
 GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
+DIGESTED = {
+    "checkpoint": "checkpoint",
+    "source": "--source, --target or --labels",
+    "valid": "validation text",
+    "labels": "run of --functions",
+    "recipe": "recipe (--recipe, or the run that the checkpoint lies in)",
+}
+"""What a sweep is known by."""
 POLL = 0.5  # seconds
 
 
@@ -108,7 +116,7 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
             context = open_sweep(config)
             record = sweep_record(context)
             resume, earlier_record = find_earlier(record, config)
-            record = keep_earlier_options(record, earlier_record) if earlier_record else record
+            record["options"] = {**earlier_record.get("options", {}), **record["options"]}  # those of all cells
             missing = missing_cells(context, {} if resume is None else read_cells(resume))
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
@@ -121,7 +129,6 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         context = started[0][0] if started else SweepContext(config)
         context.config = replace(config, out=folder)
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
-        interruption: KeyboardInterrupt | None = None
         try:
             cells = [cell for cell in missing if cell.folder in share]
             with progress("sweep", len(cells)) as step:
@@ -132,15 +139,13 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
                     step(1)
             while started and not all(cell_path(folder, cell.name).is_file() for cell in missing):
                 time.sleep(POLL)
-        except KeyboardInterrupt as interrupt:
-            interruption = interrupt
-        if interruption and not (started and read_cells(folder)):
-            raise interruption
+        except KeyboardInterrupt:
+            if started and read_cells(folder):
+                write_conclusion(context, started[0][2])  # as far as it went
+            raise
         if not started:
             return None
-        write_conclusion(context, started[0][2])  # of an interrupted sweep as far as it went
-        if interruption:
-            raise interruption
+        write_conclusion(context, started[0][2])
         started[0][1].finish()
         return Sweep.open(config.out)
 
@@ -170,14 +175,6 @@ def find_earlier(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path |
     return None, {}
 
 
-def keep_earlier_options(record: Mapping[str, Any], earlier_record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the options that its own cells do not use as earlier cells were made with them."""
-    used_options = set(earlier_record["options"]) - set(earlier_record.get("unused", ()))
-    earlier = {name: earlier_record["options"][name] for name in record["unused"] if name in used_options}
-    unused_options = [name for name in record["unused"] if name not in used_options]
-    return {**record, "options": {**record["options"], **earlier}, "unused": unused_options}
-
-
 def missing_cells(context: SweepContext, records_by_name: Mapping[str, Any]) -> list[Cell]:
     """The cells that are to be done; the control of one that is, too, as other heads may stay."""
     repeats = {cell.folder for cell in context.cells if cell.name not in records_by_name and not cell.control}
@@ -196,6 +193,7 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
     config, setup, signature = context.config, context.opened, sweep_signature(context)
     corpora = {"source": setup.corpus, "valid": setup.valid}
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
+    unlike = {*GRID, *config.unused_options}  # what cells of a directory may differ in
     if config.from_scratch:
         digests["recipe"] = recipe_digest(context.recipe)
     if context.labeller is not None:
@@ -209,8 +207,7 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
             "model_type": context.checkpoint.model_type,
         },
         "digests": {"checkpoint": context.checkpoint.digest, **digests},
-        "options": {name: value for name, value in identity(config).items() if name not in GRID},
-        "unused": config.unused_options,
+        "options": {name: value for name, value in identity(config).items() if name not in unlike},
         "settings": config.settings(),
         "heads": context.gating.heads,
         "heads_per_site": context.gating.per_site(),
@@ -224,22 +221,17 @@ def difference(folder: Path, record: Mapping[str, Any], earlier_record: Mapping[
     options, digests = earlier_record.get("options"), earlier_record.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
-    unused_options = {*record["unused"], *earlier_record.get("unused", ())}
-    options_compared = {name: value for name, value in record["options"].items() if name not in unused_options}
-    if changes := changed_options(options_compared, options):
+    instead, now = "another --out, or --force to begin anew", record["options"]
+    if changes := changed_options({name: now[name] for name in now if name in options}, options):
         return (
-            f"the sweep in {folder} has {flag(changes[0])} {options.get(changes[0])!r}, now "
-            f"{record['options'][changes[0]]!r}; give the same options, another --out, or --force to begin anew"
+            f"the sweep in {folder} has {flag(changes[0])} {options[changes[0]]!r}, now {now[changes[0]]!r}; give the "
+            f"same options, {instead}"
         )
-    parts = [name for name in record["digests"] if name in digests or name not in ("recipe", "labels")]
-    if changes := [name for name in parts if digests.get(name) != record["digests"][name]]:
-        what = {"checkpoint": "checkpoint", "source": "--source, --target or --labels"}
-        what["labels"] = "run of --functions"
-        what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
-        return (
-            f"the sweep in {folder} was made with another {what.get(changes[0], 'validation text')}; give the same, "
-            "another --out, or --force to begin anew"
-        )
+    parts = {
+        name: digest for name, digest in record["digests"].items() if name in digests or name in ("source", "valid")
+    }
+    if changes := changed_options(parts, digests):
+        return f"the sweep in {folder} was made with another {DIGESTED[changes[0]]}; give the same, {instead}"
     return None
 
 
