@@ -28,7 +28,6 @@ from headscope.pruning.learning.examples import (
     LabelLoss,
     TrainingExamples,
     batch_loss,
-    default_smoothing,
     training_examples,
 )
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters
@@ -45,7 +44,7 @@ def plain(checkpoint: Checkpoint, data: TrainingExamples, parameters: list[nn.Pa
     """An update without headscope's attention, where the model has its own."""
     model: Any = checkpoint.model
     adam = torch.optim.Adam(parameters, lr=RECIPE.lr, betas=BETAS, eps=ADAM_EPSILON, fused=True)
-    smoothing = default_smoothing(checkpoint)
+    smoothing = 0.1 if checkpoint.needs_target else 0.0
 
     def update(numbers: Numbers) -> None:
         batch = data.batch(numbers, seed=1, epoch=1).to(checkpoint.device)
@@ -88,8 +87,11 @@ def main() -> None:
         "l0": L0(gates, L0Options(strength=0.01), updates=10_000, generator=noise),
         "subset": Subset(gates, SubsetOptions(keep=keep), updates=10_000, generator=noise),
     }
+    loss = LabelLoss(0.1 if checkpoint.needs_target else 0.0)
     tuners = {
-        name: Tuner(checkpoint, data, RECIPE, parameters, learner, loss=LabelLoss(default_smoothing(checkpoint)))
+        name: Tuner(
+            checkpoint, data, RECIPE, parameters, learner, loss=LabelLoss(0.1 if checkpoint.needs_target else 0.0)
+        )
         for name, learner in learners.items()
     }
     bare, groups = plain(checkpoint, data, parameters), data.epoch(1, tokens=RECIPE.tokens, seed=1)

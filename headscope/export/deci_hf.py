@@ -15,8 +15,16 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import EngineExport, EngineFile, engine
-from headscope.export.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, folder_proof
+from headscope.export.base import (
+    FEED_FORWARD,
+    PARTS,
+    DecoderLayer,
+    EngineExport,
+    EngineFile,
+    decoder_layer,
+    engine,
+    folder_proof,
+)
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import modeling_decilm
 from headscope.formats.huggingface.from_native import quiet_transformers

@@ -2,16 +2,23 @@
 
 llama.cpp is asked about greedy continuations of texts by the model, and its log-probabilities are held against those of
 the model.
+
+A tokenizer is SentencePiece-like BPE, or BPE over bytes. llama.cpp knows by a name how a vocabulary splits text before
+merging (src/llama-vocab.cpp). Any other tokenizer is listed without its rules, and `GgufVocabulary.splits_text` says
+so.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +34,7 @@ from headscope.export.base import (
     engine,
     tolerance,
 )
-from headscope.export.gguf_layers import LlamaDecoder, check_family, context_length
-from headscope.export.gguf_writer import GgufVocabulary, write_gguf
+from headscope.export.gguf_layers import LlamaDecoder, check_family, context_length, tensors
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.selfcontained import stored_copy
 from headscope.model.forward import ModelInputs, outputs
@@ -170,3 +176,219 @@ def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> lis
             pairs.append((prompt, row.double().log_softmax(-1).cpu()))
             prompt = [*prompt, int(row.argmax())]
     return pairs
+
+
+# The file: metadata, then tensors one after another.
+
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+)
+SPLITS = {
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}": "llama-bpe",
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}": "qwen2",
+    rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+": "tekken",
+}
+"""Regular expressions that text is split by, and llama.cpp's names of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufVocabulary:
+    """Tokens in the order of their ids, with llama.cpp's types and, for SentencePiece-like BPE, scores.
+
+    `kind` and `split` are its names for how text is tokenised; `merges` those of BPE over bytes, `space_prefix` whether
+    text gets a space in front. `splits_text`: llama.cpp can turn text into these tokens.
+    """
+
+    tokens: list[str]
+    types: list[int]
+    kind: str = "llama"
+    split: str = "default"
+    scores: list[float] = field(default_factory=list)
+    merges: list[str] = field(default_factory=list)
+    space_prefix: bool | None = None
+    splits_text: bool = True
+
+    @property
+    def letter(self) -> int | None:
+        """A token that is whole characters: of letters of English; None where there is none."""
+        plain = (number for number, token in enumerate(self.tokens) if re.fullmatch("[A-Za-z]+", token))
+        return next((number for number in plain if self.types[number] == NORMAL), None)
+
+
+def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
+    """The vocabulary of a tokenizer for a model of `size` embeddings; numbered tokens where there is no tokenizer."""
+    backend, ids = getattr(tokenizer, "backend_tokenizer", None), {} if tokenizer is None else tokenizer.get_vocab()
+    parts: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
+    model: dict[str, Any] = parts.get("model") or {}
+    by_id = {number: token for token, number in ids.items()}
+    tokens = [by_id.get(number, f"[PAD{number}]") for number in range(size)]
+    types = [NORMAL if number in by_id else UNUSED for number in range(size)]
+    if model.get("type") != "BPE":  # without rules, in the kind that llama.cpp writes text of without any
+        return GgufVocabulary(tokens=tokens, types=types, scores=[0.0] * size, splits_text=False)
+    special = {token["id"]: bool(token["special"]) for token in parts.get("added_tokens", [])}
+    for number, is_special in {**special, **dict.fromkeys(tokenizer.all_special_ids, True)}.items():
+        if number < size:
+            types[number] = CONTROL if is_special else USER_DEFINED
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    if not model.get("byte_fallback"):
+        split = _split_name(parts)
+        joined = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
+        return GgufVocabulary(
+            tokens=tokens,
+            types=types,
+            kind="gpt2",
+            split=split or "default",
+            merges=joined,
+            splits_text=bool(split),
+        )
+    # SentencePiece-like: llama.cpp joins the neighbours whose result scores highest, transformers those of lowest rank
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    types = [
+        BYTE if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else kind for token, kind in zip(tokens, types, strict=True)
+    ]
+    if tokenizer.unk_token_id is not None:
+        types[tokenizer.unk_token_id] = UNKNOWN
+    scores, prefix = [-float(ranks.get(token, len(merges))) for token in tokens], _space_prefix(parts)
+    return GgufVocabulary(
+        tokens=tokens, types=types, scores=scores, space_prefix=bool(prefix), splits_text=prefix is not None
+    )
+
+
+def _space_prefix(parts: dict[str, Any]) -> bool | None:
+    """Whether text gets a space in front before spaces become ▁; None where it is prepared in another way."""
+    steps = _steps(parts.get("normalizer")) + _steps(parts.get("pre_tokenizer"))
+    prefix, marks = False, False
+    for step in steps:
+        if step["type"] == "Prepend" and step["prepend"] == "▁":
+            prefix = True
+        elif step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == "▁":
+            marks = True
+        elif step["type"] == "Metaspace" and not step.get("split", True):
+            prefix, marks = step.get("prepend_scheme", "always") != "never", True
+        else:
+            return None
+    return prefix if marks else None
+
+
+def _split_name(parts: dict[str, Any]) -> str:
+    """llama.cpp's name of how text is split before merging; empty where it has none."""
+    steps = _steps(parts.get("pre_tokenizer"))
+    if parts.get("normalizer") not in (None, {"type": "NFC"}) or not steps or steps[-1]["type"] != "ByteLevel":
+        return ""
+    last = steps[-1]
+    if last.get("add_prefix_space"):
+        return ""
+    if last.get("use_regex", True):
+        digits = [{"type": "Digits", "individual_digits": True}]
+        return {0: "gpt-2", 1: "smollm" if steps[:-1] == digits else ""}.get(len(steps) - 1, "")
+    if len(steps) == 2 and steps[0]["type"] == "Split" and steps[0].get("behavior") == "Isolated":
+        return SPLITS.get(steps[0]["pattern"].get("Regex", ""), "")
+    return ""
+
+
+def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        return [step for inner in part.get("normalizers", part.get("pretokenizers", [])) for step in _steps(inner)]
+    return [part]
+
+
+ROW = 32  # numbers of a row that are quantised together
+
+
+def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: str = "none") -> GgufVocabulary:
+    """Write the file; matrices in the type of the model, or quantised (odd rows in float16), vectors in float32.
+
+    Returns the vocabulary as it was written.
+    """
+    import gguf
+    from gguf.quants import quantize as quantize_array
+
+    writer = gguf.GGUFWriter(path, decoder.container.name, use_temp_file=True)
+    types = gguf.GGMLQuantizationType
+    dtypes = {torch.float16: types.F16, torch.bfloat16: types.BF16}
+    kind = types.Q8_0 if quantize == "q8_0" else dtypes.get(decoder.model.lm_head.weight.dtype, types.F32)
+    _write_sizes(writer, decoder)
+    writer.add_file_type(_FILE_TYPES[kind.name])
+    if kind is types.Q8_0:
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    vocabulary = vocabulary_of(tokenizer, decoder.model.model.embed_tokens.weight.shape[0])
+    _write_vocabulary(writer, vocabulary, tokenizer)
+    for name, values in tensors(decoder):
+        blocks = kind is not types.Q8_0 or values.shape[-1] % ROW == 0  # rows are whole blocks
+        tensor_type = types.F32 if values.ndim < 2 else kind if blocks else types.F16
+        array = quantize_array(np.ascontiguousarray(values.float().cpu().numpy()), tensor_type)
+        writer.add_tensor(name, array, raw_dtype=tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return vocabulary
+
+
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
+
+
+def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
+    import gguf
+
+    config, container = decoder.config, decoder.container
+    layers = decoder.place_layers(container)
+    widths = [layer.module.mlp.down_proj.weight.shape[1] for layer in layers]
+    heads, groups = [layer.heads for layer in layers], [layer.groups for layer in layers]
+    writer.add_block_count(len(layers))
+    writer.add_context_length(context_length(config))
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(widths if container.ragged else widths[0])
+    writer.add_head_count(heads if container.ragged else heads[0])
+    writer.add_head_count_kv(groups if container.ragged else groups[0])
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(decoder.width)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(decoder.model.model.embed_tokens.weight.shape[0])
+    if container.gated:  # a reader of mixtures of experts wants to know that no layer has any
+        writer.add_leading_dense_block_count(len(layers))
+        writer.add_expert_feed_forward_length(widths[0])
+        writer.add_expert_weights_scale(1.0)
+        writer.add_expert_weights_norm(True)
+        writer.add_uint32(f"{container.name}.expert_shared_feed_forward_length", widths[0])
+    rotary = decoder.rotary(container)
+    writer.add_rope_freq_base(rotary.theta)
+    if rotary.factor is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rotary.kind))
+        writer.add_rope_scaling_factor(rotary.factor)
+    if rotary.trained is not None:
+        writer.add_rope_scaling_orig_ctx_len(rotary.trained)
+    if abs(rotary.gain - 1) > 2e-6:  # transformers computes in single precision
+        writer.add_rope_scaling_attn_factors(rotary.gain)
+
+
+def _write_vocabulary(writer: Any, vocabulary: GgufVocabulary, tokenizer: Any) -> None:
+    writer.add_tokenizer_model(vocabulary.kind)
+    writer.add_tokenizer_pre(vocabulary.split)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores)
+    if vocabulary.merges:
+        writer.add_token_merges(vocabulary.merges)
+    if vocabulary.space_prefix is not None:
+        writer.add_add_space_prefix(vocabulary.space_prefix)
+    if tokenizer is None:
+        return
+    for name in ("bos", "eos", "unk", "sep", "pad", "mask"):
+        if (number := getattr(tokenizer, f"{name}_token_id", None)) is not None:
+            getattr(writer, f"add_{name}_token_id")(number)
+    ids, bos, eos = tokenizer("a")["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token_id
+    writer.add_add_bos_token(bos is not None and ids[:1] == [bos])  # whether it puts them around a text
+    writer.add_add_eos_token(eos is not None and ids[-1:] == [eos])
+    if template := getattr(tokenizer, "chat_template", None):
+        writer.add_chat_template(template)

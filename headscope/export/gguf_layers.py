@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.export.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
+from headscope.export.base import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 from headscope.formats.base import Checkpoint
 
 SCALINGS = ("default", "linear", "llama3", "yarn")

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.model_inputs import InputTexts
-from headscope.export.base import EngineExport, EngineFile, engine
-from headscope.export.decoders import PARTS, DecoderLayer, decoder_layer, folder_proof
+from headscope.export.base import PARTS, DecoderLayer, EngineExport, EngineFile, decoder_layer, engine, folder_proof
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.from_native import quiet_transformers

@@ -6,7 +6,6 @@ import importlib.metadata
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.evaluation.model_inputs import InputTexts
@@ -88,18 +87,6 @@ _ONE_SHAPE = (
 )
 
 
-class _Traced(nn.Module):
-    """A model with tensors in, one tensor out."""
-
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Logits, or the final states of a model without a head."""
-        return outputs(self.model, ModelInputs(dict(zip(self.names, inputs, strict=True)), None))
-
-
 def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     """Write `path`, one forward pass; the difference in onnxruntime on other sentences than it was traced with."""
     batch = data.feeds[0]
@@ -110,11 +97,12 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
             first = next(model.parameters())
             part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
     session = export_graph(
-        _Traced(model, names),
+        model,
+        lambda *inputs: outputs(model, ModelInputs(dict(zip(names, inputs, strict=True)), None)),
         examples,
         path,
         names=(names, ["logits"]),
-        axes={"inputs": tuple({0: free, 1: free} if x.ndim == 2 else {0: free} for x in examples)},  # of texts too
+        axes=tuple({0: free, 1: free} if x.ndim == 2 else {0: free} for x in examples),  # of texts positions too
     )
     return max(
         max_logit_diff(next(iter(run_session(session, feed.arguments).values())), checkpoint, feed)

@@ -9,15 +9,14 @@ encoder, first step, and steps after it; `past_key_values.{layer}.decoder.key` a
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import Site
 from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, of_tokens, outputs, with_cache
-from headscope.model.interface import through_attend
+from headscope.model.interface import takes, through_attend
 
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -48,25 +47,38 @@ def max_logit_diff(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -
     return max_abs_difference(of_tokens(logits, batch.real), outputs(checkpoint.model, batch).cpu())
 
 
+class Graph(nn.Module):
+    """A model as a function of tensors, `run`."""
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+
+    def forward(self, *inputs: Any) -> Any:
+        """What `run` makes of the inputs."""
+        return self.run(*inputs)
+
+
 def export_graph(
-    module: Any, examples: tuple[Any, ...], path: Path, *, names: tuple[list[str], list[str]], axes: Any
+    model: Any,
+    run: Callable[..., Any],
+    examples: tuple[Any, ...],
+    path: Path,
+    *,
+    names: tuple[list[str], list[str]],
+    axes: tuple[Any, ...],
 ) -> Any:
-    """Export a module around a model (`module.model`); an onnxruntime session of what was written."""
+    """Export what `run` computes with a model; an onnxruntime session of what was written."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
-        with (
-            _quiet(),
-            torch.no_grad(),
-            through_attend(module.model, implementation="eager"),
-            batched_experts(module.model),
-        ):
+        with _quiet(), torch.no_grad(), through_attend(model, implementation="eager"), batched_experts(model):
             torch.onnx.export(
-                module.eval(),
+                Graph(model, run).eval(),
                 examples,
                 str(path),
                 input_names=names[0],
                 output_names=names[1],
-                dynamic_shapes=axes,
+                dynamic_shapes={"inputs": axes},
                 dynamo=True,
                 verbose=False,
             )
@@ -213,35 +225,28 @@ def cache_shapes(checkpoint: Checkpoint) -> tuple[CacheShape, ...] | None:
 # A decoder.
 
 
-class Decoding(nn.Module):
-    """A causal model with tensors in and tensors out: logits, then keys and values of every layer."""
-
-    def __init__(self, model: nn.Module, shape: CacheShape, *, positions: bool) -> None:
-        super().__init__()
-        self.model, self.shape, self.positions = model, shape, positions
-
-    def forward(self, inputs: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
-        more = {"position_ids": inputs[2]} if self.positions else {}
-        cache = self.shape.cache(past)
-        result, after = with_cache(self.model, cache, input_ids=inputs[0], attention_mask=inputs[1], **more)
-        return (result.logits, *self.shape.states(after))
-
-
 def export_decoder(
     checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
 ) -> tuple[float, str]:
     """Write a graph that decodes; the difference in onnxruntime, of texts and greedy steps, and a line on it."""
-    (shape,) = shapes
-    positions, past = "position_ids" in inspect.signature(checkpoint.model.forward).parameters, shape.past(2, PAST)
+    model, (shape,) = checkpoint.model, shapes
+    positions, past = takes(model, "position_ids"), shape.past(2, PAST)
     inputs = {
         "input_ids": torch.ones(2, NEW, dtype=torch.long),
         "attention_mask": torch.ones(2, PAST + NEW, dtype=torch.long),
         **({"position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1)} if positions else {}),
     }
     new, total = {0: "batch_size", 1: "sequence_length"}, "past_sequence_length + sequence_length"
+
+    def decode(inputs: Sequence[Tensor], past: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
+        read = dict(zip(("input_ids", "attention_mask", "position_ids"), inputs, strict=False))
+        result, after = with_cache(model, shape.cache(past), **read)
+        return (result.logits, *shape.states(after))
+
     session = export_graph(
-        Decoding(checkpoint.model, shape, positions=positions),
+        model,
+        decode,
         (tuple(inputs.values()), tuple(past.values())),
         folder / FILE,
         names=([*inputs, *past], ["logits", *(f"present.{name}" for name in shape.names)]),
@@ -265,95 +270,69 @@ def export_decoder(
     last = data.feeds[-1].arguments  # its last text without padding, and the same backwards
     prompt = last["input_ids"][-1][last["attention_mask"][-1].bool()].cpu()[: max(LONGEST - STEPS, 1)]
     start = torch.stack([prompt, prompt.flip(0)])
-    difference, note = greedy_difference(step, start, checkpoint.model, runtime="onnxruntime")
+    difference, note = greedy_difference(step, start, model, runtime="onnxruntime")
     return max(*differences, difference), note
 
 
 # An encoder-decoder.
 
 
-class EncoderGraph(nn.Module):
-    """The encoder alone."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Final states [b s d] of ids [b s]."""
-        states: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return states
-
-
-class FirstStep(nn.Module):
-    """The decoder after the source."""
-
-    def __init__(self, model: Any, target: CacheShape, source: CacheShape) -> None:
-        super().__init__()
-        self.model, self.target, self.source = model, target, source
-
-    def forward(self, ids: Tensor, mask: Tensor, states: Tensor) -> tuple[Tensor, ...]:
-        """Logits [b t V] of the first ids [b t] after source states [b s d]; and all keys and values."""
-        return self.step(ids, mask, states, EncoderDecoderCache(DynamicCache(), DynamicCache()))
-
-    def step(self, ids: Tensor, mask: Tensor, states: Tensor, cache: EncoderDecoderCache) -> tuple[Tensor, ...]:
-        """The same after a cache."""
-        read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
-        result, after = with_cache(self.model, cache, decoder_input_ids=ids, **read)
-        own, cross = self.target.states(after.self_attention_cache), self.source.states(after.cross_attention_cache)
-        return (result.logits, *own, *cross)
-
-
-class NextStep(FirstStep):
-    """The decoder after its own tokens."""
-
-    def __init__(self, model: Any, target: CacheShape, source: CacheShape, width: int) -> None:
-        super().__init__(model, target, source)
-        self.width = width
-
-    def forward(  # type: ignore[override]
-        self, ids: Tensor, mask: Tensor, target: tuple[Tensor, ...], source: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """Logits of ids after those in the caches; and the decoder's own keys and values, longer by them."""
-        unread = target[0].new_zeros(mask.shape[0], mask.shape[1], self.width)  # its keys are in the cache
-        cache = EncoderDecoderCache(self.target.cache(target), self.source.cache(source))
-        return self.step(ids, mask, unread, cache)[: 1 + len(self.target.names)]
-
-
 def export_seq2seq(
     checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
 ) -> tuple[float, str]:
     """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it."""
-    model, (target, source) = checkpoint.model, shapes
+    (target, source), model = shapes, cast(Any, checkpoint.model)
     mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
+
+    def encode(ids: Tensor, mask: Tensor) -> Tensor:
+        """Final states [b s d] of ids [b s]."""
+        states: Tensor = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states
+
+    def begin(ids: Tensor, mask: Tensor, states: Tensor, cache: Any = None) -> tuple[Tensor, ...]:
+        """Logits [b t V] of the first ids [b t] after source states [b s d]; and all keys and values."""
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if cache is None else cache
+        read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": mask}
+        result, after = with_cache(model, cache, decoder_input_ids=ids, **read)
+        own, cross = target.states(after.self_attention_cache), source.states(after.cross_attention_cache)
+        return (result.logits, *own, *cross)
+
+    def follow(ids: Tensor, mask: Tensor, own: Sequence[Tensor], cross: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Logits of ids after those in the caches; and the decoder's own keys and values, longer by them."""
+        unread = own[0].new_zeros(*mask.shape, states.shape[2])  # its keys are in the cache
+        cache = EncoderDecoderCache(target.cache(own), source.cache(cross))
+        return begin(ids, mask, unread, cache)[: 1 + len(target.names)]
+
     with torch.no_grad():
-        states = EncoderGraph(model)(torch.ones_like(mask), mask)
+        states = encode(torch.ones_like(mask), mask)
     pasts = [tuple(shape.past(2, length).values()) for shape, length in ((target, PAST), (source, SOURCE))]
     ids_axes = {0: "batch_size", 1: "decoder_sequence_length"}
     mask_axes = {0: "batch_size", 1: "encoder_sequence_length"}
     past_axes = [{0: "batch_size", 2: f"{name}_sequence_length"} for name in ("past_decoder", "encoder")]
     names = [*target.names, *source.names]
-    presents = [f"present.{name}" for name in names]
-    read = ["input_ids", "encoder_attention_mask"]
+    read, logits = ["input_ids", "encoder_attention_mask"], ["logits", *(f"present.{name}" for name in names)]
     encoder = export_graph(
-        EncoderGraph(model),
+        model,
+        encode,
         (torch.ones_like(mask), mask),
         folder / ENCODER,
         names=(["input_ids", "attention_mask"], ["last_hidden_state"]),
         axes=(mask_axes, mask_axes),
     )
     first = export_graph(
-        FirstStep(model, target, source),
+        model,
+        begin,
         (ids, mask, states),
         folder / FIRST,
-        names=([*read, "encoder_hidden_states"], ["logits", *presents]),
+        names=([*read, "encoder_hidden_states"], logits),
         axes=(ids_axes, mask_axes, mask_axes),
     )
     following = export_graph(
-        NextStep(model, target, source, states.shape[2]),
+        model,
+        follow,
         (ids, mask, *pasts),
         folder / NEXT,
-        names=([*read, *(f"past_key_values.{name}" for name in names)], ["logits", *presents[: len(target.names)]]),
+        names=([*read, *(f"past_key_values.{name}" for name in names)], logits[: 1 + len(target.names)]),
         axes=(ids_axes, mask_axes, (past_axes[0],) * len(pasts[0]), (past_axes[1],) * len(pasts[1])),
     )
     batch = data.feeds[-1]
@@ -372,7 +351,7 @@ def export_seq2seq(
 
     read_source = {"input_ids": source_ids, "attention_mask": real}
     difference, note = greedy_difference(
-        step, ids[:, :1], checkpoint.model, "decoder_input_ids", runtime="onnxruntime", **read_source
+        step, ids[:, :1], model, "decoder_input_ids", runtime="onnxruntime", **read_source
     )
     return max(difference, max_logit_diff(step(ids, real, None)[0], checkpoint, batch)), note
 

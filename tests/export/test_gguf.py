@@ -17,8 +17,8 @@ from tokenizers import pre_tokenizers
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.export import llama_cpp
+from headscope.export.gguf_export import SPLITS, write_gguf
 from headscope.export.gguf_layers import LlamaDecoder, rotary_of
-from headscope.export.gguf_writer import SPLITS, write_gguf
 from headscope.formats.base import open_checkpoint
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal

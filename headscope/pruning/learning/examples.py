@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -110,58 +109,49 @@ def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, 
     return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
 
 
-class PruningLoss(ABC):
-    """The loss of a batch. `quantity` is what records call the number that is measured, `title` what a user reads."""
-
-    quantity: ClassVar[str]
-    supervised: ClassVar[bool]
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What the measured number is."""
-
-    @abstractmethod
-    def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """What is learnt by, what is measured (without gradient), each summed over `count` predictions."""
-
-
 @dataclass(frozen=True)
-class LabelLoss(PruningLoss):
+class LabelLoss:
     """Label-smoothed cross-entropy of tokens, of hidden tokens, or of the labels of a classifier."""
 
     smoothing: float = 0.0
     what: str = "token"
-    quantity = "nll"
-    supervised = True
+    quantity: ClassVar[str] = "nll"
+    """What records call the number that is measured."""
+    supervised: ClassVar[bool] = True
 
     @property
     def title(self) -> str:
+        """What the measured number is, as a user reads it."""
         return f"-log p of a {self.what}"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        """What is learnt by, what is measured (without gradient), each summed over `count` predictions."""
         return batch_loss(checkpoint, batch, smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)
-class Distillation(PruningLoss):
+class Distillation:
     """The damage by an objective that compares states with those of a teacher, the intact model; needs no labels."""
 
     objective: Objective
     teacher: Checkpoint
-    quantity = "damage"
-    supervised = False
+    quantity: ClassVar[str] = "damage"
+    supervised: ClassVar[bool] = False
 
     @property
     def title(self) -> str:
+        """As of `LabelLoss`."""
         return f"{self.objective.damage_words} to the intact model"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        """As of `LabelLoss`."""
         with torch.no_grad(), without_taps():
             intact = self.objective.outcome(self.teacher, batch)
-        outcome = self.objective.outcome(checkpoint, batch, intact.aim)
-        damage = self.objective.damage(intact, outcome).sum()
+        damage = self.objective.damage(intact, self.objective.outcome(checkpoint, batch, intact.aim)).sum()
         return damage, damage.detach(), int(intact.counts.sum())
+
+
+PruningLoss = LabelLoss | Distillation
 
 
 def training_loss(
@@ -171,7 +161,8 @@ def training_loss(
     name = training_objective(objective, checkpoint, corpus)
     if name == "loss":
         what = {"classes": "class", "tags": "tag"}.get(checkpoint.predicts, "token")
-        return LabelLoss(default_smoothing(checkpoint) if smoothing is None else smoothing, what)
+        usual = 0.1 if checkpoint.needs_target else 0.0
+        return LabelLoss(usual if smoothing is None else smoothing, what)
     if smoothing:
         raise ConfigError(f"--label-smoothing {smoothing:g}: {name} is learnt without labels; leave it out")
     has_own_teacher = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
@@ -201,11 +192,6 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
     return "loss"
 
 
-def default_smoothing(checkpoint: Checkpoint) -> float:
-    """The label smoothing that suits a checkpoint: 0.1 for translation, else 0."""
-    return 0.1 if checkpoint.needs_target else 0.0
-
-
 def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor, int]:
     """Label-smoothed cross-entropy, -log p (without gradient), each summed over tokens, and how many there are.
 
@@ -220,8 +206,7 @@ def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tup
         weight, bias = model.output.weight, model.output.bias
         loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
         return loss, nll, len(labels)
-    logits = checkpoint.logits(batch)[has_label]
-    logits = precise(logits)
+    logits = precise(checkpoint.logits(batch)[has_label])
     loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     with torch.no_grad():
         nll = loss if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")

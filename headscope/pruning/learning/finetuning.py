@@ -82,17 +82,15 @@ class Tuner:
 
     def __post_init__(self) -> None:
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = []
-        if self.parameters:
-            device = self.checkpoint.device.type
-            is_fused = device in ("cpu", "cuda")
-            adam = torch.optim.Adam(
-                list(self.parameters), lr=self.recipe.lr, betas=BETAS, eps=ADAM_EPSILON, fused=is_fused
-            )
-            self.optimizers.append((adam, self.recipe.lr))
-        if self.learner is not None:
-            weights = [self.learner.weights]
-            gates = torch.optim.Adam(weights, lr=self.recipe.gate_lr, betas=BETAS, eps=ADAM_EPSILON)
-            self.optimizers.append((gates, self.recipe.gate_lr))
+        self.weights = [] if self.learner is None else [self.learner.weights]
+        fuses = self.checkpoint.device.type in ("cpu", "cuda")
+        for weights, rate, fused in (
+            (list(self.parameters), self.recipe.lr, fuses),
+            (self.weights, self.recipe.gate_lr, False),
+        ):
+            if weights:
+                adam = torch.optim.Adam(weights, lr=rate, betas=BETAS, eps=ADAM_EPSILON, fused=fused or None)
+                self.optimizers.append((adam, rate))
 
     def run(self, after: Callable[[int, float], None] = lambda update, nll: None) -> None:
         """All updates that are left. TrainingError where the loss is no number."""
@@ -112,9 +110,8 @@ class Tuner:
 
     def measure(self, valid: TrainingExamples, gates: Mapping[tuple[Site, int], Tensor] | None) -> float:
         """The mean of what the loss measures on held-out text, under gates."""
-        tokens, seed = self.recipe.tokens, self.recipe.seed
-        more: dict[str, Any] = {"loss": self.loss, "processes": self.processes}
-        return mean_loss(self.checkpoint, valid, tokens=tokens, seed=seed, gates=gates, **more)
+        options: dict[str, Any] = {"tokens": self.recipe.tokens, "seed": self.recipe.seed, "gates": gates}
+        return mean_loss(self.checkpoint, valid, **options, loss=self.loss, processes=self.processes)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -142,7 +139,9 @@ class Tuner:
                 group["lr"] = rate * self.recipe.factor(self.update)
         penalty = None
         if self.learner is not None:
-            self.gates.update(self.learner.gating.spread(self.learner.training_gates().to(self._target())))
+            dtype = torch.float64 if self.checkpoint.dtype == torch.float64 else torch.float32
+            gates = self.learner.training_gates().to(self.checkpoint.device, dtype)
+            self.gates.update(self.learner.gating.spread(gates))
             penalty = self.learner.penalty()
         problem, loss, total_measure, count = None, None, 0.0, 0
         try:
@@ -154,11 +153,15 @@ class Tuner:
             self.processes.raise_first(problem)
         if loss is not None:
             (loss / total).backward()
-        gate_weights = [] if self.learner is None else [self.learner.weights]
-        self.processes.sum_gradients([*self.parameters, *gate_weights])
+        self.processes.sum_gradients([*self.parameters, *self.weights])
         if penalty is not None:
             penalty.backward()
-        self._descend()
+        norm = self._norm(self.parameters)
+        if self.recipe.clip:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
+        self._norm(self.weights)
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
         return total_measure / max(total, 1)
 
     def _forward(self, numbers: Numbers) -> tuple[Tensor | None, float, int]:
@@ -170,15 +173,6 @@ class Tuner:
             loss, measure, count = self.loss.of(self.checkpoint, batch)
         self._check("the loss", loss)
         return loss if count and loss.requires_grad else None, float(measure), count
-
-    def _descend(self) -> None:
-        norm = self._norm(self.parameters)
-        if self.recipe.clip:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
-        if self.learner is not None:
-            self._norm([self.learner.weights])
-        for optimizer, _ in self.optimizers:
-            optimizer.step()
 
     def _norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
@@ -192,11 +186,6 @@ class Tuner:
             raise TrainingError(
                 f"{quantity} is {number} in update {self.update + 1}; take a lower {' or '.join(rates)}"
             )
-
-    def _target(self) -> Tensor:
-        """Of the device and type that gates are wanted in."""
-        dtype = torch.float64 if self.checkpoint.dtype == torch.float64 else torch.float32
-        return torch.empty(0, device=self.checkpoint.device, dtype=dtype)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides how the run goes on; every process calls this."""
@@ -268,7 +257,7 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
     "decoder" leaves the encoder and its embeddings (Voita et al. 2019, §5.2), "encoder" the rest, "model" none. A
     parameter that both sides use, such as shared embeddings, is frozen with either.
     """
-    model = checkpoint.model
+    model: Any = checkpoint.model
     if freeze == "model":
         return []
     if why := why_not_changed(model):
@@ -280,29 +269,16 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
         return parameters
     if not checkpoint.two_sided:
         raise ConfigError(f"--freeze {freeze}: this model has one side only; choose none or model")
-    encoder = {id(parameter) for parameter in _encoder(model).parameters()}
-    outside = _outside(model, _encoder(model))
-    if freeze == "decoder":
-        return [parameter for parameter in parameters if id(parameter) in encoder and id(parameter) not in outside]
-    return [parameter for parameter in parameters if id(parameter) not in encoder]
+    encoder: Any = model.encoder if isinstance(model, Transformer) else model.get_encoder()
+    inside, own = ({*map(id, parts)} for parts in (encoder.modules(), encoder.parameters()))
+    if freeze == "encoder":
+        return [parameter for parameter in parameters if id(parameter) not in own]
+    for part in model.modules():
+        if id(part) not in inside:
+            own -= {*map(id, part.parameters(recurse=False))}
+    return [parameter for parameter in parameters if id(parameter) in own]
 
 
 def default_freeze(checkpoint: Checkpoint, sites: set[Site]) -> Freeze:
     """The paper's: the decoder where only heads of the encoder of a two-sided model are gated, else nothing."""
     return "decoder" if checkpoint.two_sided and sites == {Site.ENCODER_SELF} else "none"
-
-
-def _encoder(model: nn.Module) -> nn.Module:
-    if isinstance(model, Transformer):
-        assert model.encoder is not None
-        return model.encoder
-    transformer: Any = model
-    encoder: nn.Module = transformer.get_encoder()
-    return encoder
-
-
-def _outside(model: nn.Module, encoder: nn.Module) -> set[int]:
-    """Parameters that modules outside the encoder hold."""
-    inside = {id(part) for part in encoder.modules()}
-    parts = [part for part in model.modules() if id(part) not in inside]
-    return {id(parameter) for part in parts for parameter in part.parameters(recurse=False)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 
 from headscope.config.option import changed_options, flag, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
-from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build, Workplace, clear_killed, replacing_folder, to_resume, workplace
@@ -26,7 +25,6 @@ from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.examples import (
     LabelLoss,
-    PruningLoss,
     TrainingExamples,
     training_examples,
     training_loss,
@@ -62,26 +60,23 @@ def learn_gates(
     config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> tuple[Ranking, Checkpoint]:
     """The same with the checkpoint as it has learnt."""
+    kind, inputs = choice_by(config.learner.name), inputs_of(config)
+
+    def begin() -> Workplace:
+        if config.resume and finished_record(config):
+            raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
+        resume_folder = to_resume(config.out, kind) if config.resume else None
+        return stack.enter_context(workplace(config.out, kind, inputs=inputs, force=config.force, resume=resume_folder))
+
     with ExitStack() as stack:
-        workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
+        workspace = processes.on_main(begin)
         choice, checkpoint = _choose(config, workspace.path, progress if processes.main else no_progress, processes)
         if processes.main:
-            with Build(config.out, choice_by(config.learner.name), inputs=inputs_of(config), force=True) as build:
+            with Build(config.out, kind, inputs=inputs, force=True) as build:
                 write_selection(choice, checkpoint, config, build)
             if workspace.path != config.out:
                 workspace.discard()
     return choice, checkpoint
-
-
-@contextmanager
-def _workplace(config: LearnConfig) -> Iterator[Workplace]:
-    """Where the run is made; ConfigError where it is complete."""
-    if config.resume and finished_record(config):
-        raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
-    kind = choice_by(config.learner.name)
-    resume_folder = to_resume(config.out, kind) if config.resume else None
-    with workplace(config.out, kind, inputs=inputs_of(config), force=config.force, resume=resume_folder) as workspace:
-        yield workspace
 
 
 def finished_record(config: LearnConfig) -> Mapping[str, Any]:
@@ -200,7 +195,14 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     gate_lr = learner.gate_lr if config.gate_lr is None else config.gate_lr
     recipe = recipe_of(config, checkpoint, updates=config.updates, gate_lr=gate_lr)
     assert setup.corpus is not None and setup.valid is not None
-    loss = loss_of(config, checkpoint, setup.corpus)
+    loss = training_loss(
+        checkpoint,
+        setup.corpus,
+        objective=config.objective,
+        smoothing=config.label_smoothing,
+        learns=True,
+        seed=config.seed,
+    )
     data, valid = (
         training_examples(checkpoint, text, limit=setup.limit, with_labels=loss.supervised)
         for text in (setup.corpus, setup.valid)
@@ -264,12 +266,6 @@ def recipe_of(
         tokens=config.batch_tokens or DEFAULT_TOKENS,
         seed=config.seed,
     )
-
-
-def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> PruningLoss:
-    """What the options say is learnt by, with a teacher of its own where it needs one."""
-    options: dict[str, Any] = {"objective": config.objective, "smoothing": config.label_smoothing, "seed": config.seed}
-    return training_loss(checkpoint, corpus, learns=True, **options)
 
 
 def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:

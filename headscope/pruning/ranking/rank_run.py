@@ -29,7 +29,7 @@ from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.gate_layout import GateLayout, tie_remarks
 from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
-from headscope.pruning.learning.learn import loss_of, recipe_of, tune
+from headscope.pruning.learning.learn import recipe_of, tune
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.shared import DAMPING, Freeze, as_text
 from headscope.pruning.ranking.allocation import check_keep, nearest_keep
@@ -288,15 +288,16 @@ def _loss(config: RankConfig, setup: OpenedSelection) -> PruningLoss | None:
     if setup.valid is None:
         return None
     trains = config.objective in OBJECTIVES.names() and OBJECTIVES.get(config.objective).trains
-    objective = config.objective if trains else ""
-    if config.tune_updates:
-        assert setup.corpus is not None
-        return loss_of(replace(config, objective=objective), setup.checkpoint, setup.corpus)
+    corpus, tunes = (setup.corpus if config.tune_updates else setup.valid), config.tune_updates > 0
+    assert corpus is not None
+    options: dict[str, Any] = {"objective": config.objective if trains else "", "seed": config.seed}
     try:
         return training_loss(
-            setup.checkpoint, setup.valid, objective=objective, smoothing=None, learns=False, seed=config.seed
+            setup.checkpoint, corpus, **options, smoothing=config.label_smoothing if tunes else None, learns=tunes
         )
     except (CheckpointError, ConfigError):
+        if tunes:
+            raise
         return None
 
 
