@@ -89,10 +89,7 @@ def main() -> None:
     }
     loss = LabelLoss(0.1 if checkpoint.needs_target else 0.0)
     tuners = {
-        name: Tuner(
-            checkpoint, data, RECIPE, parameters, learner, loss=LabelLoss(0.1 if checkpoint.needs_target else 0.0)
-        )
-        for name, learner in learners.items()
+        name: Tuner(checkpoint, data, RECIPE, parameters, learner, loss=loss) for name, learner in learners.items()
     }
     bare, groups = plain(checkpoint, data, parameters), data.epoch(1, tokens=RECIPE.tokens, seed=1)
     ratios: dict[str, list[float]] = {name: [] for name in tuners}

@@ -68,10 +68,7 @@ def main() -> None:
     for share in map(float, given.shares.split(",")):
         removal = plan_removal(checkpoint.attention_sites, some(checkpoint, share))
         shrunk = choose_export(None, checkpoint).build(checkpoint, removal)
-        models = (checkpoint.model, shrunk.model)
-        for model in models:
-            outputs(model, one)
-        old, new = (partial(seconds, model, one) for model in models)
+        old, new = (partial(seconds, model, one) for model in (checkpoint.model, shrunk.model))
         found = time_interleaved("forward", given.batch, old, new, given.rounds)
         promised = flops(checkpoint, one)["all"] / flops(shrunk, one)["all"]
         print(

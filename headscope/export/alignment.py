@@ -37,34 +37,18 @@ FUSED = {0: 1, 1: 2}
 
 @dataclass
 class ModelFile:
-    """The arrays of a model.bin by name, and names that stand for another array."""
+    """The arrays of a model.bin by name, with their types; names that stand for one array share it."""
 
     revision: int
     arrays: dict[str, tuple[int, NDArray[Any]]]
-    aliases: dict[str, str]
-
-    def own(self, name: str) -> NDArray[Any] | None:
-        """An array that no other name stands for, to be changed; None where there is none of this name."""
-        name_of = self.aliases.pop(name, name)
-        if name_of not in self.arrays:
-            return None
-        kind, values = self.arrays[name_of]
-        if name_of != name:
-            self.arrays[name] = kind, values.copy()
-        for other in [alias for alias, of in self.aliases.items() if of == name]:
-            del self.aliases[other]
-            self.arrays[other] = kind, values.copy()
-        return self.arrays[name][1]
 
     @property
     def layout(self) -> Layout:
         """Number of cross heads of every layer."""
-        name = "decoder/num_heads"
-        heads, layers = int(self.arrays[self.aliases.get(name, name)][1]), 0
-        names = {*self.arrays, *self.aliases}
-        while f"decoder/layer_{layers}/attention/linear_0/weight" in names:
+        layers = 0
+        while f"decoder/layer_{layers}/attention/linear_0/weight" in self.arrays:
             layers += 1
-        return {(Site.CROSS, layer): heads for layer in range(layers)}
+        return dict.fromkeys(((Site.CROSS, layer) for layer in range(layers)), int(self.arrays["decoder/num_heads"][1]))
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -88,16 +72,18 @@ def read_model(folder: Path, *, spec: str = SPEC) -> ModelFile:
     try:
         if take("<I") != VERSION or text() != spec:
             raise CheckpointError(f"{folder} is no translation model of CTranslate2 (model.bin, version {VERSION})")
-        model = ModelFile(take("<I"), {}, {})
+        model = ModelFile(take("<I"), {})
         for _ in range(take("<I")):
             name = text()
             shape = [take("<I") for _ in range(take("B"))]
             kind, size = take("B"), take("<I")
             values = np.frombuffer(data, TYPES[kind], count=size // np.dtype(TYPES[kind]).itemsize, offset=place)
-            model.arrays[name] = kind, values.reshape(shape).copy()
+            model.arrays[name] = kind, values.reshape(shape)
             place += size
-        model.aliases = {text(): text() for _ in range(take("<I"))}
-    except (struct.error, ValueError, IndexError) as error:
+        for _ in range(take("<I")):
+            alias = text()
+            model.arrays[alias] = model.arrays[text()]
+    except (struct.error, ValueError, IndexError, KeyError) as error:
         raise CheckpointError(f"{folder / WEIGHTS} is truncated or broken; write the folder again") from error
     return model
 
@@ -108,14 +94,17 @@ def write_model(model: ModelFile, path: Path) -> None:
     def text(value: str) -> bytes:
         return struct.pack("<H", len(value.encode()) + 1) + value.encode() + b"\0"
 
-    parts = [struct.pack("<I", VERSION), text(SPEC), struct.pack("<II", model.revision, len(model.arrays))]
-    for name, (kind, values) in sorted(model.arrays.items()):
+    names: dict[int, list[str]] = {}
+    for name in sorted(model.arrays):
+        names.setdefault(id(model.arrays[name][1]), []).append(name)
+    parts = [struct.pack("<I", VERSION), text(SPEC), struct.pack("<II", model.revision, len(names))]
+    for name, *_ in names.values():
+        kind, values = model.arrays[name]
         shape = b"".join(struct.pack("<I", size) for size in values.shape)
         parts += [text(name), struct.pack("B", values.ndim), shape, struct.pack("<BI", kind, values.nbytes)]
         parts.append(values.tobytes())
-    parts.append(struct.pack("<I", len(model.aliases)))
-    parts += [text(alias) + text(of) for alias, of in model.aliases.items()]
-    path.write_bytes(b"".join(parts))
+    aliases = [text(alias) + text(name) for name, *others in names.values() for alias in others]
+    path.write_bytes(b"".join([*parts, struct.pack("<I", len(aliases)), *aliases]))
 
 
 def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
@@ -141,7 +130,6 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
     }
     for name, value in entries.items():
         model.arrays[name] = TYPES.index("int16"), np.array(value, dtype=np.int16)
-        model.aliases.pop(name, None)
     write_atomically(folder / WEIGHTS, lambda path: write_model(model, path))
     return layer_heads
 
@@ -151,13 +139,13 @@ def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
     place = f"decoder/layer_{layer}/attention/linear_"
     for number, matrices in FUSED.items():
         for part in ("weight", "weight_scale", "bias"):
-            values = model.own(f"{place}{number}/{part}")
-            if values is not None and values.ndim:  # a scale of all rows is one number
-                heads = values.reshape(matrices, len(order), -1)
-                values[...] = heads[:, order].reshape(values.shape)
-    output = model.own(f"{place}2/weight")  # [d h·k]
-    assert output is not None
-    output[...] = output.reshape(len(output), len(order), -1)[:, order].reshape(output.shape)
+            kind, values = model.arrays.get(f"{place}{number}/{part}", (0, np.zeros(())))
+            if values.ndim:  # a scale of all rows is one number
+                heads = values.reshape(matrices, len(order), -1)[:, order]
+                model.arrays[f"{place}{number}/{part}"] = kind, heads.reshape(values.shape)
+    kind, output = model.arrays[f"{place}2/weight"]  # [d h·k]
+    heads = output.reshape(len(output), len(order), -1)[:, order]
+    model.arrays[f"{place}2/weight"] = kind, heads.reshape(output.shape)
 
 
 SETTINGS = "generation_config.json"

@@ -277,12 +277,8 @@ def export_decoder(
 # An encoder-decoder.
 
 
-def export_seq2seq(
-    checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
-) -> tuple[float, str]:
-    """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it."""
-    (target, source), model = shapes, cast(Any, checkpoint.model)
-    mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
+def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[Callable[..., Any], ...]:
+    """The encoder, the decoder after the source, and the decoder after its own tokens."""
 
     def encode(ids: Tensor, mask: Tensor) -> Tensor:
         """Final states [b s d] of ids [b s]."""
@@ -299,10 +295,20 @@ def export_seq2seq(
 
     def follow(ids: Tensor, mask: Tensor, own: Sequence[Tensor], cross: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Logits of ids after those in the caches; and the decoder's own keys and values, longer by them."""
-        unread = own[0].new_zeros(*mask.shape, states.shape[2])  # its keys are in the cache
+        unread = own[0].new_zeros(*mask.shape, 1)  # its keys are in the cache
         cache = EncoderDecoderCache(target.cache(own), source.cache(cross))
         return begin(ids, mask, unread, cache)[: 1 + len(target.names)]
 
+    return encode, begin, follow
+
+
+def export_seq2seq(
+    checkpoint: Checkpoint, shapes: Sequence[CacheShape], data: InputTexts, folder: Path
+) -> tuple[float, str]:
+    """Write the three graphs; returns the difference in onnxruntime, of texts and greedy steps, and a line on it."""
+    (target, source), model = shapes, cast(Any, checkpoint.model)
+    mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
+    encode, begin, follow = seq2seq_steps(model, target, source)
     with torch.no_grad():
         states = encode(torch.ones_like(mask), mask)
     pasts = [tuple(shape.past(2, length).values()) for shape, length in ((target, PAST), (source, SOURCE))]

@@ -11,6 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -213,7 +214,7 @@ def search_some(
     return list(ids)
 
 
-MOST_BYTES = 2 << 30  # of logits in a pass that is timed
+MAX_BYTES = 2 << 30  # of logits in a pass that is timed
 FILLED, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
 LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 10.0, 20.0, 2
@@ -239,34 +240,28 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
 
     def forward(rows: int) -> Timing:
         inputs = repeat_rows(data.feeds, rows)
-        old, new = partial(outputs, before.model, inputs), partial(outputs, after.model, inputs)
-        return measure_timing("forward", rows, old, new, rounds)
+        old, new = (partial(_seconds, partial(outputs, checkpoint.model, inputs)) for checkpoint in (before, after))
+        return time_interleaved("forward", rows, old, new, rounds)
 
     results = [forward(1)]
     max_rows = max(LONG_RUN / max(results[0].before, 1e-9), 1)
-    rows = min(max_batch_size(before, data, batch), 2 ** int(math.log2(max_rows)))
+    inputs = repeat_rows(data.feeds, 1).arguments
+    if "pixel_values" not in inputs:  # as many as have logits of 2 GiB
+        n_tokens = max(values.shape[1] for values in inputs.values())
+        batch = max(min(batch, MAX_BYTES // (n_tokens * max(before.vocabularies) * 4)), 1)
+    rows = min(batch, 2 ** int(math.log2(max_rows)))
     if rows > 1:
         results.append(forward(rows))
     for sentences in (1, 8):
-        search, is_repeatable = (
-            partial(search_some, checkpoint, data, beam=BEAM, sentences=sentences, exact=True)
-            for checkpoint in (before, after)
-        )
-        if is_repeatable():
-            results.append(measure_timing("beam search", sentences, search, is_repeatable, rounds))
+        options: dict[str, Any] = {"beam": BEAM, "sentences": sentences, "exact": True}
+        if search_some(after, data, **options):
+            searches = (partial(search_some, checkpoint, data, **options) for checkpoint in (before, after))
+            old, new = (partial(_seconds, search) for search in searches)
+            results.append(time_interleaved("beam search", sentences, old, new, rounds))
     if before.decodes and not before.two_sided and generates(before.model):
-        decoding = decoding_speed(before, after, rounds=rounds)
-        results += [] if decoding is None else [decoding]
+        with suppress(Exception):  # whatever an architecture's own code raises (RecurrentGemma)
+            results.append(decoding_speed(before, after, rounds=rounds))
     return results
-
-
-def max_batch_size(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
-    """As many of `batch` sentences as have logits of at most 2 GiB."""
-    ids = repeat_rows(data.feeds, 1).arguments
-    if "pixel_values" in ids:
-        return batch
-    tokens = max(values.shape[1] for values in ids.values())
-    return max(min(batch, MOST_BYTES // (tokens * max(checkpoint.vocabularies) * 4)), 1)
 
 
 def repeat_rows(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
@@ -298,23 +293,21 @@ class Timing:
     context: int = 0
 
 
-def measure_timing(
-    what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int
-) -> Timing:
-    """Time two functions in turns, after one run of each that does not count."""
-    old, new = partial(_seconds, before), partial(_seconds, after)
-    return time_interleaved(what, sentences, old, new, affordable(rounds, old() + new()))
-
-
-def affordable(rounds: int, seconds: float) -> int:
-    """As many of `rounds` as a timing may have whose rounds take so many seconds each."""
-    return min(rounds, max(FEWEST_ROUNDS, int(LONG_TIMING / max(seconds, 1e-9))))
-
-
 def time_interleaved(
-    what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int, *, tokens: int = 0
+    what: str,
+    sentences: int,
+    before: Callable[[], float],
+    after: Callable[[], float],
+    rounds: int,
+    *,
+    tokens: int = 0,
+    context: int = 0,
 ) -> Timing:
-    """Medians of what two functions say that they took, one after the other in every round, in turns the first."""
+    """Medians of what two functions say that they took, one after the other in every round, in turns the first.
+
+    A run of each that does not count says how many of the `rounds` there is time for.
+    """
+    rounds = min(rounds, max(FEWEST_ROUNDS, int(LONG_TIMING / max(before() + after(), 1e-9))))
     pairs = []
     for number in range(rounds):
         if number % 2:
@@ -324,36 +317,28 @@ def time_interleaved(
             pairs.append((before(), after()))
     old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
     ratios = [first / second for first, second in pairs]
-    return Timing(what, sentences, old, new, old / new, tokens=tokens, least=min(ratios), most=max(ratios))
+    return Timing(what, sentences, old, new, old / new, tokens, min(ratios), max(ratios), context)
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    wait_for_device()
+    _wait_for_device()
     start = time.perf_counter()
     work()
-    wait_for_device()
+    _wait_for_device()
     return time.perf_counter() - start
 
 
-def wait_for_device() -> None:
-    """Until an accelerator has done what it was given."""
+def _wait_for_device() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing | None:
-    """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns; None where caches cannot be copied."""
+def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing:
+    """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns, from copies of a filled cache."""
     n_tokens = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
-    models = (before, after)
-    try:
-        caches = [_fill_cache(checkpoint, n_tokens) for checkpoint in models]
-        first = sum(_steps(checkpoint, start) for checkpoint, start in zip(models, caches, strict=True))  # not counted
-    except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
-        return None
-    old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(models, caches, strict=True))
-    rounds = affordable(rounds, first)
-    timing = time_interleaved(f"decoding after {n_tokens} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
-    return replace(timing, context=n_tokens)
+    old, new = (partial(_steps, checkpoint, _fill_cache(checkpoint, n_tokens)) for checkpoint in (before, after))
+    what = f"decoding after {n_tokens} tokens"
+    return time_interleaved(what, TEXTS, old, new, rounds, tokens=TEXTS * STEPS, context=n_tokens)
 
 
 def _fill_cache(checkpoint: Checkpoint, length: int) -> Any:
@@ -366,14 +351,13 @@ def _fill_cache(checkpoint: Checkpoint, length: int) -> Any:
 
 
 def _steps(checkpoint: Checkpoint, start: Any) -> float:
-    model: Any = checkpoint.model
-    tokens = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device)
-    with eval_mode(model), torch.inference_mode(), suppress_warnings():
-        cache = copy.deepcopy(start)
-        wait_for_device()
-        began = time.perf_counter()
+    model, cache = checkpoint.model, copy.deepcopy(start)
+
+    def decode() -> None:
+        tokens, after = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device), cache
         for _ in range(STEPS):
-            result, cache = with_cache(model, cache, input_ids=tokens)
+            result, after = with_cache(model, after, input_ids=tokens)
             tokens = result.logits[:, -1:].argmax(dim=-1)
-        wait_for_device()
-        return time.perf_counter() - began
+
+    with eval_mode(model), torch.inference_mode(), suppress_warnings():
+        return _seconds(decode)

@@ -89,8 +89,8 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of its files."""
-        parts = [self.method, self.size.replace(" ", ""), "" if self.seed is None else f"seed{self.seed}"]
-        return "-".join(filter(None, [*parts, "from-scratch" if self.control else ""])).replace(":", "-")
+        seed, control = "" if self.seed is None else f"seed{self.seed}", "from-scratch" * self.control
+        return "-".join(filter(None, [self.method, self.size.replace(" ", ""), seed, control])).replace(":", "-")
 
     @property
     def folder(self) -> str:
@@ -273,17 +273,13 @@ def on_one_device(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
 
 def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Of which cells of a sweep in `folder` no model is kept, and why."""
-    record_of = {Cell(**record["cell"]).name: record for record in records if record["cell"]["method"] != UNPRUNED}
-    remarks = [
-        f"no model of {name} is kept: {record['not_kept']}"
-        for name, record in record_of.items()
-        if "not_kept" in record
-    ]
-    before = [
-        name
-        for name, record in record_of.items()
-        if "not_kept" not in record and not (record.get("model") and (folder / record["model"]).exists())
-    ]
+    remarks, before = list[str](), list[str]()
+    for record in records:
+        name, is_there = Cell(**record["cell"]).name, record.get("model") and (folder / record["model"]).exists()
+        if "not_kept" in record:
+            remarks.append(f"no model of {name} is kept: {record['not_kept']}")
+        elif name != UNPRUNED and not is_there:
+            before.append(name)
     if before:
         names = ", ".join(before[:SHOWN]) + (", …" if len(before) > SHOWN else "")
         remarks.append(f"no model is kept of {names}: finished before without one; --force does the sweep anew")

@@ -93,11 +93,10 @@ def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], functions:
     `worse` to `level` are those of `NonInferiority`, of this cell by itself. `loss` is in nats a token (of a
     classifier: a sentence). `functions_NAME` counts survivors with that function. `model` is what was kept of a cell.
     """
-    kinds = None if functions is None else kinds_by_head(functions)
-    counts = [_functions(record, kinds) for record in cell_metrics.records]
-    return with_seeds(
-        [_row(cell_metrics, number, sites) | function_counts for number, function_counts in enumerate(counts)]
-    )
+    labels = None if functions is None else labels_by_head(functions)
+    rows = [_row(cell_metrics, number, sites) for number in range(len(cell_metrics.records))]
+    counts = [function_counts(record, labels) for record in cell_metrics.records]
+    return with_seeds([row | counts_of_row for row, counts_of_row in zip(rows, counts, strict=True)])
 
 
 def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -139,26 +138,20 @@ def labels_by_head(functions: pd.DataFrame) -> dict[str, str]:
     return {f"{site}.{layer}.{head}": str(labels) for site, layer, head, labels in zip(*columns, strict=True)}
 
 
-def kinds_by_head(functions: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """The kinds of function of every head: `positional:-1;rare` gives positional and rare."""
-    by_head = {}
-    for head, labels in labels_by_head(functions).items():
-        kinds = [label.partition(":")[0].strip() for label in labels.split(";")]
-        by_head[head] = tuple(dict.fromkeys(kind for kind in kinds if kind))
-    return by_head
-
-
-def _functions(record: Record, by_head: Mapping[str, tuple[str, ...]] | None) -> dict[str, float]:
-    if by_head is None:
+def function_counts(record: Record, labels: Mapping[str, str] | None) -> dict[str, float]:
+    """How many survivors have each kind of function: `positional:-1;rare` is positional and rare."""
+    if labels is None:
         return {}
-    kinds = sorted({kind for kinds in by_head.values() for kind in kinds})
+    by_head = {
+        head: {label.partition(":")[0].strip() for label in of_head.split(";")} - {""}
+        for head, of_head in labels.items()
+    }
+    kinds = sorted(set[str]().union(*by_head.values()))
     if record["cell"]["control"]:
         return dict.fromkeys([f"functions_{kind}" for kind in [*kinds, "none"]], float("nan"))
-    survivors = [by_head.get(name, ()) for name in record["kept"]]
-    return {
-        **{f"functions_{kind}": sum(kind in head for head in survivors) for kind in kinds},
-        "functions_none": sum(not head for head in survivors),
-    }
+    heads_kept = [by_head.get(name, set()) for name in record["kept"]]
+    counts = {f"functions_{kind}": sum(kind in head for head in heads_kept) for kind in kinds}
+    return {**counts, "functions_none": sum(not head for head in heads_kept)}
 
 
 def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.DataFrame:
@@ -188,28 +181,20 @@ def verdicts(cell_metrics: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFr
         if cell.method != UNPRUNED:
             sizes = sequences.setdefault((cell.method, "from scratch" if cell.control else ""), {})
             sizes.setdefault(cell.size, []).append(number)
-    level = 1 - (1 - LEVEL) / max(len(sequences), 1)
-    rows = [
-        dict(zip(KEY, (*key, size), strict=True)) | {"kept": heads_kept, "of": sum(sites.values())} | columns
-        for key, sizes in sequences.items()
-        for size, heads_kept, columns in _sequence(cell_metrics, sizes, level)
-    ]
+    level, rows = 1 - (1 - LEVEL) / max(len(sequences), 1), list[dict[str, Any]]()
+    for key, sizes in sequences.items():
+        kept = {
+            size: sum(len(cell_metrics.records[number]["kept"]) for number in cells) / len(cells)
+            for size, cells in sizes.items()
+        }
+        largest_first = sorted(sizes, key=lambda size: -kept[size])
+        own = [cell_metrics.verdict(sizes[size], level) for size in largest_first]
+        in_sequence = in_fixed_sequence([verdict for verdict in own if verdict is not None])
+        columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own), strict=True))
+        for size in sizes:
+            about = {"kept": kept[size], "of": sum(sites.values())}
+            rows.append(dict(zip(KEY, (*key, size), strict=True)) | about | columns[size])
     return pd.DataFrame(rows, columns=[*KEY, "kept", "of", *VERDICT])
-
-
-def _sequence(
-    cell_metrics: MeasuredCells, sizes: Mapping[str, list[int]], level: float
-) -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """The sizes of a method as they came, with the mean number of heads kept and the columns of the verdict."""
-    heads_kept = {
-        size: sum(len(cell_metrics.records[number]["kept"]) for number in cells) / len(cells)
-        for size, cells in sizes.items()
-    }
-    largest_first = sorted(sizes, key=lambda size: -heads_kept[size])
-    own_verdicts = [cell_metrics.verdict(sizes[size], level) for size in largest_first]
-    in_sequence = in_fixed_sequence([verdict for verdict in own_verdicts if verdict is not None])
-    columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own_verdicts), strict=True))
-    yield from ((size, heads_kept[size], columns[size]) for size in sizes)
 
 
 def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
@@ -227,15 +212,13 @@ def verdict_lines(table: pd.DataFrame, unit: str) -> Iterator[str]:
 
 def _conclusion(rows: pd.DataFrame, unit: str) -> str:
     """Of one method: the fewest heads that are established to be enough, else the smallest loss that may be none."""
-    good, open_rows, worse = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN, WORSE))
-    row = (
-        good.sort_values("kept") if len(good) else (open_rows if len(open_rows) else worse).sort_values("worse")
-    ).iloc[0]
+    verdict = next(verdict for verdict in (NON_INFERIOR, OPEN, WORSE) if (rows["verdict"] == verdict).any())
+    row = rows[rows["verdict"] == verdict].sort_values("kept" if verdict == NON_INFERIOR else "worse").iloc[0]
     margin = f"within {row['margin']:.3g} {unit}"
     numbers = f"with {row['kept']:g} kept {format_bound(row['worse'], row['worse_limit'], level=row['level'])}"
-    if len(good):
+    if verdict == NON_INFERIOR:
         return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {margin}; {numbers}"
-    if len(open_rows):
+    if verdict == OPEN:
         limits = {name: float(row[name]) for name in ("worse_limit", "margin", "detectable")}
         reason = why_open(**limits, text="this test set")
         return f"not established that heads can go {margin}; {numbers}; {reason}"
