@@ -123,14 +123,6 @@ class SweepConfig(BleuOption, PruningOptions):
     force: bool = output_option(False, "Begin anew, without the cells that DIR holds.", identity=False, common=True)
 
     def __post_init__(self) -> None:
-        if not self.methods:
-            raise ConfigError(
-                f"--methods is empty; name some of {', '.join(learners())} and the criteria of `prune rank`"
-            )
-        for name in ("methods", "keep", "keep_fraction"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ConfigError(f"--{name} holds the same entry twice")
         check_prices(self.lambdas)
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)

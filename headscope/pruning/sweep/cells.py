@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -20,9 +20,8 @@ from headscope.config import AnalyzeConfig, CheckpointOptions
 from headscope.config.declarations import analysis_options, checked_options
 from headscope.config.option import restore_config
 from headscope.data.batching import sentence_limit
-from headscope.data.corpus import Corpus, open_text
+from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
-from headscope.engine.base import Analysis
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, restate
@@ -104,7 +103,7 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
     for keep in sizes:
         check_keep(gating, keep, config.allocate)
     cells = [Cell(UNPRUNED)]
-    for method in config.methods:
+    for method in dict.fromkeys(config.methods):
         seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
         if method not in config.learnt and not is_drawn(method) and not config.tune_updates:
             seeds = [config.seed]
@@ -179,26 +178,11 @@ def read_functions(run: Path, checkpoint: Checkpoint) -> pd.DataFrame:
     return table.assign(functions=table["functions"].astype(object).fillna(""))  # numbers where no head has any
 
 
-@dataclass(frozen=True)
-class Labeller:
-    """The options, the text and the analyses of a run of `analyze`, those of the analyses that label heads."""
+class Labeller(NamedTuple):
+    """What labels heads as a run of `analyze` did: `positional:-1;rare`, with some heads off; others are left out."""
 
-    options: AnalyzeConfig
-    corpus: Corpus
-    analyses: Sequence[type[Analysis]]
     digest: str
-    """Of all that shaped the labels of that run."""
-
-    def labels(self, checkpoint: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
-        """Labels of heads, `positional:-1;rare`, with the heads `off` closed; those that have none are left out."""
-        config = self.options
-        limit = sentence_limit(checkpoint, config.max_length)
-        options, _ = run_options(config, checkpoint, self.corpus, self.analyses, limit)
-        with masked(checkpoint.model, off):
-            study = analyze(
-                checkpoint, self.corpus, analyses=self.analyses, options=options, replicates=config.bootstrap
-            )
-        return {str(head): ";".join(labels) for head, labels in study.labels.items() if labels}
+    labels: Callable[[Checkpoint, Sequence[HeadId]], dict[str, str]]
 
 
 def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
@@ -220,7 +204,15 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
         raise ConfigError(f"--relabel: the text of {run} was changed since, or is another here; analyse CKPT again")
     if not analyses:
         raise ConfigError(f"--relabel: the analyses of {run} label no heads; analyse CKPT without --only")
-    return Labeller(config, corpus, analyses, str(record.get("signature")))
+
+    def labels(pruned: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
+        limit = sentence_limit(pruned, config.max_length)
+        run_as, _ = run_options(config, pruned, corpus, analyses, limit)
+        with masked(pruned.model, off):
+            study = analyze(pruned, corpus, analyses=analyses, options=run_as, replicates=config.bootstrap)
+        return {str(head): ";".join(labels) for head, labels in study.labels.items() if labels}
+
+    return Labeller(str(record.get("signature")), labels)
 
 
 SHOWN = 6  # names of cells in a remark
