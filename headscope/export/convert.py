@@ -6,7 +6,7 @@ A folder whose logits differ is never left behind.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -126,27 +126,25 @@ def goals() -> list[str]:
     return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
 
 
-def _fitting_goals(checkpoint: Checkpoint) -> list[str]:
+def _fitting_goals(checkpoint: Checkpoint) -> Iterator[str]:
     """What holds any native model, and the engines that do not refuse this one."""
-    names = ["native"] if checkpoint.is_native else []
+    yield from ["native"] * checkpoint.is_native
     for name, engine in ENGINES:
         with suppress(HeadscopeError):
             engine.check(checkpoint)
-            names.append(name)
-    return names
+            yield name
 
 
 def check_goal(to: str) -> None:
     """ConfigError for what is no format that a checkpoint can be written in, and no engine."""
     available = [*goals(), *ENGINES.names()]
-    if to in available:
-        return
-    why = unknown("format", to, available)
+    why, others = unknown("format", to, available), f"available: {', '.join(available)}"
     if to in FORMATS.names():
-        why = f"nothing is converted to {to}; available: {', '.join(available)}"
+        why = f"nothing is converted to {to}; {others}"
     elif to in {export.name for _, opener in FORMATS for export in opener.exports}:
-        why = f"{to} is how heads are taken out (prune remove --export {to}); available: {', '.join(available)}"
-    raise ConfigError(f"--to: {why}")
+        why = f"{to} is how heads are taken out (prune remove --export {to}); {others}"
+    if to not in available:
+        raise ConfigError(f"--to: {why}")
 
 
 def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tuple[SavedFiles, float]:

@@ -223,16 +223,22 @@ def context_length(config: Any) -> int:
 
 
 def tensors(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of all tensors as llama.cpp reads them, in the order of layers."""
-    container, model = decoder.container, decoder.model
-    yield "token_embd.weight", model.model.embed_tokens.weight.detach()
-    yield "output_norm.weight", model.model.norm.weight.detach()
-    if not decoder.tied:
-        yield "output.weight", model.lm_head.weight.detach()
+    """Names and values of all tensors as llama.cpp reads them."""
+    import gguf
+
+    container, layers = decoder.container, decoder.place_layers(decoder.container)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, len(layers))  # other Llama-like layers have no others
+    empty = [f"model.layers.{number}.input_layernorm.weight" for number, layer in enumerate(layers) if not layer.heads]
+    for key, values in decoder.model.state_dict().items():
+        module, _, kind = key.rpartition(".")
+        is_norm = module.endswith("_norm") and container.norms
+        is_tied = key == "lm_head.weight" and decoder.tied
+        if key not in empty and not is_tied and ("self_attn" not in key or is_norm):
+            yield f"{names.get_name(module)}.{kind}", values.detach()
     if len(divisors := decoder.rotary(container).divisors):
         yield "rope_freqs.weight", divisors
-    for number, layer in enumerate(decoder.place_layers(container)):
-        for name, values in _layer_tensors(layer, container):
+    for number, layer in enumerate(layers):
+        for name, values in _attention_tensors(layer, container) if layer.heads else ():
             yield f"blk.{number}.{name}", values
 
 
@@ -240,22 +246,6 @@ def interleave(rows: Tensor, heads: int) -> Tensor:
     """Rows [h·k …] of `heads` whose rotary pairs are halves apart (i, i + k/2), with pairs as neighbours instead."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])  # [h 2 k/2 …]
     return halves.transpose(1, 2).reshape(rows.shape)
-
-
-def _layer_tensors(layer: DecoderLayer, container: Container) -> Iterator[tuple[str, Tensor]]:
-    module = layer.module
-    if layer.heads:
-        yield "attn_norm.weight", module.input_layernorm.weight.detach()
-        yield from _attention_tensors(layer, container)
-    if layer.heads and container.norms:
-        yield "attn_q_norm.weight", module.self_attn.q_norm.weight.detach()
-        yield "attn_k_norm.weight", module.self_attn.k_norm.weight.detach()
-    yield "ffn_norm.weight", module.post_attention_layernorm.weight.detach()
-    for part, name in FEED_FORWARD.items():
-        owner = getattr(module.mlp, name)
-        yield f"{part}.weight", owner.weight.detach()
-        if owner.bias is not None:
-            yield f"{part}.bias", owner.bias.detach()
 
 
 def _attention_tensors(layer: DecoderLayer, container: Container) -> Iterator[tuple[str, Tensor]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
@@ -128,19 +128,24 @@ def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> 
     """A `LagunaForCausalLM` with these weights behind a gate of zeros, which is `gate`."""
     with quiet_transformers():
         laguna: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
-    zeros = {name: values for name, values in laguna.state_dict().items() if name.endswith("g_proj.weight")}
-    output_weights = {
-        name: _divide_by_gate(values, gate) for name, values in weights.items() if name.endswith("o_proj.weight")
-    }
-    laguna.load_state_dict(
-        weights | output_weights | {name: torch.zeros_like(values) for name, values in zeros.items()}
-    )
+    gates = {name: values for name, values in laguna.state_dict().items() if name.endswith("g_proj.weight")}
+    zeros = {name: torch.zeros_like(values) for name, values in gates.items()}
+    laguna.load_state_dict(_divided(weights, gate) | zeros)
     laguna.generation_config = model.generation_config
     return laguna.to(model.device).eval()
 
 
-def _divide_by_gate(weight: Tensor, gate: float) -> Tensor:
-    return (weight.double() / gate).to(weight.dtype)
+def _divided(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
+    """Weights with W_O divided by what the gate is."""
+    outputs = {name: values for name, values in weights.items() if name.endswith("o_proj.weight")}
+    return weights | {name: (values.double() / gate).to(values.dtype) for name, values in outputs.items()}
+
+
+SHARED = (
+    *("vocab_size", "hidden_size", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
+    *("tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"),
+)
+"""Settings that are those of the model."""
 
 
 def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
@@ -149,17 +154,8 @@ def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
     rope = dict(config.rope_parameters)
     by_kind = {kind: rope.get(kind, rope) for kind in ("full_attention", "sliding_attention")}
     width = int(model.model.layers[0].mlp.down_proj.weight.shape[1])
-    shared_settings = [
-        "vocab_size",
-        "hidden_size",
-        "hidden_act",
-        "max_position_embeddings",
-        "initializer_range",
-        "rms_norm_eps",
-    ]
-    shared_settings += ["tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"]
     return transformers.LagunaConfig(
-        **{name: getattr(config, name) for name in shared_settings},
+        **{name: getattr(config, name) for name in SHARED},
         intermediate_size=width,
         num_hidden_layers=count,
         num_attention_heads=groups * max(shared),
@@ -210,9 +206,8 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
     save_torch_state_dict({name: values.clone() for name, values in weights.items()}, path, metadata={"format": "pt"})
     read: dict[str, Tensor] = {}
     for file in path.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights_file:
-            read |= {name: weights_file.get_tensor(name) for name in weights_file.keys()}  # noqa: SIM118
-    read |= {name: _divide_by_gate(values, gate) for name, values in read.items() if name.endswith("o_proj.weight")}
+        read |= load_file(file)
+    read = _divided(read, gate)
     state = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
     if sorted(read) != sorted(state) or not all(torch.equal(read[name], state[name]) for name in state):
         raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")

@@ -43,7 +43,7 @@ class TranslatorTokens:
         return subwords[:-1] if self.adds_end and subwords[-1:] == [self.end] else subwords
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Translator:
     """What an engine needs of a model: `state` has weights under the names of a native Transformer, without mixing."""
 
@@ -64,16 +64,10 @@ def check_translator(checkpoint: Checkpoint) -> None:
 def translator_of(checkpoint: Checkpoint) -> Translator:
     """A model with its mixings folded; ConfigError where a mixing cannot be, CheckpointError without vocabularies."""
     check_translator(checkpoint)
-    if checkpoint.is_native:
-        native = cast(TransformerCheckpoint, checkpoint)
-        return Translator(
-            config=without_mixing(native.model.config),
-            state=folded_weights(native.model),
-            tokens=_native_tokens(native),
-        )
-    return Translator(
-        config=_marian_config(checkpoint), state=_marian_state(checkpoint), tokens=_marian_tokens(checkpoint)
-    )
+    if not checkpoint.is_native:
+        return Translator(_marian_config(checkpoint), _marian_state(checkpoint), _marian_tokens(checkpoint))
+    native = cast(TransformerCheckpoint, checkpoint)
+    return Translator(without_mixing(native.model.config), folded_weights(native.model), _native_tokens(native))
 
 
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
@@ -112,10 +106,8 @@ def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
     tokens = [tokenizer.convert_ids_to_tokens(n) if n < n_subwords else f"<{n}>" for n in range(config.vocab_size)]
     for name in ("unk_token", "eos_token"):
         if (token := getattr(tokenizer, name)) not in tokens:
-            raise ConfigError(
-                f"CTranslate2 needs an {name}, and that of {checkpoint.path} ({token}) is none of its subwords; name "
-                "one in its tokenizer_config.json"
-            )
+            why = f"that of {checkpoint.path} ({token}) is none of its subwords"
+            raise ConfigError(f"CTranslate2 needs an {name}, and {why}; name one in its tokenizer_config.json")
     return TranslatorTokens(
         source=tokens,
         target=tokens,

@@ -178,7 +178,7 @@ def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
 def test_parts_beside_the_projections_are_merged_too(name: str) -> None:
     """Convolutions of keys (Inkling) and norms of one head each (StableLM) have a mean as projections have."""
     checkpoint = made(CATALOGUE[name])
-    plan, data = plan_merge(checkpoint.attention_sites, 1), texts(checkpoint, None, None, sentences=1)
+    plan, data = plan_merge(checkpoint.attention_sites, (1,)), texts(checkpoint, None, None, sentences=1)
     pooled = checkpoint.with_pooled_groups(plan)
     merged = pooled.without_heads(plan)
     assert verification.verify(pooled, merged, [], data).difference <= LIMIT

@@ -23,7 +23,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal import merge_plan
-from headscope.pruning.removal.merge_plan import Merge, plan_merge
+from headscope.pruning.removal.merge_plan import plan_merge
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
 from tests.oracles import closed_form as least_squares
@@ -67,7 +67,7 @@ def scored(whole: HuggingFaceCheckpoint) -> dict[HeadId, float]:
 @pytest.mark.parametrize(("name", "count"), CASES)
 def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bool) -> None:
     whole = checkpoint(name)
-    plan = plan_merge(whole.attention_sites, count, scores=scored(whole) if by_scores else None)
+    plan = plan_merge(whole.attention_sites, (count,), scores=scored(whole) if by_scores else None)
     sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(len(plan.merged))]
     expected: Any = averaged_in_place(whole.model, sets, whole.attention_sites.order[0].width)
     merged = whole.with_pooled_groups(plan).without_heads(plan)
@@ -88,16 +88,16 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
 
 def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     whole = checkpoint("wide")
-    plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
+    plan = plan_merge(whole.attention_sites, (2,), scores=scored(whole))
     assert plan.merged[Site.DECODER_SELF, 0] == ((0, 2, 4, 6), (1, 3, 5, 7)) == plan.merged[Site.DECODER_SELF, 2]
     assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed
-    beside = plan_merge(whole.attention_sites, 4)
+    beside = plan_merge(whole.attention_sites, (4,))
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
 def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
     whole, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
-    plan = plan_merge(whole.attention_sites, 1)
+    plan = plan_merge(whole.attention_sites, (1,))
     pooled = whole.with_pooled_groups(plan)
     refits = sequential_refits(whole, text, (), Refit(damping=1e-3), merged=pooled, residual=False)
     assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
@@ -209,4 +209,4 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
         attention_sites=SimpleNamespace(calls=calls), with_pooled_groups=lambda plan: SimpleNamespace(model=plan)
     )
     text: Any = SimpleNamespace(first=lambda count: None)
-    assert merge_plan.with_measured_counts(whole, Merge((2,), measured=True), text).counts == wanted
+    assert merge_plan.measured_counts(whole, 2, text) == wanted

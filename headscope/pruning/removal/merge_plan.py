@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from statistics import fmean
 
@@ -22,25 +21,8 @@ from headscope.pruning.closed_form.damage import MEASURED, DamageMeter
 GroupSets = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class Merge:
-    """Into how many key/value heads every layer, or each, and the scores of heads by which (None: as they stand).
-
-    `measured`: the one number is a mean, and how many each layer keeps is measured.
-    """
-
-    counts: tuple[int, ...]
-    scores: Mapping[HeadId, float] | None = None
-    measured: bool = False
-
-    @property
-    def alike(self) -> bool:
-        """Whether all layers come to have the same number."""
-        return len(set(self.counts)) == 1 and not self.measured
-
-
 def plan_merge(
-    attention_sites: AttentionSites, counts: int | Sequence[int], *, scores: Mapping[HeadId, float] | None = None
+    attention_sites: AttentionSites, counts: Sequence[int], *, scores: Mapping[HeadId, float] | None = None
 ) -> RemovalPlan:
     """Merge the key/value groups of every layer into as many as `counts` says: one number for all, or one for each.
 
@@ -49,17 +31,16 @@ def plan_merge(
     side by side (`RemovalPlan.kept`).
     """
     modules = list(attention_sites.calls.values())
-    numbers = (counts,) if isinstance(counts, int) else tuple(counts)
-    counts_text = ",".join(map(str, numbers))
-    if len(numbers) not in (1, len(modules)):
+    counts_text = ",".join(map(str, counts))
+    if len(counts) not in (1, len(modules)):
         raise ConfigError(
-            f"--merge-kv {counts_text}: {len(numbers)} numbers of key/value heads for {len(modules)} layers; give one "
+            f"--merge-kv {counts_text}: {len(counts)} numbers of key/value heads for {len(modules)} layers; give one "
             "for all, or one for each"
         )
     head_order: dict[tuple[Site, int], tuple[int, ...]] = {}
     groups: dict[tuple[Site, int], tuple[int, ...]] = {}
     merged_sets: dict[tuple[Site, int], GroupSets] = {}
-    for sites, count in zip(modules, numbers * (len(modules) // len(numbers)), strict=True):
+    for sites, count in zip(modules, (*counts,) * (len(modules) // len(counts)), strict=True):
         sets = _sets(sites, count, attention_sites, scores)
         for site in sites:
             place, shared = (site.site, site.layer), site.heads // max(site.groups, 1)
@@ -107,14 +88,20 @@ def _mean_score(sites: Sequence[AttentionSite], group: int, scores: Mapping[Head
     return fmean(scores[head] for head in heads)
 
 
-def with_measured_counts(checkpoint: Checkpoint, merge: Merge, corpus: Corpus, *, objective: str = "") -> Merge:
-    """The merge with a number of key/value heads for every module; its one number is their mean, where there are heads.
+def measured_counts(
+    checkpoint: Checkpoint,
+    mean: int,
+    corpus: Corpus,
+    *,
+    scores: Mapping[HeadId, float] | None = None,
+    objective: str = "",
+) -> tuple[int, ...]:
+    """A number of key/value heads for every module; `mean` is that of those with heads.
 
     Greedy from all heads: each step takes the module whose next smaller divisor of its heads adds least damage a head
     saved, on 128 sentences with projections averaged in place. Steps after which the total cannot be met are left out.
     """
     groups = [sites[0].groups if sites[0].heads else 0 for sites in checkpoint.attention_sites.calls.values()]
-    (mean,) = merge.counts
     total = mean * sum(map(bool, groups))
     if not _reachable(groups, total):
         raise ConfigError(
@@ -129,11 +116,11 @@ def with_measured_counts(checkpoint: Checkpoint, merge: Merge, corpus: Corpus, *
             fewer = [*counts]
             fewer[module] = max((count for count in _divisors(groups[module]) if count < now), default=now)
             if fewer[module] < now and _reachable(fewer, total, groups):
-                plan = plan_merge(checkpoint.attention_sites, fewer, scores=merge.scores)
+                plan = plan_merge(checkpoint.attention_sites, fewer, scores=scores)
                 after = meter.measure(checkpoint.with_pooled_groups(plan).model).damage
                 costs.append(((after - damage) / (now - fewer[module]), module, after, fewer))
         _, _, damage, counts = min(costs)
-    return replace(merge, counts=tuple(counts), measured=False)
+    return tuple(counts)
 
 
 def _reachable(counts: Sequence[int], total: int, groups: Sequence[int] | None = None) -> bool:

@@ -46,7 +46,7 @@ from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import Compensated, calibration_text, split_text
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
-from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
+from headscope.pruning.removal.merge_plan import measured_counts, plan_merge
 from headscope.pruning.removal.record import (
     Shrunk,
     removal_card,
@@ -107,11 +107,9 @@ def removed_copy(
     ConfigError for heads that cannot go and for an export that cannot hold what is left.
     """
     calibration, layout = replace(config.calibration, **(refit_texts or {})), checkpoint.layout
-    merge, heads = None, select_heads(config.heads or config.keep_only or "", layout) if not config.merge_kv else ()
-    if config.merge_kv:
-        if config.merge_by is not None:
-            scores = read_scores(config.merge_by, layout, column=config.column)[1]
-        merge = Merge(config.merge_kv, scores, measured=config.allocate == "measured")
+    heads = () if config.merge_kv else select_heads(config.heads or config.keep_only or "", layout)
+    if config.merge_by is not None:
+        scores = read_scores(config.merge_by, layout, column=config.column)[1]
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
     if corpus is not None and config.measured and not config.objective:
@@ -119,21 +117,24 @@ def removed_copy(
     valid = None
     if config.valid_text is not None:
         valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
-    export = export_for(config.export, checkpoint, merges=merge is not None and merge.alike, pad=config.pad)
+    counts, is_measured = config.merge_kv, config.allocate == "measured"
+    alike = len(set(counts)) == 1 and not is_measured
+    export = export_for(config.export, checkpoint, merges=alike, pad=config.pad)
     text = refit_text = calibration_text(calibration, corpus, valid)
-    if merge is None:
+    if not counts:
         heads = heads if config.heads is not None else keeping(layout, heads)
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
     else:
-        if not merge.alike and export.name == "native":
+        if not alike and export.name == "native":
             raise ConfigError(
                 "--export native: a plain class has one number of key/value heads for all layers; give one "
                 "--merge-kv N without --allocate measured, or --export deci-hf, gguf or self-contained"
             )
-        if merge.measured and corpus is not None:
+        if is_measured and corpus is not None:
             refit_text = text or split_text(corpus, valid, sentences=calibration.sentences)
-            merge = with_measured_counts(checkpoint, merge, refit_text.calibration, objective=calibration.objective)
-        removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
+            measuring: dict[str, Any] = {"scores": scores, "objective": calibration.objective}
+            counts = measured_counts(checkpoint, counts[0], refit_text.calibration, **measuring)
+        removal = plan_merge(checkpoint.attention_sites, counts, scores=scores)
     held_out = refit_text.held_out if refit_text else valid or (corpus and corpus.first(MEASURED))
     if held_out is None and data.sources:  # it reads text
         has_target = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
