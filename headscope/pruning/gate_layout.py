@@ -86,10 +86,8 @@ class GateLayout:
 
     def closed(self, stays_open: Tensor) -> list[HeadId]:
         """The heads whose units do not stay (`stays_open` [n]), in the order of sites, layers, heads."""
-        gone_heads = {
-            head for unit, stays in zip(self.units, stays_open.tolist(), strict=True) if not stays for head in unit
-        }
-        return [head for head in all_heads(self.counts) if head in gone_heads]
+        gone = {head for unit, stays in zip(self.units, stays_open.tolist(), strict=True) if not stays for head in unit}
+        return [head for head in all_heads(self.counts) if head in gone]
 
     def ranking(self, order: Iterable[int], *, score: Sequence[float], stays_open: Tensor, **more: Any) -> pd.DataFrame:
         """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""

@@ -27,7 +27,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.export.base import choose_export, engines_named, split_export
+from headscope.export.base import engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.tables import write_csv
@@ -81,12 +81,11 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
     Writes nothing.
     """
     corpus = open_text(config, max_sentences=config.max_sentences) if config.has_text else None
-    valid, held_out = None, config.valid_text
+    valid, held_out, limit = None, config.valid_text, config.valid_sentences
     if held_out is not None:
-        valid = open_text(held_out, max_sentences=config.valid_sentences)
+        valid = open_text(held_out, max_sentences=limit)
     elif config.has_text:
-        max_sentences = min(config.valid_sentences, config.max_sentences or config.valid_sentences)
-        valid = open_text(config, max_sentences=max_sentences)
+        valid = open_text(config, max_sentences=min(limit, config.max_sentences or limit))
     dtype = "float32" if trains and config.dtype == "auto" else config.dtype
     if trains and dtype in ("float16", "bfloat16"):
         raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
@@ -107,14 +106,9 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         remarks.append(
             "warning: measured on the text that it learnt from; give --valid-source for text it has not seen"
         )
-    if isinstance(config, SelectionConfig):  # what can be known of a removal before hours of learning
-        if config.export and not config.remove:
-            raise ConfigError("--export says what --remove writes; give --remove too")
-        kind, engines = split_export(config.export)
-        if config.remove:
-            choose_export(kind, checkpoint)
-        for engine in engines_named(engines):
-            engine.check(checkpoint)
+    if isinstance(config, SelectionConfig) and config.remove:  # what can be known of it before hours of learning
+        engines_named(split_export(config.export)[1])
+        export_for(config.export, checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks + unit_remarks(gating))
 
@@ -192,7 +186,7 @@ def ranking_of(
         "remarks": [*setup.remarks, *remarks],
         "seconds": round(time.monotonic() - began, 3),
     }
-    tables = {"ranking": table} if gates is None else {"ranking": table, "gates": gates}
+    tables = {"ranking": table} | ({} if gates is None else {"gates": gates})
     return Ranking(record, tables, heads_left, folder, lowest=lowest)
 
 
@@ -203,9 +197,8 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
         for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):
             text = "".join(f"{head}\n" for head in heads)
             write_atomically(temporary / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-        write_csv(temporary / "ranking.csv", choice.tables["ranking"])
-        if "gates" in choice.tables:
-            write_csv(temporary / "gates.csv", choice.tables["gates"], number="%.7g")
+        for name, table in choice.tables.items():
+            write_csv(temporary / f"{name}.csv", table, number="%.7g" if name == "gates" else None)
         trained_files = None
         if choice.record["model"]:  # with all its heads, in its own format
             (temporary / MODEL).mkdir()
