@@ -82,8 +82,7 @@ def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[di
 def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     layers_by_mixing: dict[tuple[str, str, str], list[int]] = {}
     for site, layer, mixing in mixings_of(checkpoint.model):
-        if mixing.summary:
-            layers_by_mixing.setdefault((site.value, mixing_name(mixing), mixing.summary), []).append(layer)
+        layers_by_mixing.setdefault((site.value, mixing_name(mixing), mixing.summary), []).append(layer)
     return [
         {"site": site, "layers": layers, "mixing": name, "summary": summary}
         for (site, name, summary), layers in layers_by_mixing.items()

@@ -13,7 +13,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import texts
 from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tap_contexts
-from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
+from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing
 from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.removal_plan import plan_removal
@@ -195,9 +195,8 @@ def test_folding_alpha_block_by_block() -> None:
     torch.testing.assert_close(alpha.fold(w_o), w_o @ torch.kron(alpha.alpha.detach(), torch.eye(5)))
 
 
-def test_names_carry_versions_and_the_newest_is_the_default() -> None:
-    assert resolve("alpha") == "alpha.v1"
-    with pytest.raises(ConfigError, match=r"'alpa'.*'alpha\.v1'"):
-        resolve("alpa")
+def test_names_carry_versions() -> None:
+    with pytest.raises(ConfigError, match=r"'alpha'.*'alpha\.v1'"):
+        build_mixing("alpha", heads=1, d_value=1, d_model=1, options={})
     with pytest.raises(ConfigError, match="options"):
-        build_mixing("alpha", heads=1, d_value=1, d_model=1, options={"experts": 2})
+        build_mixing("alpha.v1", heads=1, d_value=1, d_model=1, options={"experts": 2})

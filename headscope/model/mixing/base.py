@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError, restate
 from headscope.heads import Site
-from headscope.registry import Registry, unknown
+from headscope.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Mixing(nn.Module, ABC):
     `identity_at_start`: a fresh instance changes nothing. `folds_in_training`: `fold` is always the same as
     `forward`, with gradients; training then mixes the output projection, which is smaller than the contexts.
     What analyses, swaps and removals need to know they ask the mixing: `foldable`, `matrix`, `gates`, `gate_logits` and
-    `experts`, which all answer "no" here. `summary` completes "…, every module has" for `headscope show`; empty where
-    heads are not mixed.
+    `experts`, which all answer "no" here. `summary` completes "…, every module has" for `headscope show`.
     """
 
     identity_at_start: ClassVar[bool] = True
@@ -52,10 +51,6 @@ class Mixing(nn.Module, ABC):
     @abstractmethod
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
         """Contexts [b h t k] after mixing."""
-
-    def extra_loss(self) -> Tensor | None:
-        """What this mixing adds to the training loss. Returns None if it adds nothing."""
-        return None
 
     @property
     def foldable(self) -> bool:
@@ -111,21 +106,10 @@ def mixing_name(module: Mixing) -> str:
     return next((name for name, cls in MIXINGS if cls is type(module)), type(module).__name__)
 
 
-def resolve(name: str) -> str:
-    """The full name of a variant: "alpha" is the newest of its versions; ConfigError if there is none."""
-    names = MIXINGS.names()
-    if name in names:
-        return name
-    versions = [full for full in names if full.rpartition(".v")[0] == name]
-    if not versions:
-        raise ConfigError(unknown("mixing", name, names))
-    return max(versions, key=lambda full: int(full.rpartition(".v")[2]))
-
-
 def build_mixing(
     name: str, *, heads: int, d_value: int, d_model: int, options: Mapping[str, str | int | float | bool]
 ) -> Mixing:
     """A fresh mixing; ConfigError for a name or an option that does not exist."""
-    cls = MIXINGS.get(resolve(name))
+    cls = MIXINGS.get(name)
     with restate(ConfigError, f"mixing {name!r} does not take these options: {{why}}", TypeError):
         return cls(heads=heads, d_value=d_value, d_model=d_model, **options)

@@ -1,4 +1,4 @@
-"""Linear mixing: none, one factor per head, or one matrix per attention module.
+"""Linear mixing: one factor per head, or one matrix per attention module.
 
 The matrix is alpha of Azov & Landau's "Multi-Head Rotation"; the factors are gates that a checkpoint of story-of-heads
 brings along (`gate/log_a`, `alive_heads`). They stand in the mixing slot so that they are part of the model (saved,
@@ -11,23 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from headscope.model.mixing.base import Mixing, Queries, mixing
-
-
-@mixing("plain.v1")
-class Plain(Mixing):
-    """The identity, without parameters."""
-
-    summary = ""
-
-    def forward(self, context: Tensor, queries: Queries) -> Tensor:
-        return context
-
-    @property
-    def foldable(self) -> bool:
-        return True
-
-    def fold(self, w_o: Tensor) -> Tensor:
-        return w_o
 
 
 @mixing("alpha.v1")

@@ -7,7 +7,7 @@ it decodes step by step with a cache (`begin`, `step`; see `headscope.model.nati
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -94,24 +94,19 @@ class Stack(nn.Module):
 class TransformerState:
     """State of incremental decoding: caches of every layer, one row per hypothesis.
 
-    `memory` [b s d] and `memory_mask` [b 1 1 s] come from the encoder; `real` [b s] is False for padding among the
-    cached positions (None: no padding); `length` is the number of cached positions.
+    `memory` [b s d] and `memory_mask` [b 1 1 s] come from the encoder; `length` is the number of cached positions.
     """
 
     caches: list[LayerCache]
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
-    real: Tensor | None = None
     length: int = 0
-    _order: Tensor | None = field(default=None, repr=False)
 
     def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
         """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
         for cache in self.caches:
             cache.self_attention.select(order)
             cache.cross.select(order, keys=not same_sentence)
-        if self.real is not None:
-            self.real = self.real.index_select(0, order)
         if not same_sentence and self.memory is not None:
             self.memory = self.memory.index_select(0, order)
             self.memory_mask = None if self.memory_mask is None else self.memory_mask.index_select(0, order)
@@ -198,37 +193,25 @@ class Transformer(nn.Module):
         return scores
 
     def begin(self, source: Tensor, source_mask: Tensor | None = None) -> TransformerState:
-        """Read a source (or, decoder-only, all of a prompt but its last token; padding on the left)."""
+        """Read a source, or, decoder-only, all of a prompt without padding but its last token."""
         caches = [LayerCache() for _ in self.decoder.layers]
         if self.encoder is not None:
             return TransformerState(caches, self.encode(source, source_mask), _visible(source_mask))
-        state = TransformerState(caches, real=source_mask)
+        assert source_mask is None, "a prompt has no padding"
+        state = TransformerState(caches)
         if source.shape[1] > 1:
-            mask = None if source_mask is None else source_mask[:, :-1]
-            self._advance(source[:, :-1], state, mask)
+            self._advance(source[:, :-1], state)
         return state
 
     def step(self, ids: Tensor, state: TransformerState) -> Tensor:
         """Logits [b V] of the token after `ids` [b], which become the next decoder input; updates `state`."""
-        return self.logits(self._advance(ids[:, None], state, None)[:, -1])
+        return self.logits(self._advance(ids[:, None], state)[:, -1])
 
-    def _advance(self, ids: Tensor, state: TransformerState, real: Tensor | None) -> Tensor:
-        b, t = ids.shape
-        past = state.length
-        if state.real is not None:
-            missing = past + t - state.real.shape[1]
-            if missing > 0:
-                state.real = torch.cat([state.real, state.real.new_ones(b, missing)], dim=1)
-            positions = real_positions(state.real[:, : past + t])[:, past:]
-        else:
-            positions = torch.arange(past, past + t, device=ids.device)
-        mask: Tensor | None = None
-        if t > 1:
-            mask = torch.ones(t, past + t, dtype=torch.bool, device=ids.device).tril(past)[None, None]
-        if state.real is not None:
-            visible = state.real[:, None, None, : past + t].bool()
-            mask = visible if mask is None else mask & visible
-        view = View(mask, real, True, state.memory, state.memory_mask)
+    def _advance(self, ids: Tensor, state: TransformerState) -> Tensor:
+        t, past = ids.shape[1], state.length
+        positions = torch.arange(past, past + t, device=ids.device)
+        mask = torch.ones(t, past + t, dtype=torch.bool, device=ids.device).tril(past)[None, None] if t > 1 else None
+        view = View(mask, None, True, state.memory, state.memory_mask)
         state.length = past + t
         states: Tensor = self.decoder(self._embed(ids, positions, past=past), view, state.caches)
         return states
