@@ -176,7 +176,7 @@ def test_capture_sees_heads_before_mixing(name: str) -> None:
 
 
 def test_alpha_is_the_sum_of_heads_with_the_weights_of_its_row() -> None:
-    alpha: Any = build_mixing("alpha", heads=3, d_value=5, d_model=7, options={}).double()
+    alpha: Any = build_mixing("alpha.v1", heads=3, d_value=5, d_model=7, options={}).double()
     with torch.no_grad():
         alpha.alpha.copy_(torch.randn(3, 3))
     context = torch.randn(2, 3, 4, 5).double()

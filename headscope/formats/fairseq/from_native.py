@@ -81,7 +81,7 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
         table = weights["decoder.embeddings.tokens.weight"] = weights["decoder.embeddings.tokens.weight"].clone()
         table[order.index(own.end)] = table[order.index(own.start)]
     for side, stack in config.sides.items():
-        _fill(weights, side, stack, alphas=of_fork)
+        fill_weights(weights, side, stack, has_table=_has_table(stack), alphas=of_fork)
     one_table = not has_own_start and orders.get("encoder", orders["decoder"]) == orders["decoder"]
     options = _options(config, vocabularies["decoder"], tied=not has_own_start, one_table=one_table)
     notes = _notes(config, has_own_start=has_own_start, of_fork=of_fork, folds_mixing=bool(mixings) and not of_fork)
@@ -161,10 +161,18 @@ def _lacking(own: Vocabulary, side: str) -> list[str]:
     return reasons
 
 
-def unusual_parts(config: TransformerConfig) -> dict[str, bool]:
-    """What no Transformer of fairseq has, nor any class of transformers that grew out of it: whether a model has it."""
+def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
+    """What no Transformer of fairseq has, nor any class of transformers that grew out of it: whether a model has it.
+
+    The fields `alike` must be the same on both sides.
+    """
     stacks = config.stacks
-    return {
+    differ = {
+        f"its encoder and decoder differ in {name}": len({getattr(s, name) for s in stacks}) > 1 for name in alike
+    }
+    return differ | {
+        "its layers have different numbers of heads (`headscope prune remove --export masked` leaves zeros in the "
+        "place of removed ones)": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
         "its decoder starts with a zero vector": config.start == "zero",
         "its heads do not fill its width": any(s.most_heads * s.d_head != s.d_model for s in stacks),
         "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
@@ -176,11 +184,7 @@ def unusual_parts(config: TransformerConfig) -> dict[str, bool]:
 
 def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
     stacks = config.stacks
-    reasons = unusual_parts(config) | {
-        "heads were removed from some of its layers, and fairseq has one number of heads in all "
-        "(`headscope prune remove --export masked` leaves zeros in their place)": any(
-            len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks
-        ),
+    reasons = unusual_parts(config, "activation", "scale_embedding", "embedding_norm") | {
         "its output has a bias": config.output_bias,
         "its encoder's embeddings have another width": (
             config.encoder is not None and config.encoder.d_embedding not in (None, config.encoder.d_model)
@@ -193,11 +197,8 @@ def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
         "it has no norm after its encoder": (
             config.encoder is not None and config.encoder.norm == "pre" and not config.encoder.final_norm
         ),
+        "only one of its stacks has positions": len({s.positions == "none" for s in stacks}) > 1,
     }
-    for name in ("activation", "scale_embedding", "embedding_norm"):
-        reasons[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
-    places = {s.positions == "none" for s in stacks}
-    reasons["only one of its stacks has positions"] = len(places) > 1
     return [reason for reason, holds in reasons.items() if holds]
 
 
@@ -208,11 +209,13 @@ def _renumber(weights: dict[str, Tensor], config: TransformerConfig, orders: Map
     weights["output.weight"] = weights["output.weight"][list(orders["decoder"])]
 
 
-def _fill(weights: dict[str, Tensor], side: str, stack: StackConfig, *, alphas: bool) -> None:
+def fill_weights(
+    weights: dict[str, Tensor], side: str, stack: StackConfig, *, has_table: bool, alphas: bool = False
+) -> None:
     """Tables of positions, biases of zero, and matrices of the fork where a module has none."""
     key = f"{side}.embeddings.positions.weight"
     like = weights[f"{side}.embeddings.tokens.weight"]
-    if _has_table(stack):
+    if has_table:
         rows = position_table(stack, weights.get(key), like)
         used_rows = rows[stack.position_offset :]
         before = used_rows.new_zeros(OFFSET, used_rows.shape[1])

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError
 from headscope.formats.exports import Probe, SavedFiles
-from headscope.formats.fairseq.from_native import unusual_parts
+from headscope.formats.fairseq.from_native import fill_weights, unusual_parts
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
-from headscope.model.native.layers import DEFAULT_LENGTH, position_table
+from headscope.model.native.layers import DEFAULT_LENGTH
 from headscope.model.native.shrink import folded_weights, without_mixing
 from headscope.model.native.transformer_config import TransformerConfig
 
@@ -101,15 +101,12 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
 
 def _never(config: TransformerConfig) -> list[str]:
     stacks = config.stacks
-    reasons = unusual_parts(config) | {
+    alike = ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm")
+    limits = ("max_positions",) if stacks[-1].positions == "learned" else ()
+    reasons = unusual_parts(config, *alike, *limits) | {
         "its output has a projection before it (d_output)": config.d_output is not None,
         "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
-        "its layers have different numbers of heads": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
     }
-    for name in ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm"):
-        reasons[f"its encoder and decoder differ in {name}"] = len({getattr(s, name) for s in stacks}) > 1
-    if stacks[-1].positions == "learned":
-        reasons["its encoder and decoder differ in max_positions"] = len({s.max_positions for s in stacks}) > 1
     return [reason for reason, holds in reasons.items() if holds]
 
 
@@ -258,8 +255,11 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
     """Our weights under the keys of the class: fairseq's names within another prefix."""
     layers = max(stack.layers for stack in config.stacks)
     back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
-    weights: dict[str, Tensor] = {}
-    for native_key, tensor in state.items():
+    filled, weights = dict(state), dict[str, Tensor]()
+    for side, stack in config.sides.items():  # a class has one length for both of its sides
+        long = replace(stack, max_positions=_longest(config))
+        fill_weights(filled, side, long, has_table="learned" in target.positions)
+    for native_key, tensor in filled.items():
         if native_key == "output.bias":
             weights["final_logits_bias"] = tensor[None]
             continue
@@ -271,22 +271,10 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
 
 
 def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
-    """What the class has and the model has not: biases of zero, unused rows, tables of positions."""
+    """What the class has and the model has not: unused rows, the shared table, a bias of the output."""
     like = weights[target.output]
-    for side, stack in config.sides.items():
-        prefix = target.prefix[side]
-        for key in [
-            key for key in weights if key.startswith(prefix) and key.endswith("_proj.weight") and "attn" in key
-        ]:
-            weights.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(weights[key])))
-        if "learned" in target.positions:
-            long = replace(stack, max_positions=_longest(config))  # a class has one length for both of its sides
-            table = position_table(long, weights.get(f"{prefix}.embed_positions.weight"), like)
-            used_rows = table[stack.position_offset :]
-            weights[f"{prefix}.embed_positions.weight"] = torch.cat(
-                [used_rows.new_zeros(2, used_rows.shape[1]), used_rows]
-            )
-        name = f"{prefix}.embed_tokens.weight"
+    for side in config.sides:
+        name = f"{target.prefix[side]}.embed_tokens.weight"
         if target.one_vocabulary and len(weights[name]) < config.decoder.vocabulary:
             rows = config.decoder.vocabulary - len(weights[name])
             weights[name] = torch.cat([weights[name], like.new_zeros(rows, weights[name].shape[1])])
