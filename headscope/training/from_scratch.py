@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from headscope.config import plain_options
-from headscope.config.option import checked_value
+from headscope.config.option import make_config
 from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.files.reading import read_record
 from headscope.files.toml import read_toml
@@ -28,7 +28,6 @@ from headscope.model.native.shrink import shrink_transformer, without_mixing
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import plan_removal
-from headscope.registry import unknown
 from headscope.training.architecture import INITIAL
 from headscope.training.config import TrainConfig, default_of, preset
 from headscope.training.trainer import train
@@ -107,28 +106,23 @@ def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **othe
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
     """
-    recipe_options = _parse_options(_read_options(recipe, checkpoint))
+    recipe_options = _read_options(recipe, checkpoint)
     values = {**preset(recipe_options.get("preset")), **recipe_options}
-    values = {name: value for name, value in values.items() if name not in NON_RECIPE_OPTIONS | ARCHITECTURE_OPTIONS}
+    left_out = NON_RECIPE_OPTIONS | ARCHITECTURE_OPTIONS
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
-    if not all(text is None or text.is_file() for text in texts):
-        values = {name: value for name, value in values.items() if name not in OF_VALIDATION}
-    return TrainConfig(**values | others, kind="translation" if two_sided else "lm", init=FRESH)
+    if not all(text is None or Path(text).is_file() for text in texts):
+        left_out = left_out | OF_VALIDATION
+    values = {name: value for name, value in values.items() if name not in left_out}
+    with restate(ConfigError, "--recipe: {why}"):
+        return make_config(
+            TrainConfig, {**values, **others, "kind": "translation" if two_sided else "lm", "init": FRESH}
+        )
 
 
 def recipe_digest(options: TrainConfig) -> str:
     """Of the options of a recipe, texts and the like aside: models with the same digest are trained alike."""
     shaping = {name: value for name, value in plain_options(options).items() if name not in FREE}
     return hashlib.sha1(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
-
-
-def _parse_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `headscope train` from TOML or JSON; ConfigError for unknown names and values of wrong types."""
-    hints, entries = get_type_hints(TrainConfig), {entry.name: entry for entry in fields(TrainConfig)}
-    if strange := sorted(set(values) - set(entries)):
-        raise ConfigError(f"--recipe: {unknown('option', strange[0], sorted(entries))}")
-    with restate(ConfigError, "--recipe: {why}"):
-        return {name: checked_value(entries[name], hints[name], value) for name, value in values.items()}
 
 
 def _read_options(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
