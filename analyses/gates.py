@@ -19,7 +19,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tap_contexts
-from headscope.model.discovery import CallTracker, DeclaresAttention, base_of, eval_mode, probe_inputs
+from headscope.model.discovery import CallTracker, base_of, eval_mode, probe_inputs
 from headscope.model.interface import through_attend, watch_modules
 from headscope.model.mixing.base import mixings_of
 from headscope.model.mixing.linear import open_probability
@@ -113,7 +113,7 @@ class GateSource:
 def find_gates(checkpoint: Checkpoint) -> dict[tuple[Site, int], GateSource]:
     """Where the gates of every (site, layer) that has some come from."""
     model = checkpoint.model
-    if isinstance(model, DeclaresAttention) or checkpoint.two_sided:
+    if checkpoint.is_native or checkpoint.two_sided:
         return {}
     contexts: dict[tuple[Site, int], Tensor] = {}
     activations: dict[nn.Module, tuple[Tensor, Tensor]] = {}

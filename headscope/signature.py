@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 from headscope.version import VERSION
-
-if TYPE_CHECKING:
-    import torch
 
 
 def count_of(count: int, noun: str) -> str:
@@ -33,26 +30,10 @@ class Signature:
         return Signature({**first, **{key: changes.get(key, value) for key, value in self.entries.items()}})
 
 
-class _Checkpoint(Protocol):
-    """The part of a checkpoint that is in signatures."""
-
-    format: str
-    dequantised: str
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-
 def signature_of(
     entries: Mapping[str, str],
     *,
-    checkpoint: _Checkpoint | None = None,
+    checkpoint: Any = None,
     data: tuple[str, object] | None = None,
     off: Mapping[str, str] | None = None,
     transformers: bool = False,

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -67,23 +67,11 @@ class BatchingOptions:
     long: Long = "truncate"
 
 
-class Limited(Protocol):
-    """A model that may have a limited number of positions, and a length that texts are cut to by default."""
-
-    @property
-    def limit(self) -> int | None:
-        """Positions that the model has, None without a table of them."""
-
-    @property
-    def context(self) -> int | None:
-        """Positions that texts are cut to unless more is asked for."""
-
-
-def sentence_limit(model: Limited, max_length: int | None = None) -> int:
+def sentence_limit(checkpoint: Any, max_length: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
-    if max_length is not None and model.limit is not None and max_length > model.limit:
-        raise ConfigError(f"--max-length {max_length} is more than the {model.limit} positions of the model")
-    return max_length or min(DEFAULT_LIMIT, model.context or DEFAULT_LIMIT)
+    if max_length is not None and checkpoint.limit is not None and max_length > checkpoint.limit:
+        raise ConfigError(f"--max-length {max_length} is more than the {checkpoint.limit} positions of the model")
+    return max_length or min(DEFAULT_LIMIT, checkpoint.context or DEFAULT_LIMIT)
 
 
 @dataclass

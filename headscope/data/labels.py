@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from headscope.data.corpus import Corpus, Labels
 from headscope.data.encoded import IGNORED, Encoded
@@ -17,28 +17,7 @@ from headscope.errors import ConfigError, DataError, lookalike, shortlist
 SHOWN = 5  # labels of the model in an error
 
 
-class Labelling(Protocol):
-    """A checkpoint, as far as it tells what it labels texts with."""
-
-    exclusive_labels: bool
-
-    @property
-    def model_type(self) -> str:
-        """The architecture, for messages."""
-        ...
-
-    @property
-    def predicts(self) -> str:
-        """What it predicts: "classes" of sentences, "tags" of words, or what has no labels."""
-        ...
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """The names of its classes or tags, by number."""
-        ...
-
-
-def with_labels(checkpoint: Labelling, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
+def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
     """The corpus with what the checkpoint should say, unless `labels` is None.
 
     Of a classifier a file or list with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
@@ -57,7 +36,7 @@ def with_labels(checkpoint: Labelling, corpus: Corpus, labels: Lines | None, *, 
     return corpus.with_labels(partial(_tags, Path(labels), checkpoint.label_names), name=text_name(labels))
 
 
-def no_labels(checkpoint: Labelling) -> str | None:
+def no_labels(checkpoint: Any) -> str | None:
     """Why a checkpoint's predictions cannot be compared with labels. Returns None if they can."""
     kind = f"a model of type {checkpoint.model_type!r}"
     if not checkpoint.label_names:

@@ -110,12 +110,9 @@ class AttentionCall:
         return self.options.softcap
 
 
-class Tap(Protocol):
-    """Called with each attention call; returns a context to replace the current one, or None to keep it."""
-
-    def __call__(self, call: AttentionCall, context: Tensor, /) -> Tensor | None:
-        """`context` [b h t k] is `call.context` as earlier taps (and mixing) have changed it."""
-        ...
+Tap = Callable[[AttentionCall, Tensor], Tensor | None]
+"""Called with each attention call and its context [b h t k] as earlier taps (and mixing) have changed it; returns a
+context to replace that, or None to keep it."""
 
 
 class Products(Protocol):
@@ -130,12 +127,8 @@ class Products(Protocol):
         ...
 
 
-class Contexts(Protocol):
-    """Computes contexts without weights (`replace_contexts`)."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions, /) -> Tensor:
-        """Context [b h t k] of query [b h t k], key and value [b g s k]."""
-        ...
+Contexts = Callable[[Tensor, Tensor, Tensor, ScoreOptions], Tensor]
+"""Contexts [b h t k] of query [b h t k], key and value [b g s k], without weights (`replace_contexts`)."""
 
 
 _CONTEXTS: ContextVar[Contexts | None] = ContextVar("headscope_contexts", default=None)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -122,22 +122,14 @@ def track_calls(model: nn.Module) -> Iterator[CallTracker]:
         yield tracker
 
 
-@runtime_checkable
-class DeclaresAttention(Protocol):
-    """A model that calls `attend` itself and lists its attention (`headscope.model.native.transformer`)."""
-
-    def declared_attention(self) -> AttentionSites:
-        """All attention calls, by site and layer."""
-        ...
-
-
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[Any], AttentionSites]] = WeakKeyDictionary()
 
 
 def find_attention(model: nn.Module) -> AttentionSites:
     """The attention of a model: as it declares it, else found by one probe, cached until its modules change."""
-    if isinstance(model, DeclaresAttention):
-        return model.declared_attention()
+    declares: Callable[[], AttentionSites] | None = getattr(model, "declared_attention", None)
+    if declares is not None:  # a native Transformer
+        return declares()
     build = [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
     entry = _KNOWN.get(model)
     if entry is None or entry[0] != build:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headscope.data.encoded import Batch
 from headscope.distributed import upload
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.heads import HeadId
@@ -28,7 +29,7 @@ SAME = 1e-3
 """Logits of a text in two parts that are those of the whole text, of an architecture that reads it in parts at all."""
 
 
-def cached_difference(whole: Runnable, smaller: nn.Module, heads: Iterable[HeadId], batch: ModelInputs) -> float | None:
+def cached_difference(whole: Any, smaller: nn.Module, heads: Iterable[HeadId], batch: ModelInputs) -> float | None:
     """How far a sentence read in parts by a smaller model is from the whole model's outputs with `heads` masked.
 
     Returns None for models that keep no cache, and for architectures that give something else for a text in parts.
@@ -200,44 +201,19 @@ class _Casts(TorchFunctionMode):
 # Numbers that are none.
 
 
-class Runnable(Protocol):
-    """The part of a `Checkpoint` that a message about its numbers needs."""
-
-    path: str
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that runs."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        ...
-
-
-class Text(Protocol):
-    """The part of a `Batch` that tells its tokens from padding."""
-
-    def at_tokens(self, values: Tensor) -> Tensor:
-        """Those of values [b t …] that belong to tokens [n …]."""
-        ...
-
-
-C = TypeVar("C", bound=Runnable)
-B = TypeVar("B", bound=Text)
+C = TypeVar("C")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def finite(method: Callable[Concatenate[C, B, P], R]) -> Callable[Concatenate[C, B, P], R]:
+def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:
     """Decorates the methods of a `Checkpoint` that run the model: NumericalError where the result is not finite.
 
     What a model computes at padding does not matter, and -inf may stand among logits for what it must not say.
     """
 
     @wraps(method)
-    def check_result(self: C, batch: B, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def check_result(self: C, batch: Batch, /, *args: P.args, **kwargs: P.kwargs) -> R:
         def run() -> R:
             return method(self, batch, *args, **kwargs)
 
@@ -263,7 +239,7 @@ def _output(result: Any) -> Tensor | None:
     return values if isinstance(values, Tensor) else None
 
 
-def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Text | None = None) -> NoReturn:
+def refuse_overflow(checkpoint: Any, run: Callable[[], object], batch: Batch | None = None) -> NoReturn:
     """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
     select_tokens = (lambda values: values) if batch is None else batch.at_tokens
     with track_calls(checkpoint.model) as tracker:
@@ -294,7 +270,7 @@ def running_narrowed(model_type: str) -> Iterator[None]:
         ) from error
 
 
-def reference(checkpoint: Runnable, heads: Iterable[HeadId], batch: ModelInputs) -> Tensor:
+def reference(checkpoint: Any, heads: Iterable[HeadId], batch: ModelInputs) -> Tensor:
     """Outputs of the whole model with `heads` masked; NumericalError where they are no numbers."""
     with masked(checkpoint.model, heads):
         logits = outputs(checkpoint.model, batch)

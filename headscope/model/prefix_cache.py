@@ -21,7 +21,6 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, is_half
 from headscope.model.discovery import (
     AttentionSite,
-    DeclaresAttention,
     base_of,
     eval_mode,
     find_attention,
@@ -346,7 +345,7 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
     Compared on a probe of a few tokens, with one head of every (site, layer) closed in turn.
     """
     layer_index = index_layers(model)
-    if layer_index is None or isinstance(model, DeclaresAttention):
+    if layer_index is None or hasattr(model, "declared_attention"):
         return layer_index
     inputs = probe_inputs(model)
     all_open = {site_layer: torch.ones(heads) for site_layer, heads in find_attention(model).layout.items()}

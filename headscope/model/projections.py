@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,22 +65,14 @@ class Projections:
     output: Slices | None
 
 
-@runtime_checkable
-class DeclaresProjections(Protocol):
-    """A model that declares its heads' rows and columns (`headscope.model.native.transformer`)."""
-
-    def attention_projections(self) -> dict[SiteLayer, Projections]:
-        """The projections of every site and layer."""
-        ...
-
-
 def projections(model: nn.Module) -> dict[SiteLayer, Projections]:
     """The projections of every (site, layer): as a model declares them, else found by one probe with gradients.
 
     The model is not changed.
     """
-    if isinstance(model, DeclaresProjections):
-        return model.attention_projections()
+    declares: Callable[[], dict[SiteLayer, Projections]] | None = getattr(model, "attention_projections", None)
+    if declares is not None:  # a native Transformer
+        return declares()
     by_site: dict[SiteLayer, Projections] = {}
 
     def tap(place: SiteLayer, call: AttentionCall) -> None:
