@@ -20,8 +20,8 @@ from headscope.config import Companions
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.convert import check_goal, convert, goals
+from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
-from headscope.export.gguf_writer import write_gguf
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, open_checkpoint, write_checkpoint
 from headscope.formats.exports import Probe
 from headscope.formats.native import NATIVE

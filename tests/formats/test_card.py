@@ -16,8 +16,8 @@ from markdown_it import MarkdownIt
 from headscope.assets import sample
 from headscope.config import Companions
 from headscope.errors import CheckpointError
+from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
-from headscope.export.gguf_writer import write_gguf
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.exports import Card
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
