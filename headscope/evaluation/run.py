@@ -26,7 +26,7 @@ from headscope.files.tables import shield_formulas
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
-from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, signed_text
 from headscope.results.result import Result
 from headscope.signature import Signature, count_of
 
@@ -58,7 +58,7 @@ class EachHead(Result):
         sites = {*self.table.site[1:]}
         rows = []
         for row in self.table.head(MOST_ROWS).to_dict("records"):
-            values = (f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns)
+            values = (signed_text(row[name]) if "_diff" in name else f"{row[name]:.4f}" for name in columns)
             head = HeadId.of_row(row).name(sites) if row["site"] else "none"
             rows.append((head, *values))
         table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
@@ -79,7 +79,7 @@ class EachHead(Result):
         if low is None or low != low:
             whole = self.table[self.by][0]
             return f"{name} matters most ({self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all)"
-        size = f"{self._title(change)} {row[change]:+.4f}, 95 %: {low:+.4f} to {high:+.4f}"
+        size = f"{self._title(change)} {signed_text(row[change])}, 95 %: {signed_text(low)} to {signed_text(high)}"
         return f"{name} matters most ({size})" if low > 0 else f"no head is shown to matter; the most {name} ({size})"
 
     def _interval_note(self) -> str:

@@ -174,7 +174,7 @@ def check_folder(
     """
     check_inputs(out, inputs)
     if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file; give a directory")
+        raise OutputError(f"{out} is a file, and results go into a folder of their own; give another name")
     existing = contents(out, kind)
     if existing and not force:
         names = _first_names(sorted({name.split("/")[0] for name in existing.files}))

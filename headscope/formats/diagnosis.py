@@ -64,11 +64,11 @@ def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
     """The error for a path that none of the formats recognises."""
     if not os.path.exists(path):
         return CheckpointError(f"{no_path(path, 'file or directory')}, and it does not look like a hub id (owner/name)")
-    known_formats = "; ".join(f"{name}: {opener.summary}" for name, opener in formats)
     return CheckpointError(
         _results(path, formats)
         or diagnose(path, formats)
-        or f"{path} is no checkpoint that headscope knows ({known_formats})"
+        or f"{path} is no checkpoint that headscope knows; give a folder with {CONFIG} and weights, or another of "
+        "those that `headscope list formats` describes"
     )
 
 

@@ -314,10 +314,12 @@ def cell_inches(axes: Axes) -> tuple[float, float]:
 
 
 def cell_lines(functions: Sequence[Function], width: float, *, most: int) -> list[str]:
-    """A line per function; where there are more than `most`, the last line counts the others."""
-    shown = functions if len(functions) <= most else functions[: max(most - 1, 0)]
-    lines = [fit(function, width, rcParams["xtick.labelsize"]) for function in shown]
-    return [*lines, *([f"+{len(functions) - len(shown)}"] if len(shown) < len(functions) else [])]
+    """A line per function; where there are more than `most`, the last line has an ellipsis."""
+    size = float(rcParams["xtick.labelsize"])
+    lines = [fit(function, width, size) for function in functions[: max(most, 1)]]
+    if len(lines) < len(functions):
+        lines[-1] = fit(functions[len(lines) - 1], width - text_width("…", size), size) + "…"
+    return lines
 
 
 def layer_panels(

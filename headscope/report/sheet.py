@@ -109,12 +109,21 @@ class Sheet(Figure):
         return found
 
     def name_panel(self, axes: Axes, title: str) -> None:
-        """The title of a panel, cut where it does not fit above it."""
+        """The title of a panel; over the labels at its left, too, where it is long, and cut where that is no room."""
         axes.set_title(" ")
+        size, bold = float(rcParams["axes.titlesize"]), {"weight": "bold"}
 
         def write() -> None:
-            room = axes.get_window_extent().width / self.dpi + em()
-            axes.set_title(shorten(title, room, rcParams["axes.titlesize"], weight="bold"), parse_math=False)
+            box = axes.get_window_extent()
+            room = box.width / self.dpi + em()
+            is_long = text_width(title, size, **bold) > room
+            if is_long:
+                boxes = [other.get_window_extent() for other in self.sizes]
+                starts = [other.x1 for other in boxes if other.x1 <= box.x0 and other.y0 < box.y1 and box.y0 < other.y1]
+                room = (box.x1 - max(starts, default=0)) / self.dpi - em()
+                axes.set_title("")
+            text = shorten(title, room, size, **bold)
+            axes.set_title(text, loc="right" if is_long else "left", parse_math=False)
 
         self.later.append(write)
 

@@ -52,6 +52,11 @@ def number_text(value: Any, digits: int = 3) -> str:
     return text.replace("e-0", "e-").replace("-", "−")
 
 
+def signed_text(value: float, digits: str = ".4f") -> str:
+    """A number with its sign: `+0.12`, `−0.33`."""
+    return f"{value:+{digits}}".replace("-", "−")
+
+
 def interval_text(low: Any, high: Any, digits: int = 3) -> str:
     """`0.31 to 0.55`; empty where there is no interval, or one without width."""
     ends = float(low), float(high)

@@ -14,6 +14,7 @@ from headscope.results.answer import (
     list_text,
     number_text,
     remark_answers,
+    signed_text,
 )
 from headscope.signature import count_of
 
@@ -125,7 +126,7 @@ def _sweep_row(row: Mapping[str, Any], *, priced: bool) -> tuple[str, ...]:
         f"{row['kept']:.4g}",
         f"{row['value']:.4g}",
         "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",
-        "" if whole else f"{row['difference']:+.3g}".replace("-", "−"),
+        "" if whole else signed_text(row["difference"], ".3g"),
         "" if row["worse_limit"] != row["worse_limit"] else number_text(row["worse_limit"]),
         CAN_GO.get(row["verdict"], ""),
     )

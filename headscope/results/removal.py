@@ -12,7 +12,7 @@ import pandas as pd
 from headscope.config.declarations import import_target
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
-from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers, signed_text
 from headscope.results.result import StoredResult
 from headscope.results.study_tables import RunError
 from headscope.signature import count_of
@@ -230,7 +230,7 @@ def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
 def percent(share: float) -> str:
     """`−6.3 %`, `+2 %`; `0 %` for what is rounded to nothing."""
     rounded = round(100 * share, 1)
-    return "0 %" if rounded == 0 else f"{rounded:+.3g} %".replace("-", "−")
+    return "0 %" if rounded == 0 else f"{signed_text(rounded, '.3g')} %"
 
 
 def most_saved(removal: Removal) -> Iterator[Answer]:

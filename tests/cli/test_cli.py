@@ -151,7 +151,7 @@ def test_results_are_not_overwritten_without_force(headscope: Command, text: Pat
 def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ran = headscope("analyze", tmp_path / "empty", "--source", text, "--out", tmp_path / "run")
-    refused(ran, r"empty is no checkpoint that headscope knows")
+    refused(ran, r"empty is no checkpoint that headscope knows; give a folder with config.json")
     broken = tmp_path / "broken"
     shutil.copytree(MODEL, broken)
     weights = broken / "model.safetensors"

@@ -236,7 +236,7 @@ def structure(figure: Figure) -> dict[str, Any]:
     """What a drawn figure says and over which ranges, without numbers: labels, ticks, limits, legend."""
     panels = []
     for axes in figure.axes:
-        title = axes.get_title(loc="left")
+        title = axes.get_title(loc="left") or axes.get_title(loc="right")
         entry: dict[str, Any] = {"title": title} if title else {}
         for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
             low, high = axis.get_view_interval()

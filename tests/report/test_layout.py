@@ -30,7 +30,7 @@ def test_labels_become_marks() -> None:
     function = functions_of("syntactic:compound>")[0]
     assert [fit(function, width, 6.5) for width in (1, 0.37, 0.1)] == ["▲→comp", "→comp", "▲"]
     with FigureStyle().in_use():
-        assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "+2"]
+        assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "▼s…"]
 
 
 def test_families_differ_in_glyph_letter_and_colour() -> None:

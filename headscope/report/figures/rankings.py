@@ -23,7 +23,7 @@ from headscope.report import charts
 from headscope.report.charts import Array, draw_course, draw_intervals, frame_chart
 from headscope.report.marks import SITE_COLORS, color_of, contrast, method_style
 from headscope.report.registry import RUNS, PlotFigure
-from headscope.report.sheet import GREY, INK, PALE, Sheet, em, shorten, stroke, swatch, text_width
+from headscope.report.sheet import ABOVE, GREY, INK, PALE, Sheet, em, shorten, stroke, swatch, text_width
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 
@@ -209,10 +209,10 @@ def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptio
     words = {name: measure_of(name).words for name in table["ranking"]}
     names = [name for name in words if name in set(shown["ranking"])]
     titles = [f"{place}  {words[name].partition(',')[0]}" for place, name in enumerate(names, start=1)]
-    sizes = [(22.0, max(8.0, 1.7 * len(table))), *[(22.0, 14.0)] * len(names)]
+    sizes = [(22.0, max(8.0, 1.7 * len(table)) + ABOVE), *[(22.0, 14.0)] * len(names)]
     areas, *panels = sheet.panels(["area between its curves", *titles], sizes, starts={1}, share="y")
     place: Any = areas.get_subplotspec()
-    areas.set_subplotspec(place.get_gridspec()[0, :])
+    areas.set_subplotspec(place.get_gridspec()[0, :].subgridspec(1, 1)[0])  # with labels of its own width and height
     _draw_areas(areas, table, METRICS.get(metrics[0], metrics[0]))
     random = shown[shown["ranking"].str.startswith("random:")]  # reversed they are random too
     chance = random.groupby("share")["harm"].agg(["mean", "std"]).dropna()  # empty for fewer than two orders
