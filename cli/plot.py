@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
@@ -18,10 +18,10 @@ from headscope.config.declarations import import_target
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
-from headscope.report.styles import FigureStyle
+from headscope.report.styles import FigureStyle, check_path, target_paths
 
-Written = list[tuple[list[Any], Path]]
-"""Runs, and the file of their figure."""
+if TYPE_CHECKING:
+    from headscope.results.result import Result
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,25 @@ def _command(figure: PlotFigure) -> Any:
 
     @options_from(runs, FigureFile, figure.Options, *looks, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
-        from headscope.results.study_tables import files_of
-
         options, file, run_paths = read(figure.Options, values), read(FigureFile, values), vars(read(runs, values))
         paths = list(run_paths["runs"]) if "runs" in run_paths else list(run_paths.values())
         if file.out.is_file():
             check_inputs(file.out, inputs_of({**vars(options), **run_paths}))
-        with files_of(paths):
-            draw = (
-                _page(figure, paths, options, file) if figure.page else _figures(figure, paths, options, file, values)
-            )
-            _say(figure, draw, options, as_json=file.as_json)
+        targets, style = _targets(figure, paths, file), None if figure.page else read(FigureStyle, values)
+        for target, group in targets.items():
+            figure.render(group, options, style, target, force=file.force)
+        answering = import_target(figure.answers) if figure.answers else None
+        _say(figure, targets, None if answering is None else answering(figure.read(paths), options), json=file.as_json)
 
     return build_command(command, figure.name, figure.summary)
+
+
+def _targets(figure: PlotFigure, paths: list[Path], file: FigureFile) -> dict[Path, list[Path]]:
+    """Where to write, which is checked before anything is read, and the runs that are drawn there."""
+    if figure.runs != "each":
+        return {check_path(file.out, page=figure.page, force=file.force): paths}
+    targets = target_paths(file.out, paths, figure=figure.stem, force=file.force)
+    return {target: [path] for target, path in zip(targets, paths, strict=True)}
 
 
 def _runs(figure: PlotFigure) -> type[Any]:
@@ -92,45 +98,14 @@ def _runs(figure: PlotFigure) -> type[Any]:
     return make_dataclass("Runs", [("runs", tuple[Path, ...], runs_option)], frozen=True)
 
 
-def _figures(
-    figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile, values: Mapping[str, Any]
-) -> Written:
-    """Draw and write; all places to write to are checked before anything is read."""
-    from headscope.report import styles
-
-    style = read(FigureStyle, values)
-    if figure.runs == "each":
-        targets = styles.target_paths(file.out, paths, figure=figure.stem, force=file.force)
-        run_groups = [figure.read([path]) for path in paths]
-    else:
-        targets, run_groups = [styles.check_path(file.out, force=file.force)], [figure.read(paths)]
-    return [
-        (runs, styles.write_figure(figure.drawn(runs, options, style), target, dpi=style.dpi, force=file.force))
-        for runs, target in zip(run_groups, targets, strict=True)
-    ]
-
-
-def _page(figure: PlotFigure, paths: list[Path], options: Any, file: FigureFile) -> Written:
-    from headscope.report.styles import check_path
-
-    check_path(file.out, page=True, force=file.force)
-    from headscope.report.page.write import save_page  # with torch, which takes seconds
-
-    page = save_page(figure.drawn(figure.read(paths), options), file.out)
-    return [([path.resolve() for path in paths], page)]
-
-
-def _say(figure: PlotFigure, figures_written: Written, options: Any, *, as_json: bool) -> None:
+def _say(figure: PlotFigure, targets: Mapping[Path, list[Path]], result: Result | None, *, json: bool) -> None:
     """The answers of a figure that has some, and the files written."""
-    result = import_target(figure.answers)(figures_written[0][0], options) if figure.answers else None
-    if as_json:
-        files = [
-            {"figure": figure.name, "runs": [run.name for run in runs], "path": str(path)}
-            for runs, path in figures_written
-        ]
+    if json:
+        names = {target: [path.resolve().name for path in paths] for target, paths in targets.items()}
+        files = [{"figure": figure.name, "runs": runs, "path": str(target)} for target, runs in names.items()]
         console.print_json({"written": files, **(result.to_json() if result else {})})
         return
-    line = f"wrote {', '.join(str(path) for _, path in figures_written)}"
+    line = f"wrote {', '.join(map(str, targets))}"
     if result:
         show_result(result, files=[line])
     else:

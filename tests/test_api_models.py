@@ -14,8 +14,8 @@ from pandas.testing import assert_frame_equal
 from torch import Tensor
 
 import headscope as hs
-from headscope.api.open_model import one_batch
 from headscope.errors import ConfigError
+from headscope.evaluation.opened import one_batch
 from headscope.model.interface import through_attend
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig

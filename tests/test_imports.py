@@ -154,7 +154,7 @@ def test_only_the_command_line_knows_typer_and_only_figures_matplotlib() -> None
     outside = [path for path in files() if not path.is_relative_to(ROOT / "cli")]
     assert not [name_of(path) for path in outside if "typer" in imported(path)]
     drawing = [path for path in files() if any(name.startswith("matplotlib") for name in imported(path))]
-    annotated = ROOT / "headscope" / "api" / "plot.py"  # under TYPE_CHECKING
+    annotated = ROOT / "headscope" / "api" / "commands.py"  # under TYPE_CHECKING
     report = ROOT / "headscope" / "report"
     assert not [name_of(path) for path in drawing if path != annotated and not path.is_relative_to(report)]
 

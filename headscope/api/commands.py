@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from torch import cuda, nn
@@ -14,18 +15,17 @@ from torch.random import fork_rng
 
 from headscope.api.arguments import PathName, Report, TrainingReport, progress_of, public_api
 from headscope.api.model import Model
-from headscope.api.plot import plot as plot
 from headscope.config import CheckpointOptions
 from headscope.config.declarations import import_target
 from headscope.config.option import make_config
 from headscope.errors import ConfigError
 from headscope.formats.base import open_configured
-from headscope.model.interface import is_pretrained
-from headscope.model.nonfinite import refuse_damaged_model
-from headscope.model.stored_weights import is_packing
 from headscope.registry import unknown
+from headscope.results.study import Study
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from headscope.results.ranking import Ranking
     from headscope.results.removal import Removal
     from headscope.results.sweep import Sweep
@@ -68,36 +68,7 @@ def load(
         return Model(open_configured(config), companions=config.companions)
     if useless := [name for name, value in load_options.items() if value not in (None, "auto")]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
-    return _in_memory(source, tokenizer)
-
-
-def _in_memory(source: nn.Module, tokenizer: Any) -> Model:
-    """A model that its owner holds; ConfigError for one that cannot be used as it is."""
-    if not is_pretrained(source):
-        raise ConfigError(
-            f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
-            "transformers model (the model itself, not what wraps it)"
-        )
-    offloads = any(hasattr(part, "_hf_hook") for part in source.modules())  # accelerate's, with the weights elsewhere
-    weights = [*source.parameters(), *source.buffers()]
-    reasons = {
-        "this model was loaded in torch.inference_mode(), and no gradient goes through such weights and buffers; load "
-        "it outside of that block": any(weight.is_inference() for weight in weights),
-        "weights of this model are on the meta device, without values; load it outside of torch.device('meta') and "
-        "init_empty_weights(), or give its path": not offloads
-        and any(weight.is_meta for weight in source.parameters()),
-        f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers; give what "
-        "AutoTokenizer.from_pretrained returns": tokenizer is not None and not hasattr(tokenizer, "all_special_ids"),
-        "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; load "
-        "it by its path": is_packing(source),
-    }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
-        raise ConfigError(reason)
-    from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
-
-    checkpoint = InMemoryCheckpoint(source, tokenizer)
-    refuse_damaged_model(checkpoint.path, source)
-    return Model(checkpoint)
+    return Model(import_target("headscope.formats.huggingface.checkpoint:checkpoint_in_memory")(source, tokenizer))
 
 
 Source: TypeAlias = "PathName | nn.Module | Model"
@@ -105,8 +76,8 @@ Source: TypeAlias = "PathName | nn.Module | Model"
 PRUNING = {
     "rank": ("options.choice:RankConfig", "ranking.rank_run:run_ranking"),
     "sweep": ("options.sweep:SweepConfig", "sweep.sweep:run_sweep"),
-    "shrink": ("options.shrink:ShrinkConfig", "shrink:run_shrink"),
-    "remove": ("options.remove:RemoveConfig", "removal.remove:run_removal"),
+    "shrink": ("options.removal:ShrinkConfig", "shrink:run_shrink"),
+    "remove": ("options.removal:RemoveConfig", "removal.remove:run_removal"),
 }
 """Ways to prune, but learners: the options of each, and what runs it."""
 
@@ -205,3 +176,51 @@ def train(
     with TrainingReport(progress_of(progress)) as listener:
         more: Any = {"listener": listener, "command": ("headscope.train", variant)}
         return run_training(config, variant_options, resume=resume, force=force, **more)
+
+
+Runs: TypeAlias = "Study | PathName | Sequence[Study | PathName]"
+"""What figures are drawn of: studies, and folders of runs."""
+
+
+@overload
+def plot(runs: Runs, name: Literal["report"], *, out: PathName, force: bool = False) -> Path: ...
+
+
+@overload
+def plot(runs: Runs, name: str = "heads", **options: Any) -> Figure: ...
+
+
+@public_api
+def plot(
+    runs: Runs,
+    name: str = "heads",
+    *,
+    out: PathName | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Figure | Path:
+    """Draw a figure of finished runs: what `headscope plot NAME` does; "report" writes a page and returns its path.
+
+    runs: a study, the folder of a run, or several of these. name: of a figure (`headscope list figures`).
+    out: a .png, .svg or .pdf file to write; `force` replaces a file that is there.
+    options: those of the figure, and `style` ("screen", "paper"), `width` in inches, `title`, `signature`, `dpi`.
+
+    ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
+    """
+    from headscope.report.registry import find_figure
+    from headscope.report.styles import FigureStyle
+
+    figure = find_figure(name)
+    look = {entry.name: options.pop(entry.name) for entry in fields(FigureStyle) if entry.name in options}
+    settings, style = make_config(figure.Options, options, what=f"plot {name}"), make_config(FigureStyle, look)
+    several = isinstance(runs, Sequence) and not isinstance(runs, str)
+    run_list: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
+    if strange := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:
+        raise ConfigError(
+            f"runs: a {type(strange[0]).__name__} is not a run; give a study, a folder or a list of these"
+        )
+    if figure.page and out is None:
+        raise ConfigError(f"{name!r} is a page; give out='page.html'")
+    of = [run if isinstance(run, Study) else Path(run) for run in run_list]
+    drawing: Figure | Path = figure.render(of, settings, style, None if out is None else Path(out), force=force)
+    return drawing

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import ref
 
 from headscope.api.arguments import (
-    Heads,
     PathName,
     Report,
     Text,
-    heads_option,
     lines_of,
     progress_of,
     public_methods,
@@ -25,7 +23,6 @@ from headscope.api.arguments import (
     text_options,
 )
 from headscope.api.open_model import OpenModel
-from headscope.api.ranking import rank_open_model
 from headscope.config import Companions, EvaluateConfig
 from headscope.config.analyze import configured_analysis
 from headscope.config.option import make_config
@@ -42,9 +39,11 @@ from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
+from headscope.model.named_gates import Heads, head_ids_of
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import Refit
+from headscope.pruning.ranking.open_ranking import rank_open_model
 from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.verify import Timing, timings
@@ -276,7 +275,9 @@ class Model(OpenModel):
     def _heads(self, **selections: Heads | None) -> dict[str, str | None]:
         """Options that select heads of this model."""
         return {
-            name: heads_option(heads, self.layout, name=name) for name, heads in selections.items() if heads is not None
+            name: ",".join(map(str, head_ids_of(heads, self.layout, name=name))) or None
+            for name, heads in selections.items()
+            if heads is not None
         }
 
     def _without_gates(self) -> Checkpoint:

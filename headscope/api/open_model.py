@@ -7,38 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from headscope.api.arguments import (
-    GateValues,
-    Heads,
-    Text,
-    gates_name,
-    gates_of,
-    head_ids_of,
-    one_text,
-    progress_of,
-    public_methods,
-    text_options,
-)
+from headscope.api.arguments import Text, one_text, progress_of, public_methods, text_options
 from headscope.config import Companions
 from headscope.config.option import make_config
 from headscope.config.small import TranslateConfig, TranslateOptions, Translation
 from headscope.data.corpus import open_corpus
-from headscope.data.encoded import Batch, pad_side
-from headscope.data.lines import raw_lines
 from headscope.errors import HeadscopeError, python_errors
-from headscope.evaluation.opened import refuse_unread_target
-from headscope.evaluation.translation import decoded_lines, translate_lines
+from headscope.evaluation.opened import forward_pass
+from headscope.evaluation.translation import lines_of_text, translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import one_expert
+from headscope.model.named_gates import GateValues, Heads, gates_name, gates_of, head_ids_of
 from headscope.model.taps import Captured, capture, gated, masked
 
 C = TypeVar("C")
-LONGEST = 512  # subwords of a sentence in a single forward pass, where the model has no limit
 
 
 @public_methods
@@ -107,17 +93,8 @@ class OpenModel:
         Logits [b t V] of models that predict words (teacher-forced with `target`), logits [b classes] of classifiers,
         final states [b t d] of other models.
         """
-        checkpoint = self.checkpoint
         lines = text_options(text, {"target": target})
-        corpus = open_corpus(lines["source"], target=lines.get("target"))
-        refuse_unread_target(checkpoint, corpus)
-        batch = one_batch(checkpoint, [(sentence.source, sentence.target) for sentence in corpus]).to(checkpoint.device)
-        with eval_mode(checkpoint.model), torch.no_grad():
-            if checkpoint.predicts == "classes":
-                return checkpoint.class_scores(batch)
-            if checkpoint.predicts == "words" and (corpus.has_target or not checkpoint.two_sided):
-                return checkpoint.logits(batch)
-            return checkpoint.states(batch)
+        return forward_pass(self.checkpoint, open_corpus(lines["source"], target=lines.get("target")))
 
     def translate(self, text: Text, **options: Any) -> list[str]:
         """The best translation of every sentence.
@@ -134,19 +111,17 @@ class OpenModel:
         checkpoint, mask, report = self.checkpoint, options.pop("mask", None), options.pop("progress", False)
         config = self._options(TranslateConfig, options, what="translate")
         off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
-        source = one_text(text)
-        if isinstance(source, (str, Path)):
-            lines, total = decoded_lines(raw_lines(Path(source)), name=str(source)), 0
-        else:
-            lines, total = iter(source), len(source)
+        lines = one_text(text)
+        total = 0 if isinstance(lines, (str, Path)) else len(lines)
+        search = TranslateOptions.of(config)
         with (
             eval_mode(checkpoint.model),
             masked(checkpoint.model, off),
             one_expert(checkpoint.model, config.expert, seed=config.seed),
             progress_of(report)("translating", total) as step,
         ):
-            search = TranslateOptions.of(config)
-            return list(translate_lines(checkpoint, lines, options=search, tokens=config.batch_tokens, progress=step))
+            source, tokens = lines_of_text(lines), config.batch_tokens
+            return list(translate_lines(checkpoint, source, options=search, tokens=tokens, progress=step))
 
     @contextmanager
     def capture(self, *names: str) -> Iterator[Captured]:
@@ -185,12 +160,3 @@ class OpenModel:
             yield
         finally:
             self._gates.remove(gates)
-
-
-def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
-    """Sentences, with translations or without, as one batch padded on the right."""
-    limit = checkpoint.limit or LONGEST
-    source = pad_side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
-    targets = [text for _, text in pairs if text is not None]
-    target = pad_side(checkpoint.encode(targets, side="target", limit=limit)) if targets else None
-    return Batch(torch.arange(len(pairs)), 0, source, target)

@@ -14,11 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from headscope.config import COMPANIONS, CheckpointOptions, Companions, EvaluateConfig, EvaluateOptions
 from headscope.config.small import TranslateOptions
 from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
-from headscope.data.encoded import UnknownSubwords
+from headscope.data.encoded import Batch, UnknownSubwords, pad_side
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
@@ -37,8 +40,11 @@ from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.heads import HeadId, select_heads
+from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import masked
+
+LONGEST = 512  # subwords of a sentence in a single forward pass, where the model has no limit
 
 
 def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
@@ -57,6 +63,30 @@ def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
         advice = " or, in analyze, give --template" if checkpoint.decodes and not checkpoint.rereads else ""
         why = "classifies, and its decoder reads the source too" if checkpoint.rereads else "reads one side only"
         raise ConfigError(f"a model of type {checkpoint.model_type!r} {why}; leave out --target{advice}")
+
+
+def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
+    """One pass without gradients over all sentences as one batch.
+
+    Logits [b t V] of models that predict words, [b classes] of classifiers, final states [b t d] of others.
+    """
+    refuse_unread_target(checkpoint, corpus)
+    batch = one_batch(checkpoint, [(sentence.source, sentence.target) for sentence in corpus]).to(checkpoint.device)
+    with eval_mode(checkpoint.model), torch.no_grad():
+        if checkpoint.predicts == "classes":
+            return checkpoint.class_scores(batch)
+        if checkpoint.predicts == "words" and (corpus.has_target or not checkpoint.two_sided):
+            return checkpoint.logits(batch)
+        return checkpoint.states(batch)
+
+
+def one_batch(checkpoint: Checkpoint, pairs: list[tuple[str, str | None]]) -> Batch:
+    """Sentences, with translations or without, as one batch padded on the right."""
+    limit = checkpoint.limit or LONGEST
+    source = pad_side(checkpoint.encode([text for text, _ in pairs], side="source", limit=limit))
+    targets = [text for _, text in pairs if text is not None]
+    target = pad_side(checkpoint.encode(targets, side="target", limit=limit)) if targets else None
+    return Batch(torch.arange(len(pairs)), 0, source, target)
 
 
 def check_template(checkpoint: Checkpoint) -> None:

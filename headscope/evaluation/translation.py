@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 from headscope.config.small import TranslateOptions, Translation
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens, groups
 from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords
-from headscope.data.lines import is_empty, line_text
+from headscope.data.lines import Lines, is_empty, line_text, raw_lines
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.formats.base import Checkpoint
@@ -114,6 +115,11 @@ def decoded_lines(lines: Iterable[bytes], *, name: str = "stdin") -> Iterator[st
     """Lines of UTF-8 text, split at line feeds only; DataError names the first that is something else."""
     for number, raw in enumerate(lines, start=1):
         yield line_text(raw, name, number)
+
+
+def lines_of_text(text: Lines) -> Iterator[str]:
+    """The lines of a file, or of a list of sentences."""
+    return decoded_lines(raw_lines(Path(text)), name=str(text)) if isinstance(text, (str, Path)) else iter(text)
 
 
 def shared_lines(lines: Iterable[str], processes: Processes, *, window: int) -> Iterator[str]:

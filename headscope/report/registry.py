@@ -92,6 +92,21 @@ class PlotFigure(AnalysisFigure):
             import_target(self.draw)(of, sheet, options or self.Options())
             return sheet.finish()
 
+    def render(self, runs: Sequence[Any], options: Any, style: Any, path: Path | None, *, force: bool) -> Any:
+        """The matplotlib Figure of paths and studies, written where there is a `path`; of a page where that is."""
+        from headscope.report.styles import check_path, write_figure
+        from headscope.results.study_tables import files_of
+
+        if path is not None:
+            check_path(path, page=self.page, force=force)
+        with files_of([run for run in runs if isinstance(run, Path)]):
+            figure = self.drawn(self.read(runs), options, style)
+        if self.page:
+            return import_target("headscope.report.page.write:save_page")(figure, path)
+        if path is not None:
+            write_figure(figure, path, dpi=style.dpi, force=force)
+        return figure
+
     def is_of(self, run: Any) -> bool:
         """Whether it is among the figures of a run that was analysed."""
         if self.analysis:

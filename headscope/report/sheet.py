@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,12 @@ class Sheet(Figure):
         self._share = ""
         if style.width:
             self.set_figwidth(style.width)
+
+    def _repr_png_(self) -> bytes:
+        """For a notebook, where IPython does not know how to show figures."""
+        image = BytesIO()
+        self.savefig(image, format="png")
+        return image.getvalue()
 
     def headline(self, title: str, subtitle: str) -> None:
         """What the figure shows, and of which model and data."""

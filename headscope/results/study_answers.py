@@ -28,12 +28,24 @@ EXACT = MEASURED[:3]
 LEVEL = 0.05
 FEWEST_PROMPTS = 10
 MOST_NEEDED, MOST_ROLES = 5, 8
-ROOM = 48  # letters of names of heads in a row
+WIDTH, GAP, ROOM = 97, 3, 12  # letters of a row, between columns, and for names of heads at least
 
 
 def study_answers(study: Study) -> list[Answer]:
     """All answers of a study; those with `detail` last."""
-    questions = (subject, needed, prompts, roles, alignment, explained, sharpest, rankings, unmeasured, cautions)
+    questions = (
+        subject,
+        shortness,
+        needed,
+        prompts,
+        roles,
+        alignment,
+        explained,
+        sharpest,
+        rankings,
+        unmeasured,
+        cautions,
+    )
     details = (written_heads, unsupported, agreement, alike, remarks)
     return [answer for question in (*questions, *details) for answer in question(study)]
 
@@ -45,6 +57,31 @@ def subject(study: Study) -> Iterator[Answer]:
     )
     text = f"{study.model}: {count_of(len(study.heads), 'head')} ({shape}), {study.data}"
     yield Answer("", text, caution=not study.complete)
+
+
+def is_short(study: Study) -> bool:
+    """Whether the text has fewer sentences than a test of what a head does needs."""
+    return study.has_table("labels") and study.sentences < fewest_sentences()
+
+
+def fewest_sentences() -> int:
+    """How many sentences a test needs."""
+    return int(import_target("headscope.engine.evidence.significance:LEAST_UNITS"))
+
+
+def known_labels(study: Study) -> dict[str, list[str]]:
+    """The labels of heads by name; of a short text those that the estimates give."""
+    labels = {str(head): own for head, own in study.labels.items()}
+    for head, texts in study.unsupported.items() if is_short(study) else ():
+        labels[str(head)] = [*labels.get(str(head), []), *(text.partition(" (")[0] for text in texts)]
+    return labels
+
+
+def shortness(study: Study) -> Iterator[Answer]:
+    """That the text is too short to tell what heads do, and how long it must be."""
+    if is_short(study):
+        few = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {fewest_sentences()} or more can"
+        yield Answer("Too short", few, caution=True)
 
 
 def main_importance(study: Study) -> Measure | None:
@@ -132,7 +169,7 @@ def _estimates(study: Study, exact: str) -> Iterator[Answer]:
 
 def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[str, ...], sentence: str) -> Answer:
     """The first heads of ranked rows with value, interval and roles."""
-    labels = {str(head): own for head, own in study.labels.items()}
+    labels = known_labels(study)
     first = rows.head(MOST_NEEDED).to_dict("records")
     names = [str(HeadId.of_row(row)) for row in first]
     cells = tuple(
@@ -151,13 +188,18 @@ def roles(study: Study) -> Iterator[Answer]:
     """What the heads do: one row a role, with what its heads together are worth."""
     if "functions" not in study.heads or not study.has_table("labels"):
         return
-    labels = {str(head): own for head, own in study.labels.items()}
+    labels = known_labels(study)
     by_role = roles_of(labels)
-    together = joint_effects(study)
+    effects = joint_effects(study)
+    marks = {
+        text: "*" * number for number, text in enumerate(dict.fromkeys(text for _, text in effects.values() if text), 1)
+    }
+    together = {role: effect + marks.get(text, "") for role, (effect, text) in effects.items()}
     columns = ("role", "heads", *([f"{damage_words(study)} if all are off"] if together else []), "which")
+    room = WIDTH - 4 * GAP - max(map(len, [*by_role, NONE])) - max(map(len, together.values()), default=0)
     rows = []
     for role, names in by_role.items():
-        shown = list_text([study.short_name(name) for name in names], ROOM - 25 * bool(together))
+        shown = list_text([study.short_name(name) for name in names], max(ROOM, room))
         rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), shown))
     hidden = len(rows) - MOST_ROLES
     if hidden > 0:
@@ -165,22 +207,25 @@ def roles(study: Study) -> Iterator[Answer]:
     bare = len(study.heads) - len(labels)
     if bare:
         rows.append((NONE, str(bare), "", *([""] if together else [])))
-    sentence = f"{count_of(hidden + 1, 'more role')} in heads.csv" if hidden > 0 else ""
+    notes = [f"{count_of(hidden + 1, 'more role')} in heads.csv"] if hidden > 0 else []
+    if unsure := [head for head in study.unsupported if str(head) not in labels]:
+        notes.append(f"{len(unsure)} of the others may have one, which more text would tell (labels.csv)")
+    notes += [f"{mark} on {text}" for text, mark in marks.items()]
     heads = tuple(dict.fromkeys(name for role, names in by_role.items() if role != SINK for name in names))
-    yield Answer("What the heads do", sentence, AnswerTable(columns, tuple(rows)), heads)
+    question = "What the heads seem to do (not tested)" if is_short(study) else "What the heads do"
+    yield Answer(question, "; ".join(notes), AnswerTable(columns, tuple(rows)), heads)
 
 
-def joint_effects(study: Study) -> dict[str, str]:
-    """What is lost with all heads of a role off, the range of random sets, and which text it is of, by role."""
+def joint_effects(study: Study) -> dict[str, tuple[str, str]]:
+    """By role what is lost with all its heads off, with the range of random sets; and on which text, if on another."""
     if not study.has_table("roles"):
         return {}
-    cells = {}
+    effects = {}
     for row in study.tables["roles"].dropna(subset=["value"]).to_dict("records"):
         low, high = (number_text(row[f"random_{end}"], 2) for end in ("low", "high"))
         among = f" (random {low if low == high else f'{low} to {high}'})" if row["sets"] else ""
-        text = "" if row["text"] == "text" else f", {row['text']}"
-        cells[row["role"]] = number_text(row["value"], 2) + among + text
-    return cells
+        effects[row["role"]] = number_text(row["value"], 2) + among, row["text"].removeprefix("text")
+    return effects
 
 
 def alignment(study: Study) -> Iterator[Answer]:

@@ -362,7 +362,9 @@ def emptied_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
 
 
-NO_FORMAT = r"is no checkpoint that headscope knows; give a folder with config.json and weights, or .*`headscope list formats`"
+NO_FORMAT = (
+    r"is no checkpoint that headscope knows; give a folder with config.json and weights, or .*`headscope list formats`"
+)
 TRUNCATED = r"(its weights file|\.bin) is truncated or broken \(.*\); fetch it again$"
 OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
 

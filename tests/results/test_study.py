@@ -52,7 +52,9 @@ def test_the_headline_is_first_by_the_best_measure_that_compares_layers(study: S
     measure = main_importance(study)
     assert measure is not None and measure.name == next(name for name in MEASURED if name in study.heads)
     assert not measure_of(measure.name).within_layer
-    subject, needed = study.answers()[:2]
+    subject, short, needed = study.answers()[:3]
+    assert short.caution and short.sentence == "3 sentences cannot tell what a head does; 10 or more can"
+    assert "What the heads seem to do (not tested)" in [answer.question for answer in study.answers()]
     assert "72 heads" in subject.sentence and needed.question.startswith("Which heads the model needs")
     order = study.heads.sort_values(measure.name, ascending=False)
     first = order.iloc[0]

@@ -22,9 +22,10 @@ from headscope.formats.huggingface.head_parts import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed, stored_types
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import is_two_sided
-from headscope.model.interface import position_limit, reads_sound, text_config
+from headscope.model.interface import is_pretrained, position_limit, reads_sound, text_config
+from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.stored_weights import why_not_changed
+from headscope.model.stored_weights import is_packing, why_not_changed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -311,3 +312,30 @@ class InMemoryCheckpoint(HuggingFaceCheckpoint):
                 f"{self.path} cannot read text without its tokenizer; load(model, tokenizer=tokenizer)"
             )
         return super()._tokenizer()
+
+
+def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> InMemoryCheckpoint:
+    """A model that its owner holds, as a checkpoint; ConfigError for one that cannot be used as it is."""
+    if not is_pretrained(source):
+        raise ConfigError(
+            f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
+            "transformers model (the model itself, not what wraps it)"
+        )
+    offloads = any(hasattr(part, "_hf_hook") for part in source.modules())  # accelerate's, with the weights elsewhere
+    weights = [*source.parameters(), *source.buffers()]
+    reasons = {
+        "this model was loaded in torch.inference_mode(), and no gradient goes through such weights and buffers; load "
+        "it outside of that block": any(weight.is_inference() for weight in weights),
+        "weights of this model are on the meta device, without values; load it outside of torch.device('meta') and "
+        "init_empty_weights(), or give its path": not offloads
+        and any(weight.is_meta for weight in source.parameters()),
+        f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers; give what "
+        "AutoTokenizer.from_pretrained returns": tokenizer is not None and not hasattr(tokenizer, "all_special_ids"),
+        "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; load "
+        "it by its path": is_packing(source),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        raise ConfigError(reason)
+    checkpoint = InMemoryCheckpoint(source, tokenizer)
+    refuse_damaged_model(checkpoint.path, source)
+    return checkpoint

@@ -63,7 +63,10 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
                 "at": counts.setdefault(site, 0),
                 "labels": labels,
                 "weak": labels_of(own, "functions_unsupported"),
-                "joint": [f"{damage} if all heads of “{role}” are off: {joint[role]}" for role in roles],
+                "joint": [
+                    f"{damage} if all heads of “{role}” are off: {', '.join(filter(None, joint[role]))}"
+                    for role in roles
+                ],
                 "tables": tables.get(row, []),
                 "sentence": cell_text(own.get("description")),
                 "bar": explained_parts(own),

@@ -1,4 +1,4 @@
-"""Rankings of heads for removal, by open models."""
+"""A ranking of the heads of an open model, of which any number may go: what `Model.rank` does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headscope.api.arguments import public_api
+import torch
+
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, python_errors
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
@@ -55,7 +56,9 @@ def rank_open_model(
             ranking = rank_heads(gating, gating.heads, lambda removed: first)
         step(1)
 
-    @public_api
+    @python_errors()
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def lowest(count: int, allocation: str) -> list[HeadId]:
         removable, keep = gating.heads - len(gating.protected), gating.heads - count
         if not 0 <= count <= removable:
