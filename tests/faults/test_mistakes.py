@@ -200,7 +200,6 @@ MISTAKES = {
     f"{SHRINK} --source many --target many --keep 3 --by confidance": "did you mean 'confidence'",
     f"{SHRINK} --keep 3": "--source",
     f"{SWEPT} --methods magnitude --keep 73": "--keep 73",
-    f"{SWEPT} --methods magnitude --keep 3,3": "--keep",
     f"{SWEPT} --methods magnitude --keep 3 --lambda 1": "--lambda",
     f"{SWEPT} --methods magnitude --keep 3 --sites middle": "--sites middle",
     f"{SWEPT} --methods magnitude --keep 3 --seeds 0": "--seeds is '0'",
