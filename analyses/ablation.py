@@ -16,6 +16,7 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
 from headscope.engine.joint import affordable
+from headscope.errors import flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
@@ -210,7 +211,7 @@ class IntegratedGradients(_OfGates):
         report = super().report(aggregates)
         share = self.gap / self.difference if self.difference else 0.0
         text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"
-        text += "; raise --ig-steps" if share > COMPLETE else ""
+        text += f"; raise {flag.ig_steps}" if share > COMPLETE else ""
         if share > USELESS:
             text += (
                 ", many times over, or take shapley: the values say little, as f changes within little of the way "

@@ -26,7 +26,7 @@ from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
 from headscope.engine.heads.source_spans import SourceSpan, joint_error_rates, looks, spans_of
 from headscope.engine.heads.spoken_words import links_of_recordings
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag, flags
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -98,7 +98,7 @@ class Alignment(Analysis):
     version = 3
     passes = frozenset({"text", "scrambled"})
     order = 65
-    decoder_needs = "--target and --template"
+    decoder_needs = ("target", "template")
     summary = "share of positions whose largest weight is on the aligned source word"
     measures = (
         Measure("aligned_predicted", "argmax on the source of the next word", range=(0, 1)),
@@ -146,14 +146,14 @@ class Alignment(Analysis):
     def sample(self, corpus: Corpus) -> Corpus | str:
         if corpus.has_template or self.checkpoint.two_sided:
             return corpus
-        return f"needs {self.decoder_needs}, which say how a text holds both"
+        return f"needs {flags(*self.decoder_needs)}, which say how a text holds both"
 
     def read(self, corpus: Corpus) -> None:
         options = self.options
         if self.checkpoint.reads_sound:
             self.links = links_of_recordings(corpus, self.checkpoint, options.word_times)
         elif options.word_times is not None:
-            raise ConfigError("word-times are of recordings, and this model reads text; give --alignments instead")
+            raise ConfigError(f"{flag.word_times} is of recordings, and this model reads text; give {flag.alignments}")
         elif corpus.has_template or self.checkpoint.two_sided:
             training = options.align_corpus, options.align_target
             self.links = links_of(corpus, options.alignments, first=options.alignments_first, training=training)

@@ -17,7 +17,7 @@ from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.engine.evidence.labels import LabelTests, Rate
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -50,7 +50,7 @@ class CausalHeadGatingOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, rates in (("--chg-lr", self.chg_lr), ("--chg-penalised-lr", self.chg_penalised_lr)):
+        for name, rates in ((flag.chg_lr, self.chg_lr), (flag.chg_penalised_lr, self.chg_penalised_lr)):
             if len(rates) != 2 or not all(0 < rate < float("inf") for rate in rates):
                 raise ConfigError(f"{name} takes two numbers above 0, the first and the last rate: 0.1,0.01")
 
@@ -107,7 +107,7 @@ class CausalHeadGating(Analysis):
     def read(self, corpus: Corpus) -> None:
         checkpoint, options, batching = self.checkpoint, self.options, self.run.batching
         if checkpoint.two_sided and not corpus.has_target:
-            raise ConfigError("causal_head_gating needs a --target, which the decoder is to say; leave it out without")
+            raise ConfigError(f"causal_head_gating needs a {flag.target}; give one, or leave it out")
         losses = Omissions()
         examples = single_sentences(
             batches(
@@ -159,7 +159,7 @@ class CausalHeadGating(Analysis):
             ]
         )
         if self.truncated:
-            report.remarks.append(f"causal_head_gating: {self.truncated} sentences were cut; --max-length is the limit")
+            report.remarks.append(f"causal_head_gating: {self.truncated} sentences were cut ({flag.max_length})")
         return report
 
     def signature(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
 from headscope.engine.evidence.significance import spearman
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.relevance.backward import Backward, explain_backward
@@ -82,7 +82,7 @@ class Lrp(Analysis):
         self.names: Sequence[str] = tuple(dict.fromkeys(filter(None, map(str.strip, self.options.rules.split(",")))))
         for name in self.names:
             if not RULE_SETS.get(name).linear and self.steps == "sum":
-                raise ConfigError(f"--steps sum: {name} is not linear, so it explains each position by itself")
+                raise ConfigError(f"{flag('steps', 'sum')}: {name} is not linear and explains each position by itself")
         self.used: dict[str, Steps] = {}
         self.quantity = ""
         self.relevance: dict[tuple[int, Site], dict[int, Tensor]] = {}
@@ -113,7 +113,7 @@ class Lrp(Analysis):
             rule_set = RULE_SETS.get(name)
             steps = self.used[name] = self.steps or rule_set.steps
             if reason := rule_set.applies(checkpoint, has_target=batch.target is not None):
-                raise ConfigError(f"--rules {name}: {reason}")
+                raise ConfigError(f"{flag('rules', name)}: {reason}")
             if isinstance(rule_set, Backward):
                 by_steps.setdefault(steps, []).append(rule_set)
             else:

@@ -31,7 +31,7 @@ from headscope.engine.base import (
 )
 from headscope.engine.evidence.labels import Rate
 from headscope.engine.heads.head_batch import max_and_position
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
@@ -144,9 +144,9 @@ class RetrievalOptions(LabelOptions):
 
     def __post_init__(self) -> None:
         if self.needle_answer not in self.needle or not self.needle_answer.strip():
-            raise ConfigError("--needle-answer must be a part of --needle, word for word")
+            raise ConfigError(f"{flag.needle_answer} must be a part of {flag.needle}, word for word")
         if any(length < 1 for length in self.haystack_lengths):
-            raise ConfigError("--haystack-lengths: at least 1 is needed")
+            raise ConfigError(f"{flag.haystack_lengths}: at least 1 is needed")
 
 
 @analysis
@@ -193,7 +193,7 @@ class Retrieval(Analysis):
         if lengths[-1] < 1:
             raise DataError(
                 f"needle, question and answer take {around} + {options.needle_steps} subwords, the prompt may have "
-                f"{lengths[-1] + around + options.needle_steps}; give shorter ones, or longer --haystack-lengths"
+                f"{lengths[-1] + around + options.needle_steps}; give shorter ones, or longer {flag.haystack_lengths}"
             )
         haystack = Haystack.read(corpus, checkpoint, length=lengths[-1])
         # an answer ends at special ids and new lines

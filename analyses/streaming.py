@@ -19,7 +19,7 @@ from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -61,9 +61,9 @@ class StreamingOptions:
     def __post_init__(self) -> None:
         lengths = self.streaming_lengths
         if len(lengths) != 2 or not 1 <= lengths[0] <= lengths[1]:
-            raise ConfigError("--streaming-lengths takes two numbers, the shortest and the longest: 1000,4000")
+            raise ConfigError(f"{flag.streaming_lengths} takes two numbers, the shortest and the longest: 1000,4000")
         if not self.passkey_words:
-            raise ConfigError("--passkey-words: at least one word is needed")
+            raise ConfigError(f"{flag.passkey_words}: at least one word is needed")
 
 
 @analysis
@@ -136,7 +136,7 @@ class Streaming(Analysis):
                 if length < 1:
                     raise DataError(
                         f"{options.passkeys} passkeys with their questions take about {question_length} subwords, "
-                        f"and the model reads {checkpoint.context}; give smaller --passkeys or --passkey-length"
+                        f"and the model reads {checkpoint.context}; give a smaller {flag.passkey_length}"
                     )
                 text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             before = prompt_ids(checkpoint, f"{text}\n")

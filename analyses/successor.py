@@ -18,7 +18,7 @@ from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis, head_ids
 from headscope.engine.evidence.labels import Rate
-from headscope.errors import DataError
+from headscope.errors import DataError, flag
 from headscope.files.reading import read_text
 from headscope.formats.base import Checkpoint
 
@@ -98,7 +98,7 @@ class Successor(Analysis):
         report = super().report(aggregates.over_units(statistics))
         report.tables = {"successor": self._by_sequence(), "successor_words": self.words}
         if not len(self.words):
-            report.remarks.append("successor: no two words of an order are tokens of this vocabulary; give --sequences")
+            report.remarks.append(f"successor: no two words of an order are tokens of the model; give {flag.sequences}")
         return report
 
     def _by_sequence(self) -> pd.DataFrame:

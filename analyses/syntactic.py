@@ -30,7 +30,7 @@ from headscope.engine.base import (
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature, is_published
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.head_batch import max_and_position
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import HeadId, Site
 from headscope.registry import unknown
 
@@ -95,7 +95,7 @@ class Syntactic(Analysis):
 
     def sample(self, corpus: Corpus) -> Corpus | str:
         alone = self.run.counted.queries != "all"
-        return "is of all words; leave out --queries, which counts one position" if alone else corpus
+        return f"is of all words; leave out {flag.queries}, which counts one position" if alone else corpus
 
     def read(self, corpus: Corpus) -> None:
         """With `relations` "all": the names of those that occur, sorted. ConfigError where none of a list occurs."""
@@ -107,7 +107,7 @@ class Syntactic(Analysis):
             self.names = relation_names
         elif not set(relation_names) & set(self.names):
             raise ConfigError(
-                f"--relations: {unknown('relation in these parses', ', '.join(self.names), relation_names)}"
+                f"{flag.relations}: {unknown('relation in these parses', ', '.join(self.names), relation_names)}"
             )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -24,7 +24,7 @@ from headscope.config.declarations import Measure
 from headscope.data.token_text import bare, text_of
 from headscope.description.tokens import TokenReader
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 
 TOKENS = 10
@@ -222,5 +222,5 @@ class _Words:
         matches = [place for place, spellings in enumerate(spellings_by_row) if token in spellings]
         starting = [place for place in matches if bare(names[place], marks) != names[place]] or matches
         if not starting:
-            raise ConfigError(f"--vocabulary-tokens {token}: the vocabulary has no such token; name whole tokens")
+            raise ConfigError(f"{flag('vocabulary_tokens', token)}: not in the vocabulary; name whole tokens")
         return starting[0]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headscope.cli import console
-from headscope.errors import spell_options
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,13 +42,13 @@ def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Ite
         heading = Text(answer.question, style="bold yellow" if answer.caution else "bold")
         if answer.table is None:
             separator = ": " if answer.question else ""
-            yield heading.append(separator + spell_options(answer.sentence), style="not bold")
+            yield heading.append(separator + answer.sentence, style="not bold")
             continue
         columns = [name for name in answer.table.columns[1:] if name]
         yield heading.append("   " + " · ".join(columns), style="not bold dim")
         yield from map(Text, table_lines(answer.table, width))
         if answer.sentence:
-            yield Text(INDENT + spell_options(answer.sentence))
+            yield Text(INDENT + answer.sentence)
 
 
 def table_lines(table: AnswerTable, width: int) -> Iterator[str]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headscope.errors import spell_options
 from headscope.progress import console_for_text
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def err() -> Console:
 
 def say(message: str) -> None:
     """A remark on stderr."""
-    err().print(spell_options(message), soft_wrap=True)
+    err().print(message, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -20,7 +20,7 @@ from headscope.cli.failures import (
     user_message,
 )
 from headscope.cli.usage_errors import usage_errors
-from headscope.errors import HeadscopeWarning, one_line, option_spelling, spell_options
+from headscope.errors import HeadscopeWarning, command_flag, flag, one_line
 from headscope.files.writing import exit_status, has_signal, listening
 
 COMMANDS = {
@@ -126,7 +126,7 @@ def run() -> None:
 
 def _run() -> None:
     try:
-        with option_spelling(str), warnings.catch_warnings():
+        with flag.spelling(command_flag), warnings.catch_warnings():
             set_environment()
             warnings.showwarning = partial(_show_warning, warnings.showwarning, set())
             app()
@@ -149,7 +149,7 @@ def _show_warning(
 ) -> None:
     """Show headscope's own warnings in one line, each once."""
     if issubclass(category, HeadscopeWarning):
-        if (line := one_line(spell_options(str(message)))) not in shown_lines:
+        if (line := one_line(message)) not in shown_lines:
             shown_lines.add(line)
             print(line, file=sys.stderr, flush=True)
     else:

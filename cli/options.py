@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
@@ -14,17 +13,14 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
-from headscope.config.option import checked_value, declared_options, flag, flag_of, make_config
-from headscope.errors import ConfigError, DataError, option_spelling
+from headscope.config.option import checked_value, declared_options, make_config, option_name
+from headscope.errors import ConfigError, DataError, command_flag, flag, restate
 from headscope.files.output_checks import Input, check_inputs
 from headscope.files.reading import no_path
 from headscope.registry import unknown
 
 C = TypeVar("C")
 STDIN = "-"
-OPTION = re.compile(r"`headscope [^`]*`|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?: (?P<value>-?\w[\w.-]*))?")
-VALUE = re.compile(r"-?[\d.]+|[A-Z]{2}")
-"""What stands behind an option in a message: a number, or a word for one (`FILE`)."""
 RARE = "rare"
 """Marks, in its annotation, an option that --help leaves to --help-all."""
 Command = Callable[..., None]
@@ -92,7 +88,7 @@ def options_from(
     def decorate(function: Command) -> Command:
         def command(**typed_values: Any) -> None:
             switches = [name for name, on in zip(SWITCHES, (json, verbose), strict=True) if on]
-            with option_spelling(partial(as_typed, entries, owners)):
+            with flag.spelling(partial(typed_option, entries, owners)):
                 values = given_values(typed_values, entries, owners)
                 if config:  # `--target` of a figure is no file
                     check_texts(values, stdin_texts=stdin_texts)
@@ -112,31 +108,20 @@ def options_from(
     return decorate
 
 
-def flagless(entries: Iterable[Entry], owners: Owners | None) -> dict[str, tuple[str, list[str]]]:
-    """Options that have no flag: how `--set` names each (`integrated_gradients.ig-steps`), and words it may be."""
-    entries_by_owner = [("", *pair) for pair in entries if pair[0].metadata["flagless"]]
-    entries_by_owner += [
-        (f"{owner}.", *pair) for owner, cls in (owners or dict)().items() for pair in declared_options(cls)
-    ]
-    words = {
-        flag_of(entry)[2:]: (owner, metavar_of(entry, hint).split("|")) for owner, entry, hint in entries_by_owner[::-1]
-    }
-    return {name: (f"{owner}{name}", choices) for name, (owner, choices) in words.items()}
+def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]:
+    """How `--set` names options that have no flag: `integrated_gradients.ig-steps` of `ig_steps`."""
+    named = [("", entry) for entry, _ in entries if entry.metadata["flagless"]]
+    named += [(f"{owner}.", entry) for owner, cls in (owners or dict)().items() for entry, _ in declared_options(cls)]
+    return {option_name(entry): owner + option_name(entry).replace("_", "-") for owner, entry in named[::-1]}
 
 
-def as_typed(entries: Iterable[Entry], owners: Owners | None, text: str) -> str:
-    """A message whose options without a flag are written `--set NAME`, before a value `--set NAME=3`."""
-    names = flagless(entries, owners) if "--" in text else {}
-
-    def spell(match: re.Match[str]) -> str:
-        if match["name"] not in names:
-            return match[0]
-        name, choices = names[match["name"]]
-        value = match["value"] or ""
-        is_value = value in choices or VALUE.match(value)
-        return f"--set {name}{'=' if is_value else ' '}{value}".rstrip()
-
-    return OPTION.sub(spell, text)
+def typed_option(entries: Iterable[Entry], owners: Owners | None, name: str, value: object = None) -> str:
+    """An option as a command has it: `--keep 3`, `--set long=truncate`."""
+    has_flag = any(option_name(entry) == name and not entry.metadata["flagless"] for entry, _ in entries)
+    names = {} if has_flag else set_names(entries, owners)
+    if name not in names:
+        return command_flag(name, value)
+    return f"--set {names[name]}" + ("" if value is None else f"={value}")
 
 
 def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
@@ -176,10 +161,8 @@ def read_config(path: Path, entries: Sequence[Entry], owner_entries: Mapping[str
     if not os.path.exists(path):
         raise ConfigError(no_path(path, "config file"))
     content = read_toml(path)
-    try:
+    with restate(ConfigError, f"{path}: {{why}}"), flag.spelling(lambda name, _: name.replace("_", "-")):
         return fields_of(content, entries, owner_entries)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {str(error).replace('--', '', 1)}") from None
 
 
 def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +170,7 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entrie
     entry_of: dict[str, Entry | None] = dict.fromkeys(SWITCHES)
     entry_of |= {entry.name: (entry, hint) for own in owner_entries.values() for entry, hint in own.items()}
     for entry, hint in entries:
-        entry_of |= dict.fromkeys((entry.name, entry.metadata["name"].replace("-", "_") or entry.name), (entry, hint))
+        entry_of |= dict.fromkeys((entry.name, option_name(entry)), (entry, hint))
     values: dict[str, Any] = {}
     for key, value in content.items():
         owner, _, name = key.rpartition(".")
@@ -260,7 +243,7 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
         parameter_info: Any = typer.Argument(help=text, metavar=metavar, show_default=False)
         default = inspect.Parameter.empty if is_required else None
     else:
-        name, default = flag_of(entry), None
+        name, default = command_flag(option_name(entry)), None
         names = f"{name}/--no-{name[2:]}" if kind is bool and entry.default is True else name
         settings: dict[str, Any] = {"help": text, "rich_help_panel": about["panel"] or panel, "show_default": False}
         parameter_info = typer.Option(names, metavar=None if kind is bool else metavar, **settings)

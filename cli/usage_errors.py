@@ -50,11 +50,12 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 def _settable(usage_error: Any) -> str:
     """What sets an option that has no flag; else nothing."""
-    from headscope.cli.options import flagless
+    from headscope.cli.options import set_names
 
     callback, name = usage_error.ctx.command.callback, usage_error.option_name
-    names = flagless(getattr(callback, "entries", ()), getattr(callback, "owners", None))
-    return f"{name} has no flag of its own; give --set {names[name[2:]][0]}=VALUE" if name[2:] in names else ""
+    names = set_names(getattr(callback, "entries", ()), getattr(callback, "owners", None))
+    set_name = names.get(name[2:].replace("-", "_"))
+    return f"{name} has no flag of its own; give --set {set_name}=VALUE" if set_name else ""
 
 
 def _elsewhere(usage_error: Any) -> str:

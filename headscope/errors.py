@@ -6,51 +6,56 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 
-_OPTIONS = re.compile(r"(`headscope [^`]*`)|(?<![\w-])--([a-z][a-z0-9-]*)")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
 
 # C0 without tab and line feed, delete, C1; line separators; marks of direction; surrogates, which no UTF-8 can hold.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def python_words(text: str) -> str:
-    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`.
+def python_keyword(name: str, value: object = None) -> str:
+    """An option as Python has it: `max_length`, with a value `max_length=9`; `--source` is `text`."""
+    keyword = "text" if name == "source" else name
+    return keyword if value is None else f"{keyword}={value}"
 
-    Commands, `headscope …` within such quotes, stay as they are typed.
+
+def command_flag(name: str, value: object = None) -> str:
+    """An option as the command line has it: `--max-length`, with a value `--max-length 9`; of False `--no-bcd`."""
+    words = f"--{'no-' * (value is False)}{name.replace('_', '-')}"
+    return words if value is None or value is False else f"{words} {value}"
+
+
+class Flag:
+    """Options in messages, in words of the front end that is in use: `flag.max_length`, `flag("keep", 3)`.
+
+    The front end is the whole process's: messages come from any thread.
     """
-    keywords = {"source": "text"}
-    return _OPTIONS.sub(lambda match: match[1] or keywords.get(match[2], match[2].replace("-", "_")), text)
 
+    _spell: Callable[[str, object], str] = staticmethod(python_keyword)
 
-_SPELLING: ContextVar[Callable[[str], str]] = ContextVar("headscope_spelling", default=python_words)
+    def __call__(self, name: str, value: object = None) -> str:
+        return self._spell(name, value)
 
+    def __getattr__(self, name: str) -> str:
+        return self(name)
 
-def spell_options(text: str) -> str:
-    """A message, which names options as `--max-length`, in the words of the front end that is in use."""
-    return _SPELLING.get()(text)
-
-
-@contextmanager
-def python_errors() -> Iterator[None]:
-    """Errors within the block name options as the front end does: in Python `max_length`."""
-    try:
-        yield
-    except HeadscopeError as error:
-        error.args = (spell_options(str(error)),)
-        raise
-
-
-@contextmanager
-def option_spelling(spelling: Callable[[str], str]) -> Iterator[None]:
-    """Within the block messages have their options spelled so."""
-    token = _SPELLING.set(spelling)
-    try:
-        with python_errors():
+    @contextmanager
+    def spelling(self, spell: Callable[[str, object], str]) -> Iterator[None]:
+        """Within the block options are spelled so."""
+        before, self._spell = self._spell, spell
+        try:
             yield
-    finally:
-        _SPELLING.reset(token)
+        finally:
+            self._spell = before
+
+
+flag = Flag()
+
+
+def flags(*names: str) -> str:
+    """Several options in a message: `--clean, --corrupt and --answer`."""
+    *leading, last = map(flag, names)
+    return f"{', '.join(leading)} and {last}" if leading else last
 
 
 def one_line(text: object) -> str:

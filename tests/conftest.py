@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import headscope as hs
+from headscope.errors import command_flag, flag, python_keyword
 from tests.makers.shared import SHIPPED, shared_folder
 from tests.oracles import pretended
 
@@ -63,6 +64,13 @@ def pytest_collection_finish() -> None:
     """What was imported stays: it is never looked through for garbage again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _words_of_commands(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Messages name options as commands do, but in the tests of Python's own words."""
+    with flag.spelling(python_keyword if request.path.name.startswith("test_api") else command_flag):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import headscope as hs
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.config.small import TranslateOptions
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError, OutputError, option_spelling, python_errors
+from headscope.errors import ConfigError, OutputError, command_flag, flag, flags
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
@@ -53,15 +53,13 @@ def test_commands_take_what_methods_take() -> None:
 
 
 def test_errors_name_options_as_python_writes_them_and_in_commands_as_flags() -> None:
-    def refused() -> str:
-        with pytest.raises(ConfigError) as error, python_errors():
-            raise ConfigError("--max-length 9 is more than the 5 positions of the model")
-        return str(error.value)
+    def names() -> str:
+        return f"{flag('max_length', 9)}, {flag('bcd', False)} or {flags('source', 'valid_source')}"
 
-    assert refused().startswith("max_length 9 is")
-    with option_spelling(str):
-        assert refused().startswith("--max-length 9 is")
-    assert refused().startswith("max_length 9 is")
+    assert names() == "max_length=9, bcd=False or text and valid_source"
+    with flag.spelling(command_flag):
+        assert names() == "--max-length 9, --no-bcd or --source and --valid-source"
+    assert flag.max_length == "max_length"
 
 
 # Analyses.

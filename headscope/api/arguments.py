@@ -17,7 +17,7 @@ import torch
 
 from headscope.config.option import TextLines, convert_value
 from headscope.data.lines import Lines
-from headscope.errors import ConfigError, DataError, python_errors, spell_options
+from headscope.errors import ConfigError, DataError
 from headscope.progress import Progress, bar, no_progress, report_to
 from headscope.pruning.options.shared import Refit, anchor_files
 
@@ -28,11 +28,11 @@ PathName = str | PathLike[str]
 
 
 def public_api(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose errors name options as Python does, and which has gradients whatever surrounds it."""
+    """The function, which has gradients whatever surrounds it."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with python_errors(), torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             return function(*args, **kwargs)
 
     return wrapper
@@ -79,7 +79,7 @@ class TrainingReport(ExitStack):
 
     def remark(self, text: str) -> None:
         """A remark of the training."""
-        warnings.warn(spell_options(text), stacklevel=2)
+        warnings.warn(text, stacklevel=2)
 
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"

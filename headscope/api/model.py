@@ -29,7 +29,7 @@ from headscope.config.option import make_config
 from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError, spell_options
+from headscope.errors import ConfigError
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
@@ -244,7 +244,6 @@ class Model(OpenModel):
         config = self._options(EvaluateConfig, values, what="evaluate")
         setup = open_all(config, checkpoint=self.checkpoint, against=intact, has_gates=bool(self.gates))
         result = run(config, setup=setup, progress=progress_of(progress))
-        result.remarks = [spell_options(remark) for remark in result.remarks]
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
 

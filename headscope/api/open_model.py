@@ -14,7 +14,7 @@ from headscope.config import Companions
 from headscope.config.option import make_config
 from headscope.config.small import TranslateConfig, TranslateOptions, Translation
 from headscope.data.corpus import open_corpus
-from headscope.errors import HeadscopeError, python_errors
+from headscope.errors import HeadscopeError
 from headscope.evaluation.opened import forward_pass
 from headscope.evaluation.translation import lines_of_text, translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
@@ -130,7 +130,7 @@ class OpenModel:
         `heads["encoder-self", 2]["weights"]` are those of the last call of that layer, `heads["encoder-self.2.5"]` of
         one head. Memory grows with every call.
         """
-        with python_errors(), capture(self.model, names or ("weights",)) as tensors:
+        with capture(self.model, names or ("weights",)) as tensors:
             yield tensors
 
     @contextmanager
@@ -140,18 +140,16 @@ class OpenModel:
         gates: names, numbers by name (`{"encoder-self.2.5": 0.5}`), or tensors [h] or [b h] by (site, layer), through
             which gradients flow. They act on weights·V, before the output projection. Signatures name them.
         """
-        with python_errors():
-            by_layer = gates_of(gates, self.layout)
-            with gated(self.model, by_layer), self._note_gates(gates_name(by_layer)):
-                yield
+        by_layer = gates_of(gates, self.layout)
+        with gated(self.model, by_layer), self._note_gates(gates_name(by_layer)):
+            yield
 
     @contextmanager
     def masked(self, heads: Heads) -> Iterator[None]:
         """Within the block the contexts of these heads are zero before any mixing; without mixing as `gated`."""
-        with python_errors():
-            head_ids = head_ids_of(heads, self.layout)
-            with masked(self.model, head_ids), self._note_gates(",".join(f"{head}=masked" for head in head_ids)):
-                yield
+        head_ids = head_ids_of(heads, self.layout)
+        with masked(self.model, head_ids), self._note_gates(",".join(f"{head}=masked" for head in head_ids)):
+            yield
 
     @contextmanager
     def _note_gates(self, gates: str) -> Iterator[None]:

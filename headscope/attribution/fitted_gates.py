@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from headscope.attribution.gatevector import split_gates
 from headscope.attribution.objectives.base import negative_log_likelihood
 from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
-from headscope.errors import NumericalError
+from headscope.errors import NumericalError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
 from headscope.model.attention import AttentionCall, repeat_groups
@@ -149,7 +149,7 @@ class _Descent:
             penalty = penalize(torch.zeros_like(total), theta, pull)
             gradient += torch.autograd.grad(penalty.sum(), theta)[0]
         if not bool(total.isfinite().all() and gradient.isfinite().all()):
-            raise NumericalError("the loss of the gates is no number; take a wider --dtype")
+            raise NumericalError(f"the loss of the gates is no number; take a wider {flag.dtype}")
         norm = gradient.norm(dim=-1, keepdim=True)  # [r 1]
         return total.double().cpu(), gradient * (LARGEST / (norm + EDGE)).clamp(max=1)
 
@@ -314,7 +314,7 @@ def learn_gates(
             _clamp(gates)
             loss = distillation_loss(checkpoint, gates, next(texts), fit)
             if not bool(loss.isfinite()):
-                raise NumericalError("the loss of the streaming gates is no number; take a wider --dtype")
+                raise NumericalError(f"the loss of the streaming gates is no number; take a wider {flag.dtype}")
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -16,7 +16,6 @@ from headscope.config.inputs import ValidatedTextFiles as ValidatedTextFiles
 from headscope.config.option import LabelOptions as LabelOptions
 from headscope.config.option import NoOptions as NoOptions
 from headscope.config.option import PublishedLabelOptions as PublishedLabelOptions
-from headscope.config.option import flag as flag
 from headscope.config.option import option as option
 from headscope.config.option import plain_options as plain_options
 from headscope.config.option import plain_value as plain_value

@@ -19,7 +19,7 @@ from headscope.config.inputs import (
     output_option,
 )
 from headscope.config.option import TextLines, make_config, option, plain_options, plain_value
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 
 ANALYSES, MHR = "Analyses", "Files of the MHR fork"
 analyses_option, mhr_option = (partial(option, panel=panel) for panel in (ANALYSES, MHR))
@@ -135,9 +135,9 @@ class AnalyzeOptions(TextOptions):
 
     def __post_init__(self) -> None:
         if self.frequencies and self.frequency_corpus:
-            raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
+            raise ConfigError(f"{flag.frequencies} and {flag.frequency_corpus} both count tokens; give one")
         if self.keep_special and self.exclude_sinks:
-            raise ConfigError("--exclude-sinks leaves out what --keep-special counts; give one")
+            raise ConfigError(f"{flag.exclude_sinks} leaves out what {flag.keep_special} counts; give one")
 
     @property
     def conllu_file(self) -> Path | None:
@@ -200,14 +200,14 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parse is not None and (self.source2 is not None or self.pairs):
-            raise ConfigError(f"--parse {self.parse}: parses are of one text a line; leave out --source2 and --pairs")
+            raise ConfigError(f"{flag.parse} is of one text a line; leave out {flag.source2} and {flag.pairs}")
         if self.target_parse is not None and self.target is None:
-            raise ConfigError(f"--target-parse {self.target_parse} has parses of the target; give --target FILE too")
+            raise ConfigError(f"{flag.target_parse} has parses of the target; give {flag.target} FILE too")
         self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
         has_text = self.source is not None or self.labels is not None or self.clean is not None
         if not has_text and (self.parse is None or self.parse == "stanza"):
             raise ConfigError(
-                "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"
+                f"no text: give {flag.source} FILE (one sentence a line) or {flag.parse} FILE.conllu, which has text"
             )
 
     @property

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headscope.config.declared_source import LIGHT as LIGHT
 from headscope.config.declared_source import names_of_module as names_of_module
-from headscope.config.option import NoOptions, flag, restore_config, types_of
-from headscope.errors import ConfigError
+from headscope.config.option import NoOptions, restore_config, types_of
+from headscope.errors import ConfigError, flag, flags
 from headscope.registry import Registry, unknown
 
 if TYPE_CHECKING:
@@ -284,10 +284,8 @@ def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: 
         if is_idle and values.get(name, option.field.default) != option.field.default:
             idle.setdefault(owners[0], []).append(name)
     for analysis, names in idle.items():
-        *leading, last = map(flag, names)
-        flags = f"{', '.join(leading)} and {last}" if leading else last
-        verb = "are" if leading else "is"
-        raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {why[analysis]}")
+        verb = "are" if len(names) > 1 else "is"
+        raise ConfigError(f"{flags(*names)} {verb} about the analysis {analysis}; {why[analysis]}")
 
 
 def rankable_columns() -> dict[str, Measure]:

@@ -17,7 +17,7 @@ from headscope.config.inputs import (
     output_option,
 )
 from headscope.config.option import option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 
 SCORES, EACH = "Metrics", "Each head off"
 scores_option, each_option = (partial(option, panel=panel) for panel in (SCORES, EACH))
@@ -77,6 +77,6 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
 
     def __post_init__(self) -> None:
         if self.source is None and self.labels is None:
-            raise ConfigError("no text: give --source FILE (one sentence a line)")
+            raise ConfigError(f"no text: give {flag.source} FILE (one sentence a line)")
         if self.each_head and self.per_sentence:
-            raise ConfigError("--per-sentence and --each-head are two runs; give one of them")
+            raise ConfigError(f"{flag.per_sentence} and {flag.each_head} are two runs; give one of them")

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, flag, option
-from headscope.errors import ConfigError
+from headscope.config.option import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE, TextLines, option
+from headscope.errors import ConfigError, flag
 
 DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
 data_option, model_option, output_option, search_option = (
@@ -131,9 +131,9 @@ class PromptFiles:
         files = {name: getattr(self, name) for name in ("clean", "corrupt", "answer")}
         missing = [flag(name) for name, path in files.items() if path is None]
         if 0 < len(missing) < 3:
-            raise ConfigError(f"--clean, --corrupt and --answer belong together; give {' and '.join(missing)} too")
+            raise ConfigError(f"prompts belong together; give {' and '.join(missing)} too")
         if not missing and (conflicts := [flag(name) for name, value in texts.items() if value]):
-            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(conflicts)}")
+            raise ConfigError(f"{flag.clean} is the text, with its answers; leave out {' and '.join(conflicts)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class ValidatedTextFiles(TextFiles):
         """The text that results are measured on, where it is another; ConfigError for a part of one."""
         for name in ("valid_target", "valid_source2"):
             if self.valid_source is None and getattr(self, name) is not None:
-                raise ConfigError(f"{flag(name)} is for --valid-source; give that too")
+                raise ConfigError(f"{flag(name)} is for {flag.valid_source}; give that too")
         if self.valid_source is None and self.valid_labels is None:
             return None
         return TextFiles(

@@ -17,7 +17,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
@@ -295,14 +295,14 @@ def changed_options(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[s
     return [name for name, value in now.items() if before.get(name) != value]
 
 
+def option_name(entry: Field[Any]) -> str:
+    """An option's name, which its field may not have."""
+    return (entry.metadata.get("name") or entry.name).replace("-", "_")
+
+
 def flag_of(entry: Field[Any]) -> str:
-    """An option as the command line has it."""
-    return flag(entry.metadata.get("name") or entry.name) if entry.metadata else entry.name
-
-
-def flag(name: str) -> str:
-    """A field's name as the command line has it."""
-    return f"--{name.replace('_', '-')}"
+    """An option in a message."""
+    return flag(option_name(entry)) if entry.metadata else entry.name
 
 
 def plain_options(config: Any) -> dict[str, Any]:

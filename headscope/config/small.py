@@ -18,7 +18,7 @@ from headscope.config.inputs import (
     search_option,
 )
 from headscope.config.option import BEAM, SEED, WHOLE, option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
 
     def __post_init__(self) -> None:
         if self.greedy and (self.beam or 1) > 1:
-            raise ConfigError(f"--greedy is a beam of 1; leave out --beam {self.beam}")
+            raise ConfigError(f"{flag.greedy} is a beam of 1; leave out {flag('beam', self.beam)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,5 +162,5 @@ class TranslateOptions:
     def __post_init__(self) -> None:
         if self.beam is not None and not 1 <= self.best <= self.beam:
             raise ConfigError(
-                f"--nbest {self.best} with --beam {self.beam}: a beam gives 1 to {self.beam} translations"
+                f"{flag.nbest} {self.best} with {flag('beam', self.beam)}: a beam gives 1 to {self.beam} translations"
             )

@@ -32,7 +32,7 @@ from headscope.data.labels import label_row
 from headscope.data.parses import Aligned, Parse, align
 from headscope.data.template import target_labels
 from headscope.distributed import ALONE, Processes
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class BatchingOptions:
 def sentence_limit(checkpoint: Any, max_length: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
     if max_length is not None and checkpoint.limit is not None and max_length > checkpoint.limit:
-        raise ConfigError(f"--max-length {max_length} is more than the {checkpoint.limit} positions of the model")
+        raise ConfigError(f"{flag.max_length} {max_length} is more than the {checkpoint.limit} positions of the model")
     return max_length or min(DEFAULT_LIMIT, checkpoint.context or DEFAULT_LIMIT)
 
 
@@ -144,7 +144,7 @@ def encode_window(
             location = name if entry.source.cut else f"the target of {name}"
             raise DataError(
                 f"{location}:{entry.sentence.number + 1}: {limit + cut} subwords, the limit is {limit}; shorten the "
-                "line, raise --max-length, or take --long truncate"
+                f"line, raise {flag.max_length}, or take {flag('long', 'truncate')}"
             )
         losses.truncated += bool(cut)
     return ready
@@ -166,7 +166,7 @@ def _encode_prompts(
         if longest > limit:
             raise DataError(
                 f"{name}:{entry.sentence.number + 1}: {longest} subwords, the limit is {limit}, and prompts are not "
-                "cut; shorten the line or raise --max-length"
+                f"cut; shorten the line or raise {flag.max_length}"
             )
         prompts.append(EncodedSentence(entry.sentence, *sides, corrupt=corrupt.first(contrast.length)))
     return prompts
@@ -330,7 +330,7 @@ def automatic_tokens(
         return default, ""
     if (memory := memory or memory_of(device)) is None:
         return default, (
-            f"--batch-tokens auto: {device.type} does not say how much memory is free, so batches have "
+            f"{flag.batch_tokens} auto: {device.type} does not say how much memory is free, so batches have "
             f"{default:,} positions; give a number where more fit"
         )
     trial_run = trial()

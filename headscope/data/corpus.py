@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
-from headscope.errors import ConfigError, DataError, contrast_of
+from headscope.errors import ConfigError, DataError, contrast_of, flag
 
 
 class Labels(NamedTuple):
@@ -189,7 +189,7 @@ def open_corpus(
     different lengths. The same sentences have the same digest, whether they come from a file or from a list.
     """
     if source is None and parses is None and columns is None:
-        raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
+        raise DataError(f"no text: give {flag.source} FILE (one sentence a line), or {flag.parse} FILE.conllu")
     for path in (source, target, second, parses, target_parses, columns):
         if isinstance(path, Path) and os.path.exists(path) and not (path.is_dir() or path.is_file()):
             raise DataError(f"{path} is a pipe or a device; a text is read more than once, so write it to a file first")
@@ -226,7 +226,7 @@ def open_text(
 ) -> Corpus:
     """The corpus of a command, without labels; ConfigError where two options say what the other texts of pairs are."""
     if files.pairs and files.source2 is not None:
-        raise ConfigError("--source2 and --pairs both say where the other text of a pair is; give one of them")
+        raise ConfigError(f"{flag.source2} and {flag.pairs} both name the other text of a pair; give one of them")
     return open_corpus(
         files.source,
         target=files.target,

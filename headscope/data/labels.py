@@ -12,12 +12,12 @@ from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
 from headscope.data.parses import read_columns
-from headscope.errors import ConfigError, DataError, lookalike, shortlist
+from headscope.errors import ConfigError, DataError, flag, lookalike, shortlist
 
 SHOWN = 5  # labels of the model in an error
 
 
-def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
+def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option: str = "labels") -> Corpus:
     """The corpus with what the checkpoint should say, unless `labels` is None.
 
     Of a classifier a file or list with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
@@ -26,13 +26,13 @@ def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option
     if labels is None:
         return corpus
     if why := no_labels(checkpoint):
-        raise ConfigError(f"{option}: {why}; leave it out")
+        raise ConfigError(f"{flag(option)}: {why}; leave it out")
     if checkpoint.predicts == "classes":
         return corpus.with_labels(partial(_classes, labels, checkpoint.label_names), name=text_name(labels))
     if corpus.has_second:
-        raise ConfigError(f"{option}: tags are of the words of one text; leave out --source2 and --pairs")
+        raise ConfigError(f"{flag(option)}: tags are of one text; leave out {flag.source2} and {flag.pairs}")
     if not isinstance(labels, (str, Path)):
-        raise ConfigError(f"{option}: tags come from a file of CoNLL columns, a word and its tag a line")
+        raise ConfigError(f"{flag(option)}: tags come from a file of CoNLL columns, a word and its tag a line")
     return corpus.with_labels(partial(_tags, Path(labels), checkpoint.label_names), name=text_name(labels))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.data.parses import Parse, Relation, Token, main_type
-from headscope.errors import DataError, reason_of
+from headscope.errors import DataError, flag, reason_of
 
 PROCESSORS = ("tokenize", "pos", "lemma", "depparse")
 LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
@@ -73,7 +73,7 @@ def _loading(lang: str, directory: Path) -> Iterator[None]:
     except Exception as error:
         raise DataError(
             f"stanza cannot load its {lang!r} models from {directory} ({reason_of(error)}); name the directory of a "
-            "stanza download with --stanza-dir DIR, or fetch it with --download"
+            f"stanza download with {flag('stanza_dir', 'DIR')}, or fetch it with {flag.download}"
         ) from None
 
 

@@ -16,7 +16,7 @@ from headscope.data.encoded import IGNORED
 from headscope.data.lines import line_text, raw_lines
 from headscope.data.offsets import Span
 from headscope.data.word_alignment import Ints, words_of, words_of_subwords
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag, flags
 
 SOURCE, TARGET = "{source}", "{target}"
 ADVICE = r'give one such as "English: {source}\nGerman: {target}"'
@@ -28,10 +28,10 @@ def read_template(template: str) -> tuple[str, str, str]:
     if SOURCE not in text and TARGET not in text:
         path = Path(template)
         if not path.is_file():
-            raise ConfigError(f"--template {template[:60]!r} is neither a file nor has {SOURCE} and {TARGET}; {ADVICE}")
+            raise ConfigError(f"{flag.template} {template[:60]!r} is no file and lacks {SOURCE} and {TARGET}; {ADVICE}")
         text = "\n".join(line_text(raw, path, number) for number, raw in enumerate(raw_lines(path), start=1))
     if re.findall(r"\{source\}|\{target\}", text) != [SOURCE, TARGET]:
-        raise ConfigError(f"--template {template[:60]!r} must have {SOURCE} once, and {TARGET} once after it; {ADVICE}")
+        raise ConfigError(f"{flag.template} {template[:60]!r} must have {SOURCE}, then {TARGET}, once each; {ADVICE}")
     before, middle, after = re.split(r"\{source\}|\{target\}", text)
     return before, middle, after
 
@@ -43,11 +43,11 @@ def with_template(corpus: Corpus, template: str, *, examples: int) -> Corpus:
     """
     before, middle, after = read_template(template)
     if not corpus.has_target:
-        raise ConfigError("--template needs the translation of every line; give --target FILE")
+        raise ConfigError(f"{flag.template} needs the translation of every line; give {flag.target} FILE")
     if corpus.has_parses or corpus.has_contrast:
-        raise ConfigError("--template makes texts that have neither parses nor answers; leave out --parse and --clean")
+        raise ConfigError(f"{flag.template} has neither parses nor answers; leave out {flags('parse', 'clean')}")
     if corpus.count <= examples:
-        raise DataError(f"{corpus.name} has {corpus.count} lines, too few for --examples {examples}; give more lines")
+        raise DataError(f"{corpus.name}: {corpus.count} lines are too few for {flag.examples} {examples}; give more")
 
     def fill(sentence: Sentence) -> str:
         return f"{before}{sentence.source}{middle}{sentence.target}{after}"
@@ -120,6 +120,6 @@ def _inside(span: Span | None, start: int, length: int) -> Span | None:
 def target_labels(pair: Pair, spans: Sequence[Span | None] | None, row: Sequence[int]) -> list[int]:
     """The ids that a decoder should predict after each of its inputs, of the target alone; DataError without spans."""
     if spans is None:
-        raise DataError(f"the subwords of {pair.target[:60]!r} cannot be located in its text; leave out --template")
+        raise DataError(f"subwords of {pair.target[:60]!r} cannot be located; leave out {flag.template}")
     inside = [_inside(span, pair.starts[1], len(pair.target)) is not None for span in spans]
     return [own if follows else IGNORED for own, follows in zip(row, [*inside[1:], False], strict=True)]

@@ -20,7 +20,7 @@ from scipy.special import digamma
 
 from headscope.data.lines import raw_lines
 from headscope.data.offsets import Span
-from headscope.errors import DataError
+from headscope.errors import DataError, flag
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
         for field, match in zip(fields, matches, strict=True):
             if match is None or min(int(match[1]), int(match[3])) < first:
                 syntax = f"i-j or i?j, words counted from {first}"
-                raise DataError(f"{path}:{number}: {field!r} is no link; links are {syntax} (--alignments-first)")
+                raise DataError(f"{path}:{number}: {field!r} is no link; links are {syntax} ({flag.alignments_first})")
         pairs = [(int(match[1]) - first, int(match[3]) - first) for match in matches if match]
         sure = [match[2] == "-" for match in matches if match]
         yield Links(np.array(pairs, dtype=np.int64).reshape(-1, 2), np.array(sure, dtype=bool))
@@ -72,7 +72,7 @@ def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int)
     beyond = links.pairs >= np.array(sizes)
     if beyond.any():
         source, target = links.pairs[beyond.any(axis=1)][0] + first
-        other = f"; are words counted from {1 - first} (--alignments-first {1 - first})?" if first == 0 else ""
+        other = f"; are words counted from {1 - first} ({flag('alignments_first', 1 - first)})?" if first == 0 else ""
         raise DataError(
             f"{where}: link {source}-{target}, and the lines have {sizes[0]} and {sizes[1]} words at spaces{other}"
         )

@@ -30,7 +30,7 @@ from headscope.engine.analysis_report import head_table as head_table
 from headscope.engine.evidence.labels import LabelRule as LabelRule
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
-from headscope.errors import NumericalError
+from headscope.errors import NumericalError, flag
 from headscope.heads import Site
 from headscope.model.nonfinite import is_finite
 from headscope.registry import Registry
@@ -114,7 +114,7 @@ class Analysis:
     sites: ClassVar[frozenset[Site]] = frozenset(Site)
     default: ClassVar[bool] = True
     many_passes: ClassVar[bool] = False
-    decoder_needs: ClassVar[str] = ""
+    decoder_needs: ClassVar[tuple[str, ...]] = ()
     group: ClassVar[str] = ""
     order: ClassVar[int] = 100
     afterwards: ClassVar[bool] = False
@@ -248,5 +248,5 @@ def refuse_non_finite(analysis: Analysis, key: tuple[str, Site, int], total: Ten
         _, site, layer = key
         raise NumericalError(
             f"{analysis.name} gives NaN or infinite numbers at {site}.{layer}; "
-            f"leave it out with --skip {analysis.name}, or take a wider --dtype"
+            f"leave it out with {flag.skip} {analysis.name}, or take a wider {flag.dtype}"
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.data.corpus import Corpus
 from headscope.data.lines import read_lines
-from headscope.errors import DataError
+from headscope.errors import DataError, flag
 from headscope.formats.base import Checkpoint
 
 CHUNK = 1024
@@ -71,7 +71,7 @@ def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
     if len(counts) * 2 < lines:
         raise DataError(
             f"{path}: only {len(counts)} of {lines} tokens are subwords of this model; count its own subwords "
-            "(or give --frequency-corpus, which does that)"
+            f"(or give {flag.frequency_corpus}, which does that)"
         )
     return counts
 

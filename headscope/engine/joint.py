@@ -24,7 +24,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, SideName
 from headscope.engine.base import ANALYSES, Aggregates, Analysis, AnalysisReport, RunOptions
 from headscope.engine.plan import RANDOM_BLOCK, RANDOM_SEQUENCES, analyze
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import CheckpointError, ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
@@ -61,7 +61,7 @@ def affordable(corpus: Corpus, passes: float, budget: int) -> Corpus | str:
     if count >= corpus.count:
         return corpus
     if count < LEAST:
-        return f"needs {passes:,.0f} passes of a sentence, too many for --ablation-passes {budget}; 0 measures all"
+        return f"needs {passes:,.0f} passes of a sentence, more than {flag('ablation_passes', budget)}; 0 measures all"
     return corpus.share(count / corpus.count, seed=1)
 
 

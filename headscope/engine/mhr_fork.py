@@ -31,7 +31,7 @@ from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
@@ -101,8 +101,8 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
         longest = max(longest, *lengths[number])
         if size.tokens is not None and longest > size.tokens:
             raise ConfigError(
-                f"--mhr-max-tokens {size.tokens}: sentence {number + 1} has {longest} subwords; raise it, or give "
-                f"--max-length {size.tokens}"
+                f"{flag('mhr_max_tokens', size.tokens)}: sentence {number + 1} has {longest} subwords; raise it, or "
+                f"give {flag.max_length} {size.tokens}"
             )
         is_full = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
         if batch and (is_full or len(batch) == size.most_sentences):
@@ -186,9 +186,9 @@ def mhr_pickles(
     `rows`, or where a model that is no `Transformer` is to be batched as fairseq does.
     """
     if rows not in ROWS:
-        raise ConfigError(f"--mhr-rows {rows!r} is not known; choose one of {', '.join(ROWS)}")
+        raise ConfigError(f"{flag('mhr_rows', f'{rows!r}')} is not known; choose one of {', '.join(ROWS)}")
     if rows != "corpus" and not checkpoint.is_native:
-        raise ConfigError(f"--mhr-rows {rows} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
+        raise ConfigError(f"{flag('mhr_rows', rows)} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
     file_rows = _FileRows(sums_rows=rows == "corpus")
     last: dict[At, AttentionCall] = {}
 

@@ -10,7 +10,7 @@ from typing import Any
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.config.declarations import import_target, measured_columns, rankable_columns
 from headscope.engine.base import ANALYSES, Analysis
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag, flags
 from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import cache_bytes
@@ -92,14 +92,14 @@ def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     texts_of = {
         "": {"has_target": False, "has_labels": False},
-        "--target": {"has_target": True, "has_labels": False},
-        "--labels": {"has_target": False, "has_labels": True},
+        flag.target: {"has_target": True, "has_labels": False},
+        flag.labels: {"has_target": False, "has_labels": True},
     }
     rows = []
     for name, cls in OBJECTIVES:
         reasons = {option: cls.applies(checkpoint, **texts) for option, texts in texts_of.items()}
         needs = next((option for option, reason in reasons.items() if reason is None), None)
-        needs = "--clean" if needs == "" and cls.needs_prompts else needs
+        needs = flag.clean if needs == "" and cls.needs_prompts else needs
         refusal = "" if needs is not None else f"no: {reasons['']}"
         row = {"name": name, "fits": not refusal, "why": refusal, "needs": needs or "", "trains": cls.trains}
         rows.append({**row, "summary": cls.summary})
@@ -117,7 +117,7 @@ def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, A
             refusal = "no: for " + " or ".join(site.value for site in SITES if site in cls.sites)
         elif reason := cls.applies(checkpoint):
             refusal = f"no: {reason.removeprefix('is ')}"
-        needs = "" if checkpoint.two_sided else cls.decoder_needs
+        needs = flags(*cls.decoder_needs) if cls.decoder_needs and not checkpoint.two_sided else ""
         row = {"name": cls.name, "fits": not refusal, "why": refusal, "needs": needs}
         rows.append({**row, "summary": cls.summary, "default": cls.default})
     return rows
@@ -162,18 +162,19 @@ class Kind:
         return items
 
 
-NEEDS = {
-    "parse": "--parse",
-    "frequencies": "",  # counted on the text where no file has them
-    "labels": "predictions: a --target, or a model that predicts words",
-    "objective": "an --objective, or the default one",
-    "gradient": "an --objective, or the default one",
-    "contrast": "--clean, --corrupt and --answer",
-}
+def _need(what: str) -> str:
+    return {
+        "parse": flag.parse,
+        "labels": f"predictions: a {flag.target}, or a model that predicts words",
+        "objective": f"an {flag.objective}, or the default one",
+        "gradient": f"an {flag.objective}, or the default one",
+        "contrast": flags("clean", "corrupt", "answer"),
+    }.get(what, "")  # frequencies are counted on the text where no file has them
 
 
 def _analysis_needs(cls: Any) -> str:
-    needs = [*(NEEDS[need] for need in sorted(cls.needs)), cls.decoder_needs and f"decoders: {cls.decoder_needs}"]
+    of_decoders = [f"decoders: {flags(*cls.decoder_needs)}"] if cls.decoder_needs else []
+    needs = [*map(_need, sorted(cls.needs)), *of_decoders]
     return "; ".join(dict.fromkeys(filter(None, needs)))
 
 
@@ -196,12 +197,12 @@ def _criterion_cost(cls: Any) -> str:
 KINDS: Mapping[str, Kind] = {
     "analyses": Kind("headscope.engine.base:ANALYSES", _analysis_needs, _analysis_cost, "analyses"),
     "pair-functions": Kind(
-        "headscope.description.pair_function:PAIR_FUNCTIONS", lambda function: NEEDS["parse"] if function.parsed else ""
+        "headscope.description.pair_function:PAIR_FUNCTIONS", lambda function: flag.parse if function.parsed else ""
     ),
     "criteria": Kind("headscope.pruning.ranking.criterion:CRITERIA", cost=_criterion_cost),
     "objectives": Kind(
         "headscope.attribution.objectives.base:OBJECTIVES",
-        lambda cls: "--clean, --corrupt and --answer" if cls.needs_prompts else "",
+        lambda cls: _need("contrast") if cls.needs_prompts else "",
         overview="objectives",
     ),
     "metrics": Kind("headscope.evaluation.metrics.base:METRICS", overview="metrics"),

@@ -37,7 +37,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.runner import AnalysisRunner, explains
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag, flags
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
@@ -79,18 +79,18 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
         also += [cls.name for cls in members if importance == "all" or not cls.many_passes]
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
-        raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
+        raise ConfigError(f"{flag.objective} is what importances explain; ask for one ({flag.importance})")
     has_text = options.parse == "stanza" or getattr(options, "source", None) is not None  # else parses are the text
     for option, value, need in (
-        ("--parse", has_text and options.parse, "parse"),
-        ("--target-parse", options.target_parse, "parse"),
-        ("--frequencies", options.frequencies, "frequencies"),
-        ("--frequency-corpus", options.frequency_corpus, "frequencies"),
+        (flag.parse, has_text and options.parse, "parse"),
+        (flag.target_parse, options.target_parse, "parse"),
+        (flag.frequencies, options.frequencies, "frequencies"),
+        (flag.frequency_corpus, options.frequency_corpus, "frequencies"),
     ):
         if value and not any(reads(cls, need) for cls in analyses):
             able = [name for name, cls in ANALYSES if reads(cls, need)]
-            raise ConfigError(f"{option} {value} is what {' and '.join(able)} read; ask for one (--also {able[-1]})")
-    reasons = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
+            raise ConfigError(f"{option} is what {' and '.join(able)} read; ask for one ({flag.also} {able[-1]})")
+    reasons = {name: f"ask for it ({flag.also} {name})" for name, cls in ANALYSES if cls not in analyses}
     refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], reasons)
     return analyses
 
@@ -296,7 +296,7 @@ def _applicable(
     readable = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
     left_out = []
     if unmeasured_sites := sorted(site.value for site in sites - readable):
-        left_out.append(LeftOut(" and ".join(unmeasured_sites), "need a --target, which the decoder is to read"))
+        left_out.append(LeftOut(" and ".join(unmeasured_sites), f"need a {flag.target}, which the decoder is to read"))
     fitting = []
     for cls in analyses:
         reason = _missing(cls, checkpoint, corpus, options, sites, readable) or cls.applies(checkpoint)
@@ -329,14 +329,14 @@ def _missing(
     if "random" in cls.passes and checkpoint.reads_sound:
         return "gives random subwords to the encoder, and this one reads sound"
     if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
-        return "needs --parse stanza or --parse FILE.conllu"
+        return f"needs {flag.parse}"
     if "contrast" in cls.needs and not corpus.has_contrast:
-        return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
+        return f"needs {flags('clean', 'corrupt', 'answer')}"
     if "frequencies" in cls.needs and options.ranks is None:
         return "needs token frequencies"
     if cls.passes and not cls.sites & readable:
         if cls.sites & sites:
-            return "needs a --target"
+            return f"needs a {flag.target}"
         names = " or ".join(site.value for site in SITES if site in cls.sites)
         return f"is for {names}; measured here: {', '.join(site.value for site in SITES if site in readable)}"
     return None

@@ -20,7 +20,7 @@ from headscope.engine.aggregate import Aggregator, Observation, Statistic, add_r
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
 from headscope.engine.heads.head_batch import ObservedBatch
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals as signals_deferred
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -315,7 +315,7 @@ class AnalysisRunner:
             sums.leave_out_empty()
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
-            "--attention dense makes it"
+            f"{flag.attention} dense makes it"
             for name, count in self.unmeasured.items()
         }
         missing |= {

@@ -27,7 +27,7 @@ from headscope.engine.faithfulness.run import try_rankings
 from headscope.engine.joint import joint_ablation, with_budget
 from headscope.engine.mhr_fork import BatchSize, mhr_pickles
 from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.opened import check_template
 from headscope.evaluation.prompts import with_answers
 from headscope.export.alignment import check_alignment_model, write_measured
@@ -141,7 +141,7 @@ def run_analysis(
     began = time.monotonic()
     analyses = chosen_analyses(config, prompts=config.clean is not None)
     if config.write_alignment and "alignment" not in [analysis.name for analysis in analyses]:
-        raise ConfigError("--write-alignment is about what the analysis alignment measures; run it: --only alignment")
+        raise ConfigError(f"{flag.write_alignment} needs the analysis alignment; run it: {flag.only} alignment")
     written_into = [Input(path, checkpoint=True) for path in [config.write_alignment] if path is not None]
     inputs = [*inputs_of(config), *written_into]
     with (

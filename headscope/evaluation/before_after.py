@@ -12,7 +12,7 @@ from headscope.config.small import TranslateOptions
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import count_unknown
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.likelihood import LikelihoodOptions, default_positions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import (
@@ -144,10 +144,10 @@ def question(
     elif not name and not corpus.has_labels:
         name = "cosine"
     if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, which the decoder is to read")
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs {flag.target}, which its decoder reads")
     metric_name = choose_metric(name, checkpoint, **corpus.comes_with)
     if bleu_tokenize is not None and metric_name != "bleu":
-        raise ConfigError(f"--bleu-tokenize is about --metric bleu, and {metric_name} needs none; leave it out")
+        raise ConfigError(f"{flag.bleu_tokenize} is for {flag.metric} bleu, not {metric_name}; leave it out")
     return Question(metric_name, corpus, Margin.parse(MARGIN if margin is None else margin), bleu_tokenize)
 
 
@@ -212,7 +212,7 @@ def no_baseline(
     if floor is None:
         if baseline.value != 0 or not margin.relative:
             return None
-        return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
+        return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give {flag.margin} in its unit"
     single = np.isnan(baseline.low)  # one sentence has no interval
     low, high = (baseline.value, baseline.value) if single else (baseline.low, baseline.high)
     if low > floor.value if metric.higher_is_better else high < floor.value:

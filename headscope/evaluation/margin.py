@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 
 MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
@@ -30,7 +30,7 @@ class Margin:
             amount = math.nan
         if not 0 <= amount < math.inf:
             raise ConfigError(
-                f"--margin {text!r} must be a number of at least 0, in the metric's unit, or a percentage of the "
+                f"{flag.margin} {text!r} must be a number of at least 0, in the metric's unit, or a percentage of the "
                 "unpruned model's value, such as 1%"
             )
         return cls(amount / 100 if relative else amount, relative)

@@ -24,7 +24,7 @@ from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import Batch, UnknownSubwords, pad_side
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.likelihood import LikelihoodOptions, default_positions, trial
 from headscope.evaluation.metrics.base import (
     METRICS,
@@ -53,16 +53,16 @@ def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
     Masked and causal language models read the source alone.
     """
     if checkpoint.needs_target and not corpus.has_target:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, {target}")
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs {flag.target}, {target}")
     refuse_unread_target(checkpoint, corpus)
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
     """ConfigError where a corpus has a target and the model reads one side only, or the same text on both."""
     if corpus.has_target and (checkpoint.rereads or not checkpoint.two_sided):
-        advice = " or, in analyze, give --template" if checkpoint.decodes and not checkpoint.rereads else ""
+        advice = f" or, in analyze, give {flag.template}" if checkpoint.decodes and not checkpoint.rereads else ""
         why = "classifies, and its decoder reads the source too" if checkpoint.rereads else "reads one side only"
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} {why}; leave out --target{advice}")
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} {why}; leave out {flag.target}{advice}")
 
 
 def forward_pass(checkpoint: Checkpoint, corpus: Corpus) -> Tensor:
@@ -93,7 +93,7 @@ def check_template(checkpoint: Checkpoint) -> None:
     """ConfigError for models that are no decoder language models, which no template makes texts for."""
     if checkpoint.two_sided or not checkpoint.decodes:
         raise ConfigError(
-            f"--template is for decoder language models, not type {checkpoint.model_type!r}; leave it out"
+            f"{flag.template} is for decoder language models, not type {checkpoint.model_type!r}; leave it out"
         )
 
 
@@ -243,13 +243,13 @@ def _find_intact(setup: OpenedEvaluation, against: Against, *, is_altered: bool)
         setup.likelihood_options = replace(reading, limit=limit)
         check_comparable(checkpoint, intact.checkpoint, setup.corpus, limit=limit)
     elif is_altered:
-        setup.remarks += ["states are compared with those of the same model without --mask"] if intact.remarks else []
+        setup.remarks += [f"states are compared with the same model's without {flag.mask}"] if intact.remarks else []
     else:
         left_out = [metric.name for metric in setup.requested_metrics("states")]
         setup.metrics = tuple(name for name in setup.metrics if name not in left_out)
         why = (
-            f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give --against "
-            "CKPT, the intact model, or --mask LIST"
+            f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give "
+            f"{flag.against} CKPT, the intact model, or {flag.mask} LIST"
         )
         if not setup.metrics:
             raise ConfigError(why)
@@ -264,7 +264,7 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: 
     """
     if against and config.metrics and not metrics_in_order(config.metrics, reads="states"):
         states = ", ".join(metric.name for metric in metrics_in_order(reads="states"))
-        raise ConfigError(f"--against names a model to compare states with; add some of {states} to --metrics")
+        raise ConfigError(f"{flag.against} is what states are compared with; add some of {states} to {flag.metrics}")
     if config.metrics:
         return config.metrics
     metrics = metrics_in_order(fitting_metrics(checkpoint))
@@ -329,7 +329,7 @@ def load_intact(source: Mapping[str, Any], options: CheckpointOptions) -> Intact
             if checkpoint.digest == source.get("digest"):
                 return Intact(checkpoint, (f"states are compared with those of {path}, which {RECORD} names",))
             why = "has changed since (another digest)"
-    return Intact(None, (f"{RECORD} names {path} as the intact model, which {why}; --against CKPT names another",))
+    return Intact(None, (f"{RECORD} names {path} as the intact model, which {why}; {flag.against} CKPT names another",))
 
 
 def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus, *, limit: int) -> None:
@@ -347,4 +347,4 @@ def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus,
             for model in (checkpoint, intact)
         )
         if split != other:
-            raise ConfigError(f"{pair} cannot be compared: they split text into other subwords; give --against CKPT")
+            raise ConfigError(f"{pair} have different subwords, so cannot be compared; give {flag.against} CKPT")

@@ -13,7 +13,7 @@ from headscope.data.corpus import Contrast, Corpus, Sentence
 from headscope.data.encoded import Encoded, SideName
 from headscope.data.labels import class_number
 from headscope.data.lines import Lines, in_step, read_lines, text_name
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import CheckpointError, ConfigError, DataError, flag
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
 
@@ -79,7 +79,7 @@ def _finder(checkpoint: Checkpoint) -> Find:
     if checkpoint.predicts == "words":
         return _place_translated if checkpoint.two_sided else _place_continued if checkpoint.decodes else _place_filled
     raise ConfigError(
-        f"--clean: a model of type {checkpoint.model_type!r} has no answers; take one that predicts words or classes"
+        f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take one that predicts some"
     )
 
 
@@ -167,7 +167,7 @@ def _place_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Pl
     try:
         mask = checkpoint.mask_id()
     except CheckpointError as error:
-        raise ConfigError(f"--clean: {error}") from error
+        raise ConfigError(f"{flag.clean}: {error}") from error
     prompt, token = _encode(checkpoint, sentence.source), checkpoint.subwords([mask], side="source")[0]
     if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
         raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")

@@ -22,7 +22,7 @@ import numpy as np
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.corpus import check_predictions
 from headscope.data.encoded import UnknownSubwords
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, Translations, reference_texts
 from headscope.evaluation.opened import OpenedEvaluation
@@ -102,8 +102,8 @@ def measure(
             names = ", ".join(metric.title for metric in setup.requested_metrics("translations"))
             setup.remarks.append(f"translating was interrupted, so there is no {names}")
     first = measurement.scored or measurement.compared
-    if first is not None and first.losses.truncated:
-        setup.remarks.append(f"cut off at the length limit: {first.losses.truncated} sentences (--max-length, --long)")
+    if first is not None and (cut := first.losses.truncated):
+        setup.remarks.append(f"cut off at the length limit: {cut} sentences ({flag.max_length}, {flag.long})")
     setup.remarks += setup.unknown.remarks(setup.checkpoint)
     return measurement
 
@@ -148,9 +148,9 @@ def translate_corpus(setup: OpenedEvaluation, step: Callable[[int], None]) -> li
         if setup.config.long == "refuse":
             raise DataError(
                 f"{setup.corpus.name}:{min(cut)}: more than {limit} pieces to translate; shorten the line, raise "
-                "--max-length, or take --long truncate"
+                f"{flag.max_length}, or take {flag('long', 'truncate')}"
             )
-        remark = f"translated from their first {limit} pieces: {len(cut)} sentences (--max-length, --long)"
+        remark = f"translated from their first {limit} pieces: {len(cut)} sentences ({flag.max_length}, {flag.long})"
         setup.remarks += [remark] if remark not in setup.remarks else []
     return texts
 

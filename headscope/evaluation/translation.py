@@ -19,7 +19,7 @@ from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
 from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords
 from headscope.data.lines import Lines, is_empty, line_text, raw_lines
 from headscope.distributed import ALONE, Processes
-from headscope.errors import CheckpointError, ConfigError, reason_of
+from headscope.errors import CheckpointError, ConfigError, flag, reason_of
 from headscope.formats.base import Checkpoint
 
 Mode = Literal["raw", "tokenised-lowercase"]
@@ -58,11 +58,11 @@ def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None =
     """
     if name != "raw":
         if tokenize is not None:
-            raise ConfigError("--bleu-tokenize is about detokenised text, which --text raw compares; leave one out")
+            raise ConfigError(f"{flag.bleu_tokenize} is for detokenised text ({flag('text', 'raw')}); leave it out")
         return TOKENISED, []
     if tokenize is not None:
         if why := _why_missing(tokenize):
-            raise ConfigError(f"--bleu-tokenize {tokenize}: {why}")
+            raise ConfigError(f"{flag('bleu_tokenize', tokenize)}: {why}")
         return TextMode(name, tokenize), []
     language = re.split(r"[_-]", (checkpoint.writes or "").strip("<>|_").lower())[0]
     tokenizer = TOKENIZERS.get(language, DEFAULT)
@@ -96,12 +96,12 @@ def text_remarks(references: Sequence[str], mode: TextMode) -> list[str]:
     if mode.raw and n_spaced > len(texts) / 2:
         return [
             "the references look tokenised, so raw BLEU and chrF cannot be compared with published ones; give "
-            "detokenised text, or --text tokenised-lowercase"
+            f"detokenised text, or {flag('text', 'tokenised-lowercase')}"
         ]
     if mode.tokenize in BY_SPACES and sum(" " not in text for text in texts) > len(texts) / 2:
         return [
             f"most references have no spaces, and BLEU (tok:{mode.tokenize}) takes each for one word; give "
-            "--bleu-tokenize zh, ja-mecab, ko-mecab or char, or read chrF"
+            f"{flag('bleu_tokenize', 'zh')}, ja-mecab, ko-mecab or char, or read chrF"
         ]
     return []
 

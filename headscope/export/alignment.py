@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.reading import read_bytes, read_object
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import open_checkpoint
@@ -150,7 +150,6 @@ def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
 
 SETTINGS = "generation_config.json"
 LABEL, SHARE, SCORE = "aligned:predicted", "aligned_predicted", "alignment_score"
-TIMES = "times of words (--set alignment.word-times=FILE.csv)"
 
 
 def check_alignment_model(folder: Path, layout: Layout) -> None:
@@ -161,13 +160,13 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
         folder_layout = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
     else:
         raise ConfigError(
-            f"--write-alignment {folder}: a folder of transformers or of CTranslate2 has a place for them; take "
-            "`headscope convert --to huggingface`, or --to ctranslate2, and give what that writes"
+            f"{flag.write_alignment} {folder}: a folder of transformers or of CTranslate2 has a place for them; take "
+            f"`headscope convert --to huggingface`, or {flag.to} ctranslate2, and give what that writes"
         )
     counts = [{key: n for key, n in counts_of.items() if key[0] is Site.CROSS} for counts_of in (layout, folder_layout)]
     if not counts[0] or counts[0] != counts[1]:
         raise ConfigError(
-            f"--write-alignment {folder}: its layers have other cross heads than those of the model that is measured"
+            f"{flag.write_alignment} {folder}: its layers have other cross heads than the model that is measured"
         )
 
 
@@ -197,10 +196,10 @@ def write_measured(folder: Path, table: pd.DataFrame, max_heads: int, *, force: 
     speech = not is_ctranslate2(folder)  # transformers has alignment heads of Whisper
     heads, by = aligning_heads(table, max_heads, speech=speech)
     best = table[SHARE].max() if SHARE in table else float("nan")
-    lacks = f"which takes {TIMES}" if best != best else f"the largest {SHARE} is {best:.2f}"
+    lacks = f"give {flag('word_times', 'FILE.csv')}" if best != best else f"the largest {SHARE} is {best:.2f}"
     why = f"best by {by}" if by else f"all of the upper half: no head is labelled {LABEL}, {lacks}"
     if speech and not by and not force and _settings(folder).get("alignment_heads"):
-        return f"{folder / SETTINGS} keeps its alignment_heads; --force names {why}"
+        return f"{folder / SETTINGS} keeps its alignment_heads; {flag.force} names {why}"
     return f"{write_alignment(folder, heads)} ({why})"
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import engines
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.evaluation.model_inputs import InputTexts, prompts
 from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
@@ -81,7 +81,7 @@ class EngineExport(ABC):
             raise ConfigError(f'{self.name} needs {", ".join(missing)}; install with pip install "{self.install}"')
         if quantize not in ("none", *self.quantizations):
             available = ", ".join(("none", *self.quantizations))
-            raise ConfigError(f"--quantize {quantize} is not for {self.name}; available: {available}")
+            raise ConfigError(f"{flag.quantize} {quantize} is not for {self.name}; available: {available}")
 
     @abstractmethod
     def check(self, checkpoint: Checkpoint) -> None:
@@ -117,7 +117,7 @@ def engines_named(names: Iterable[str], quantize: str = "none") -> tuple[EngineE
         offers = [(kind, name) for name, engine in ENGINES for kind in engine.quantizations]
         if not (with_it := ", ".join(name for kind, name in offers if kind == quantize)):
             raise ConfigError(unknown("quantization", quantize, ["none", *(kind for kind, _ in offers)]))
-        raise ConfigError(f"--quantize {quantize} is for exports that have it: {with_it}")
+        raise ConfigError(f"{flag.quantize} {quantize} is for exports that have it: {with_it}")
     return engines
 
 
@@ -203,13 +203,13 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
     exports = {export.name: export for export in FORMATS.get(checkpoint.format).exports}
     padding = [other for other, export in exports.items() if export.padded is not None]
     if pad and (not padding or name not in (None, *padding)):
-        takers = (f"--export {' or '.join(padding)}", f"--export {name}")
+        takers = (f"{flag.export} {' or '.join(padding)}", f"{flag.export} {name}")
         takers = takers if padding else ("Hugging Face checkpoints", f"a {checkpoint.format} checkpoint")
-        raise ConfigError(f"--pad is for {takers[0]}, not {takers[1]}")
+        raise ConfigError(f"{flag.pad} is for {takers[0]}, not {takers[1]}")
     if name is not None and name not in exports:
         available = ", ".join([*exports, *ENGINES.names()])
         hint = "; it keeps its own format, `headscope convert` makes others of it" if checkpoint.is_native else ""
-        raise ConfigError(f"--export {name} is not for a {checkpoint.format} checkpoint, which has {available}{hint}")
+        raise ConfigError(f"{flag.export} {name} does not fit {checkpoint.format} checkpoints; take {available}{hint}")
     export = exports[name or next(iter(padding if pad else exports))]
     if pad and export.padded is not None:
         return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)
@@ -235,7 +235,7 @@ def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
     kinds = [name for name in names_once if name not in ENGINES.names()]
     if len(kinds) > 1:
         engines = " and ".join(ENGINES.names())
-        raise ConfigError(f"--export {','.join(names_once)}: one kind of folder at a time, and {engines} besides")
+        raise ConfigError(f"{flag.export} {','.join(names_once)}: one kind of folder at a time, and {engines} besides")
     return (kinds[0] if kinds else None), tuple(name for name in names_once if name not in kinds)
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, reason_of
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import ENGINES, EngineExport, EngineFile, engines_named
 from headscope.files.folders import Build
@@ -79,11 +79,11 @@ def convert(
             engines[0].check(checkpoint)
         elif not checkpoint.is_native:
             raise ConfigError(
-                f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}, and --to {to} "
+                f"{checkpoint.path} is of type {checkpoint.model_type} ({checkpoint.format}), and {flag.to} {to} "
                 "is for fairseq, MHR, story-of-heads and native Transformers"
             )
     except HeadscopeError as error:
-        fitting = " or ".join(f"--to {name}" for name in _fitting_goals(checkpoint))
+        fitting = " or ".join(f"{flag.to} {name}" for name in _fitting_goals(checkpoint))
         raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
@@ -108,7 +108,7 @@ def convert(
             made_of = f"made of {Path(checkpoint.path).name} ({checkpoint.format}, {checkpoint.digest[:12]})"
             card = Card(
                 title=f"{Path(checkpoint.path).name} as {to}",
-                command=f"convert --to {to}",
+                command=f"convert {flag.to} {to}",
                 facts=(made_of, *facts),
                 opens=opens,
                 limits=limits,
@@ -142,9 +142,9 @@ def check_goal(to: str) -> None:
     if to in FORMATS.names():
         why = f"nothing is converted to {to}; {others}"
     elif to in {export.name for _, opener in FORMATS for export in opener.exports}:
-        why = f"{to} is how heads are taken out (prune remove --export {to}); {others}"
+        why = f"{to} is how heads are taken out (`headscope prune remove --export {to}`); {others}"
     if to not in available:
-        raise ConfigError(f"--to: {why}")
+        raise ConfigError(f"{flag.to}: {why}")
 
 
 def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tuple[SavedFiles, float]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import (
     FEED_FORWARD,
@@ -100,7 +100,7 @@ def sizes(model: Any) -> tuple[int, list[int]]:
             return heads, [count for count in fitting if count is not None]
     raise ConfigError(
         f"deci-hf: no number of query heads up to {upper} divides the width {config.hidden_size} and holds "
-        "the groups of every layer; take another --merge-kv, or --export gguf"
+        f"the groups of every layer; take another {flag.merge_kv}, or {flag.export} gguf"
     )
 
 

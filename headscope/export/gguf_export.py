@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, flag
 from headscope.evaluation.model_inputs import InputTexts, prompts
 from headscope.export import llama_cpp
 from headscope.export.base import (
@@ -80,7 +80,7 @@ class Gguf(EngineExport):
             if not comparison.difference <= limit:
                 raise CheckpointError(
                     f"quantization moves log-probabilities by {comparison.difference:.1e}, tolerance {limit:.1e} (a "
-                    "tenth of their range); nothing was saved. Leave out --quantize"
+                    f"tenth of their range); nothing was saved. Leave out {flag.quantize}"
                 )
             notes = [
                 f"before quantization log-probabilities differed by {before:.1e}",

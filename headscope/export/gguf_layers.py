@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.export.base import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 from headscope.formats.base import Checkpoint
 
@@ -157,7 +157,7 @@ class LlamaDecoder:
             reasons.append(f"{container.name} {reason}")
         raise ConfigError(
             f"gguf: llama.cpp has no architecture for this {self.model_type} with these heads "
-            f"({'; '.join(reasons)}). It could without biases: removed with --compensate none, or with --export native"
+            f"({'; '.join(reasons)}). It could without biases: remove heads with {flag.compensate} none"
         )
 
     def place_layers(self, container: Container) -> tuple[DecoderLayer, ...]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.from_native import quiet_transformers
@@ -73,7 +73,7 @@ def translator_of(checkpoint: Checkpoint) -> Translator:
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
     own: Vocabulary | None = getattr(checkpoint, side)
     if own is None:
-        raise CheckpointError(f"{checkpoint.path} has no {side} vocabulary, which CTranslate2 needs; give --dicts")
+        raise CheckpointError(f"{checkpoint.path} has no {side} vocabulary, which CTranslate2 needs; give {flag.dicts}")
     return own
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import OutputError
+from headscope.errors import OutputError, flag
 from headscope.files.output_checks import (
     Contents,
     Input,
@@ -133,7 +133,7 @@ def workplace(
     path = resume or out
     if path == new and not force and contents(out, kind):
         raise OutputError(
-            f"{new} holds an interrupted run that would replace what {out} holds; give --force to go on with it, or "
+            f"{new} holds an interrupted run that would replace {out}; give {flag.force} to go on with it, or "
             "another output"
         )
     if resume is not None and _holds_run_of(contents(path, kind), kind):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import ConfigError, OutputError, reason_of
+from headscope.errors import ConfigError, OutputError, flag, reason_of
 from headscope.files.output_checks import RECORDS
 
 
@@ -41,7 +41,7 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
     """
     if name is None:
         if public:
-            raise ConfigError("--hub-public is for --hub-name USER/NAME; give that too")
+            raise ConfigError(f"{flag.hub_public} is for {flag.hub_name} USER/NAME; give that too")
         return None
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -55,10 +55,10 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
         name_is_valid = name.count("/") == 1
     if not name_is_valid:
         raise ConfigError(
-            f"--hub-name {name!r} is no name on the hub; give USER/NAME, of letters, digits, '-', '_' and '.'"
+            f"{flag.hub_name} {name!r} is no name on the hub; give USER/NAME, of letters, digits, '-', '_' and '.'"
         )
     if get_token() is None:
-        raise ConfigError(f"--hub-name {name} needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
+        raise ConfigError(f"{flag.hub_name} {name} needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
     try:
         HfApi().whoami()
     except Exception as error:  # whatever the client raises without a network, or for a token that is refused

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headscope.errors import OutputError
+from headscope.errors import OutputError, flag
 from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY
 
@@ -180,8 +180,8 @@ def check_folder(
         names = _first_names(sorted({name.split("/")[0] for name in existing.files}))
         advice = "choose another directory"
         if not existing.foreign:
-            go_on = "--resume to go on with it, " if resumable else ""
-            advice += f", {go_on}or --force to replace the run in it"
+            go_on = f"{flag.resume} to go on with it, " if resumable else ""
+            advice += f", {go_on}or {flag.force} to replace the run in it"
         raise OutputError(f"{out} already holds {names}; {advice}")
     if existing.foreign:
         raise OutputError(_foreign_message(out, kind, existing))
@@ -199,7 +199,7 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
     if path.exists() and (folder := next((part.path for part in inputs if _is_inside(path, part.path)), None)):
         raise OutputError(f"{path} is a file of {folder}, which is read; choose another name")
     if path.exists() and not force:
-        raise OutputError(f"{path} exists; choose another name, or --force to replace it")
+        raise OutputError(f"{path} exists; choose another name, or {flag.force} to replace it")
     if path.exists() and (run := _run_of(path)) is not None:
         raise OutputError(f"{path} is part of the run in {run}; choose another name")
 
@@ -207,9 +207,9 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
 def _foreign_message(out: Path, kind: OutputKind, existing: Contents) -> str:
     if existing.kind not in (None, kind.name):
         kind_name = existing.kind
-        return f"{out} holds a run of another kind ({kind_name}), which --force does not replace; choose another output"
+        return f"{out} is a run of another kind ({kind_name}): {flag.force} does not replace it; choose another output"
     return (
-        f"{out} holds {_first_names(existing.foreign)}, which no {kind.title} wrote, so --force does not replace it; "
+        f"{out} holds {_first_names(existing.foreign)}, which no {kind.title} wrote: {flag.force} does not replace it; "
         "choose another output"
     )
 

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headscope.config import CheckpointOptions, Companions, flag
+from headscope.config import CheckpointOptions, Companions
 from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, Side, SideName
 from headscope.distributed import pick_device
-from headscope.errors import CheckpointError, CheckpointWarning, ConfigError
+from headscope.errors import CheckpointError, CheckpointWarning, ConfigError, flag, flags
 from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.replace import replacing
 from headscope.formats.diagnosis import explain_failure, no_checkpoint
@@ -88,7 +88,7 @@ class Checkpoint(ABC):
 
     def without_heads(self, plan: RemovalPlan) -> Checkpoint:
         """A copy whose model lacks the heads of a plan; ConfigError where they cannot be cut out."""
-        raise ConfigError(f"heads of a {self.format} checkpoint cannot be cut out; take --export masked")
+        raise ConfigError(f"heads of a {self.format} checkpoint cannot be cut out; take {flag.export} masked")
 
     def with_zeroed_heads(self, plan: RemovalPlan) -> Checkpoint:
         """A copy of the same size whose removed heads add nothing; ConfigError where it cannot be made."""
@@ -96,7 +96,7 @@ class Checkpoint(ABC):
 
     def with_pooled_groups(self, plan: RemovalPlan) -> Checkpoint:
         """A copy of the same size whose merged key/value groups share their mean; ConfigError where none can be."""
-        raise ConfigError(f"--merge-kv: every head of a {self.format} checkpoint has keys and values of its own")
+        raise ConfigError(f"{flag.merge_kv}: every head of a {self.format} checkpoint has keys and values of its own")
 
     def written_in(self, name: str) -> torch.dtype | None:
         """The type in which files have a weight of this name; None where it is written as it is."""
@@ -165,7 +165,7 @@ class Checkpoint(ABC):
     def reads(self, longest: int | None) -> int:
         """Where a text to translate is cut: `longest` (ConfigError beyond the positions), else `limit`, else 1,024."""
         if longest and (limit := self.source_limit) and longest > limit:
-            raise ConfigError(f"--max-length {longest} is more than the {limit} positions of the model")
+            raise ConfigError(f"{flag.max_length} {longest} is more than the {limit} positions of the model")
         return longest or self.source_limit or LONGEST
 
     @property
@@ -189,7 +189,7 @@ class Checkpoint(ABC):
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
         """Ids of pairs of texts that an encoder reads together; ConfigError for models that read one text."""
-        raise ConfigError(f"a model of type {self.model_type!r} reads one text a line; leave out --source2 and --pairs")
+        raise ConfigError(f"a model of type {self.model_type!r} reads one text; leave out {flags('source2', 'pairs')}")
 
     def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
         """What the decoder reads of sources; nothing for models that are none that `rereads`."""
@@ -368,10 +368,10 @@ def open_checkpoint(
         takes = ", ".join(flag(name) for name in sorted(opener.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
     if device_map is not None and device != "auto":
-        raise ConfigError(f"--device {device} and --device-map both say where the model runs; give one of them")
+        raise ConfigError(f"{flag.device} and {flag.device_map} both say where the model runs; give one of them")
     spread = {} if device_map is None else {"device_map": device_map}
     if spread and not opener.spreads:
-        raise ConfigError(f"--device-map: a {opener.name} checkpoint is on one --device; that is for Hugging Face ones")
+        raise ConfigError(f"{flag.device_map} is for Hugging Face checkpoints, not {opener.name}; leave it out")
     with explain_failure(Path(path), FORMATS):
         result: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
     refuse_damaged_model(result.path, result.model)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, SideName, pad_side
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, NumericalError
+from headscope.errors import CheckpointError, NumericalError, flag
 from headscope.formats.base import FORMATS, Checkpoint, Predicts
 from headscope.formats.diagnosis import refuse_weights, size_text
 from headscope.formats.exports import Probe
@@ -101,9 +101,11 @@ class TransformerCheckpoint(Checkpoint):
     def why_unknown(self, side: SideName) -> str:
         splitter = self._side(side).splitter
         if splitter.codes is not None:
-            return "is it tokenised and cased as the training text was, and are the codes (--bpe) those of this model?"
-        advice = "give --bpe CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
-        return f"it was taken as already split into subwords: {advice}, or split, tokenise and case it as in training"
+            return f"is it tokenised and cased as the training text, and are the codes ({flag.bpe}) this model's?"
+        codes = (
+            f"give {flag.bpe} CODES" if "bpe" in FORMATS.get(self.format).takes else "split it with the model's codes"
+        )
+        return f"it was taken as already split into subwords: {codes}, or split, tokenise and case it as in training"
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
@@ -260,7 +262,7 @@ class TransformerCheckpoint(Checkpoint):
         vocabulary = self.source if name == "source" and self.two_sided else self.target
         if vocabulary is None:
             raise CheckpointError(
-                f"{self.path} has no {name} vocabulary, so it cannot read text; put its files beside it or give --dicts"
+                f"{self.path} has no {name} vocabulary to read text with; put its files beside it or give {flag.dicts}"
             )
         return vocabulary
 

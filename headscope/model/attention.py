@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError, HeadscopeError
+from headscope.errors import CheckpointError, HeadscopeError, flag
 
 IMPLEMENTATION = "headscope"
 """The attention implementation of transformers that headscope registers."""
@@ -90,7 +90,7 @@ class AttentionCall:
         if self.made_weights is None:
             raise HeadscopeError(
                 f"the weights of {self.query.shape[2]} × {self.key.shape[2]} positions were asked for, and in a pass "
-                "over long text there are none; take --attention dense, or shorter text"
+                f"over long text there are none; take {flag.attention} dense, or shorter text"
             )
         return self.made_weights
 

@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from headscope.data.encoded import Batch
 from headscope.distributed import upload
-from headscope.errors import CheckpointError, HeadscopeError, NumericalError
+from headscope.errors import CheckpointError, HeadscopeError, NumericalError, flag
 from headscope.heads import HeadId
 from headscope.model.discovery import base_of, track_calls
 from headscope.model.interface import takes, through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
+from headscope.model.nonfinite import WIDER, deferred_checks, first_non_finite, is_finite
 from headscope.model.taps import frozen_parameters, masked
 
 SAME = 1e-3
@@ -250,8 +250,8 @@ def refuse_overflow(checkpoint: Any, run: Callable[[], object], batch: Batch | N
 
         location = first_non_finite(checkpoint.model, run, site_of=site_name, select_tokens=select_tokens)
     dtype = str(checkpoint.dtype).removeprefix("torch.")
-    half = HALVES.get(checkpoint.dtype)
-    hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
+    half = WIDER.get(checkpoint.dtype)
+    hint = f"its weights are out of proportion for {dtype}" + (f"; take {flag.dtype} {half}" if half else "")
     raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {location or 'the output'}; {hint}")
 
 
@@ -266,7 +266,7 @@ def running_narrowed(model_type: str) -> Iterator[None]:
         detail = " ".join(str(error).split())[:160] or type(error).__name__
         raise CheckpointError(
             f"heads of model type {model_type!r} cannot be removed: its code does not run with fewer ({detail}); "
-            "--export masked may do"
+            f"{flag.export} masked may do"
         ) from error
 
 

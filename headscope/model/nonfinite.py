@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError, NumericalError, shortlist
+from headscope.errors import CheckpointError, NumericalError, flag, shortlist
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.interface import watch_modules
 from headscope.model.stored_weights import tensors_in_place
 
 MOST_NESTED = 3
-HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
+WIDER = {torch.float16: "float32 or bfloat16", torch.bfloat16: "float32"}
 
 
 def is_finite(values: Tensor, *, masked: bool = False) -> bool:
@@ -59,8 +59,8 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
         name for name, values in tensors.values() if not is_finite(values, masked=not isinstance(values, nn.Parameter))
     ]
     wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
-    types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
-    hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
+    types = {values.dtype for _, values in tensors.values()} & WIDER.keys()
+    hint = f"the file is damaged, or needs {flag.dtype} {WIDER[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)
 
 

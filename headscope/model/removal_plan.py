@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import HeadId, Layout, Site, all_heads, refuse_absent
 from headscope.model.discovery import AttentionSite, AttentionSites
 
@@ -43,7 +43,7 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     layout, going = attention_sites.layout, set(heads)
     refuse_absent(sorted(going), layout)
     if not going:
-        raise ConfigError("no head is to be removed; name some with --heads, or those to keep with --keep-only")
+        raise ConfigError(f"no head is to be removed; name some ({flag.heads}), or those to keep ({flag.keep_only})")
     heads_kept = {
         (site, layer): tuple(head for head in range(count) if HeadId(site, layer, head) not in going)
         for (site, layer), count in layout.items()
@@ -126,7 +126,7 @@ def _groups(
         raise ConfigError(
             f"not whole groups: in {site}.{layer} every {shared} query heads share one key and value, "
             f"and {group_sizes}; "
-            "remove whole groups, or as many heads of each (--export masked takes any heads)"
+            f"remove whole groups, or as many heads of each ({flag.export} masked takes any heads)"
         )
     return tuple(sizes)
 
@@ -165,4 +165,4 @@ def alignment_note(whole: nn.Module, smaller: nn.Module) -> tuple[str, ...]:
     if len(after) == len(before):
         return (stay,)
     suffix = "" if after else "; without any there are no times of words"
-    return (f"{stay}{suffix} (prune rank --protect alignment keeps all)",)
+    return (f"{stay}{suffix} (prune rank {flag.protect} alignment keeps all)",)

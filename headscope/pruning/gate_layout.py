@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import SITES, HeadId, Site, all_heads
 from headscope.model.discovery import AttentionSite, AttentionSites
 
@@ -107,14 +107,14 @@ class GateLayout:
         if len(sizes) > 1:
             raise ConfigError(
                 f"heads of these sites go in groups of {', '.join(map(str, sorted(sizes)))}; a number of heads to keep "
-                "needs groups of one size: choose --sites that have it"
+                f"needs groups of one size: choose {flag.sites} that have it"
             )
         size = sizes.pop() if sizes else 1
         with_gates = keep - len(self.protected)
         if with_gates % size:
             fewer = keep - with_gates % size
             raise ConfigError(
-                f"--keep {keep} is not whole groups: heads share keys and values, or layers a module, and go {size} "
+                f"{flag.keep} {keep} is not whole groups: heads that share keys and values, or a module, go {size} "
                 f"at a time; keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
         return with_gates // size
@@ -123,9 +123,9 @@ class GateLayout:
         """ConfigError for a number of heads to keep that these sites cannot have."""
         if not 0 <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
-            raise ConfigError(f"--keep {keep}: there are {self.heads} heads ({sites}); keep at most as many")
+            raise ConfigError(f"{flag.keep} {keep}: there are {self.heads} heads ({sites}); keep at most as many")
         if keep < len(self.protected):
-            raise ConfigError(f"--keep {keep} is less than the {len(self.protected)} heads that --protect names")
+            raise ConfigError(f"{flag.keep} {keep} is less than the {len(self.protected)} of {flag.protect}")
 
 
 def gate_layout(
@@ -143,7 +143,7 @@ def gate_layout(
     present = [site for site in SITES if any(attention_site.site is site for attention_site in attention_sites.order)]
     for name in sites:
         if name not in {site.value for site in present}:
-            raise ConfigError(f"--sites {name}: this model has {', '.join(site.value for site in present)}")
+            raise ConfigError(f"{flag.sites} {name}: this model has {', '.join(site.value for site in present)}")
     gated_sites = set(map(Site, sites)) or set(present)
     counts = {site_layer: count for site_layer, count in attention_sites.layout.items() if site_layer[0] in gated_sites}
     free: list[tuple[Unit, tuple[Site, int]]] = []
@@ -160,11 +160,11 @@ def gate_layout(
     free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
     if groups and all(count == counts[place] for place, count in groups.items()):
         raise ConfigError(
-            "--allocate per-group is for query heads that share keys and values, and every head of these sites has its "
+            f"{flag.allocate} per-group is for query heads that share keys and values, and every head here has its "
             "own; choose another"
         )
     if not free:
-        raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
+        raise ConfigError(f"there is no head to choose from: these sites have none, or {flag.protect} names them all")
     units, modules = (tuple(parts) for parts in zip(*free, strict=True))
     return GateLayout(units, modules, tuple(sorted(safe)), counts, groups)
 
@@ -206,7 +206,7 @@ def unit_remarks(gating: GateLayout) -> list[str]:
         return []
     return [
         "all heads of a layer share one key and value head, and go with it: whole layers lose their attention; "
-        "--allocate per-group (of rankings) takes single heads"
+        f"{flag.allocate} per-group (of rankings) takes single heads"
     ]
 
 

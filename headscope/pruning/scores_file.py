@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.files.reading import read_record
 from headscope.files.tables import read_csv
 from headscope.formats.base import Checkpoint
@@ -54,7 +54,7 @@ def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tup
         column = "score" if "score" in column_names else column_names[0] if len(column_names) == 1 else None
     if column is None or column not in column_names:
         fault = "several columns" if column is None else f"no column {column!r} of numbers"
-        raise DataError(f"{path} has {fault} ({', '.join(column_names) or 'none'}); choose one with --column")
+        raise DataError(f"{path} has {fault} ({', '.join(column_names) or 'none'}); choose one with {flag.column}")
     return column, scores_in(table, column)
 
 

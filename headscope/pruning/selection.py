@@ -26,7 +26,7 @@ from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import batch_tokens
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, flag
 from headscope.export.base import engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
@@ -88,14 +88,14 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
         valid = open_text(config, max_sentences=min(limit, config.max_sentences or limit))
     dtype = "float32" if trains and config.dtype == "auto" else config.dtype
     if trains and dtype in ("float16", "bfloat16"):
-        raise ConfigError(f"--dtype {dtype}: small updates are lost in it; learn in float32 (the default)")
+        raise ConfigError(f"{flag.dtype} {dtype}: small updates are lost in it; learn in float32 (the default)")
     checkpoint = checkpoint or open_configured(config, dtype=dtype)
     if corpus is not None:
         corpus = with_labels(checkpoint, corpus, config.labels)
         if not config.objective:
             warn_without_target(checkpoint, has_target=corpus.has_target)
     if valid is not None:
-        labels, option = (config.labels, "--labels") if held_out is None else (held_out.labels, "--valid-labels")
+        labels, option = (config.labels, flag.labels) if held_out is None else (held_out.labels, flag.valid_labels)
         valid = with_labels(checkpoint, valid, labels, option=option)
     limit = sentence_limit(checkpoint, config.max_length)
     remarks = []
@@ -104,7 +104,7 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
             remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
     if held_out is None and trains:
         remarks.append(
-            "warning: measured on the text that it learnt from; give --valid-source for text it has not seen"
+            f"warning: measured on the text that it learnt from; give {flag.valid_source} for text it has not seen"
         )
     if isinstance(config, SelectionConfig) and config.remove:  # what can be known of it before hours of learning
         engines_named(split_export(config.export)[1])
@@ -139,7 +139,7 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
         protect.update(alignment_heads(checkpoint.model))
         if not protect:
             raise ConfigError(
-                f"--protect {ALIGNMENT}: {checkpoint.path} names no alignment heads in generation_config.json; "
+                f"{flag.protect} {ALIGNMENT}: {checkpoint.path} names no alignment heads in generation_config.json; "
                 "`headscope analyze --write-alignment` writes them"
             )
     if head_list := ",".join(name for name in names if name not in ("", ALIGNMENT)):

@@ -28,11 +28,11 @@ import numpy as np
 
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.config.declarations import import_target
-from headscope.config.option import changed_options, flag, identity
+from headscope.config.option import changed_options, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
 from headscope.engine.base import RunOptions
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import Question, question
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, format_bound, take_established, why_open
@@ -125,7 +125,7 @@ def opened_with(
     assert corpus is not None, "the config refuses this"
     if export.holds is not None and not export.holds(checkpoint):
         raise ConfigError(
-            f"--export {export.name}: a config of type {checkpoint.model_type!r} cannot say how wide a head is, so its "
+            f"{flag.export} {export.name}: a config of type {checkpoint.model_type!r} has no width of heads, so its "
             "heads would get wider as they get fewer; take self-contained"
         )
     text, validation = divide_text(corpus, valid, config)
@@ -140,7 +140,7 @@ def opened_with(
     )
     if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
         share = config.keep_fraction
-        size_given = f"--keep {config.keep}" if share is None else f"--keep-fraction {share:g}"
+        size_given = f"{flag.keep} {config.keep}" if share is None else f"{flag.keep_fraction} {share:g}"
         raise ConfigError(f"{size_given} are all {sizes.gating.heads} heads there are; nothing would be removed")
     return Opened(
         config=config,
@@ -164,7 +164,7 @@ def divide_text(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> t
     if config.searches and validation.count < FEWEST:
         raise ConfigError(
             f"{count_of(validation.count, 'sentence')} to judge on ({validation.name}), and of fewer than {FEWEST} no "
-            "size is established to be as good; give more text (--valid-source), or --keep N or --keep-fraction F"
+            f"size is established to be as good; give more text ({flag.valid_source}), or {flag.keep} N"
         )
     return text, validation
 
@@ -238,7 +238,7 @@ def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str,
             context.why_no_baseline(np.array(earlier_cells[cell.name]["sums"]))
         record = earlier_cells.get(cell.name) or run_cell(context, cell)
     except ConfigError as error:
-        raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
+        raise ConfigError(str(error).replace(flag.margin, flag.max_drop)) from None
     if cell.name not in earlier_cells:
         write_cell(context.config.out, cell, record)
     return record
@@ -254,7 +254,7 @@ def _none_is_as_good(setup: Opened, baseline: Record, largest: Record) -> str:
     return (
         f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
         f"established to be within {setup.config.margin}: {format_bound(verdict.worse, verdict.worse_limit)}{why}; "
-        "give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
+        f"give more text to judge on ({flag.valid_source}), a wider {flag.max_drop}, or {flag.keep} N"
     )
 
 
@@ -283,7 +283,7 @@ def run_shrink(config: ShrinkConfig, *, progress: Progress = no_progress) -> Rem
     setup = open_shrink(config, config.out / SIZES)
     if earlier_run is not None and (why := _difference(earlier_run / SIZES, setup)):
         if not config.force:
-            raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
+            raise ConfigError(f"{why}; give the same, another {flag.out}, or {flag.force} to begin anew")
         earlier_run = None
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=earlier_run) as place:
         sizes = place.path / SIZES

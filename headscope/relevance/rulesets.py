@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import predicting
 from headscope.data.encoded import IGNORED, Batch
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import Site
 from headscope.registry import Registry
 
@@ -94,12 +94,12 @@ def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Targ
     if checkpoint.predicts == "nothing" or (checkpoint.two_sided and not has_target):
         if target != "top1":
             raise ConfigError(
-                f"--target-token {target} is about predicted tokens, and there are none here; leave it out: "
+                f"{flag('target_token', target)} is about predicted tokens, and there are none here; leave it out: "
                 "the mean-pooled final state is explained"
             )
         return "representation"
     if checkpoint.label_names and target == "reference":
-        raise ConfigError("--target-token reference: the text says no class; choose top1 or contrastive")
+        raise ConfigError(f"{flag('target_token', 'reference')}: the text says no class; choose top1 or contrastive")
     return target
 
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from headscope.config.declarations import Measure
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.report.marks import Function, contrast, fit, function_entries, functions_of
 from headscope.report.sheet import PALE, RULE, Sheet, swatch, text_width
 from headscope.results.study import Study
@@ -198,7 +198,7 @@ def parse_range(ends: Sequence[float]) -> Normalize:
     """Two numbers, the lower first; else ConfigError."""
     if len(ends) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
         text = ",".join(f"{end:g}" for end in ends)
-        raise ConfigError(f"--range {text}: give two numbers, the lower first, such as --range 0,1")
+        raise ConfigError(f"{flag.range} {text}: give two numbers, the lower first, such as {flag.range} 0,1")
     return Normalize(ends[0], ends[1])
 
 

@@ -28,7 +28,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.report.styles import FigureStyle
 
 INK, GREY, PALE, RULE = "#222222", "#777777", "#eaeaea", "#bbbbbb"
@@ -200,8 +200,8 @@ class Sheet(Figure):
                 warnings.filterwarnings("error", message="constrained_layout not applied")
                 engine.execute(self)
         except UserWarning:
-            smaller = "" if style.style == "paper" else ", or --style paper"
-            raise ConfigError(f"--width {width:g} is too narrow for this figure; give more{smaller}") from None
+            smaller = "" if style.style == "paper" else f", or {flag.style} paper"
+            raise ConfigError(f"{flag.width} {width:g} is too narrow for this figure; give more{smaller}") from None
         for axes in self.axes:  # the solver's last digits differ from run to run, and files must not
             place = axes.get_position(original=True)
             axes.set_position(Bbox(place.get_points().round(5)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config.option import option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.files.output_checks import check_file
 from headscope.files.writing import write_atomically
 
@@ -61,7 +61,7 @@ def check_path(path: Path, *, page: bool = False, force: bool = False) -> Path:
     formats = (".html", ".htm") if page else FORMATS
     if path.suffix.lower() not in formats:
         kind = path.suffix or "a file without extension"
-        raise ConfigError(f"--out {path}: cannot write {kind}; end the name with one of {', '.join(formats)}")
+        raise ConfigError(f"{flag.out} {path}: cannot write {kind}; end the name with one of {', '.join(formats)}")
     check_file(path, force=force)
     return path
 
@@ -84,7 +84,7 @@ def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: b
         image = kind == ".png" or any(artist.get_rasterized() for artist in figure.findobj())
         if image and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
             instead = ", or write .svg or .pdf" if kind == ".png" else ""
-            raise ConfigError(f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one{instead}")
+            raise ConfigError(f"{flag.dpi} {dpi} makes {width:,} × {height:,} pixels; take a lower one{instead}")
         looks: dict[str, Any] = {"format": kind[1:], "dpi": dpi, "metadata": metadata[kind]}
         return write_atomically(path, lambda temporary: figure.savefig(temporary, **looks))
 
@@ -95,7 +95,7 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
         if not out.is_dir() and (len(runs) == 1 or out.suffix.lower() in FORMATS):
             if len(runs) > 1:
                 raise ConfigError(
-                    f"--out {out} is one file for {len(runs)} runs; "
+                    f"{flag.out} {out} is one file for {len(runs)} runs; "
                     f"put {{run}} into the name, such as {out.stem}-{{run}}{out.suffix}, or name a directory"
                 )
             return [check_path(out, force=force)]

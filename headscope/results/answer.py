@@ -84,7 +84,7 @@ def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:
     """Warnings among remarks, how many others there are and in which file; those themselves are details."""
     warnings = [remark for remark in remarks if remark.startswith("warning")]
     others = [remark for remark in remarks if remark not in warnings]
-    summary = [Answer("Notes", f"{len(others)}, with --verbose and in {file}")] if others else []
+    summary = [Answer("Notes", f"{len(others)}, in {file}")] if others else []
     return [
         *(Answer("", remark, caution=True) for remark in warnings),
         *summary,

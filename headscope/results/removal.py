@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.config.declarations import import_target
+from headscope.errors import flag
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
 from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers, signed_text
@@ -182,7 +183,7 @@ def _advice(record: Mapping[str, Any]) -> str:
     if judged["verdict"] == OPEN and (needed := quality["needed"]):
         lines = count_of(quality["sentences"], "held-out line")
         loss = f"a loss of {number_text(judged['margin'], 2)} in {quality['title']}"
-        return f"{lines} cannot tell {loss} from none; about {needed:,} could (--valid-source)"
+        return f"{lines} cannot tell {loss} from none; about {needed:,} could ({flag.valid_source})"
     if judged["verdict"] != WORSE:
         return ""
     compensation = record["compensation"]
@@ -190,7 +191,7 @@ def _advice(record: Mapping[str, Any]) -> str:
     tried = [candidate["name"] for candidate in choice["candidates"]] if choice else []
     if not compensation or compensation["feed_forward"] or record["merged"] or "feed-forward" in " ".join(tried):
         return "less is lost with more heads"
-    return "less is lost with --feed-forward, which takes many passes, or with more heads"
+    return f"less is lost with {flag.feed_forward}, which takes many passes, or with more heads"
 
 
 SIZES = {
@@ -275,7 +276,7 @@ def refit(removal: Removal) -> Iterator[Answer]:
     best = next(row for row in rows if row["name"] == choice["taken"])
     tried = f" of {len(rows) - 1} tried" if len(rows) > 2 else ""
     harms = best["check"]["harm"] > 1
-    on_other = "; worse on other text than no refit, see --compensate auto" if harms else ""
+    on_other = f"; worse on other text than no refit, see {flag.compensate} auto" if harms else ""
     yield Answer("Refit", f"{choice['taken']} taken{tried}, {text}{on_other}", caution=harms)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headscope.config.declarations import import_target
 from headscope.data.token_text import MARKS, Marks
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.files.reading import no_path, read_json
 from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
 from headscope.heads import SITES, HeadId, Layout, Site
@@ -262,8 +262,8 @@ class Study(StoredResult):
     def table(self, name: str, *columns: str) -> pd.DataFrame:
         """The table of an analysis, with these columns; MissingTable where the analysis was not part of the study."""
         if name not in self.tables:
-            option = "--" + name.partition("_")[0] if name.startswith(("faithful", "importance")) else f"--also {name}"
-            option = "--importance" if name == "roles" else option
+            own = "importance" if name == "roles" else name.partition("_")[0]
+            option = flag(own) if own in ("faithfulness", "importance") else f"{flag.also} {name}"
             raise MissingTable(f"run {self.name} has no {name}.csv{self._why(name, f'; analyze with {option}')}")
         table = self.tables[name]
         check_columns(table, (*COLUMNS.get(name, ()), *columns), f"{name}.csv of run {self.name}")
@@ -285,7 +285,7 @@ class Study(StoredResult):
     def similarity(self) -> Mapping[str, Array]:
         """`arrays`; MissingTable where the analysis was not part of the study."""
         if not self.arrays:
-            why = self._why("similarity", "; analyze with --only similarity")
+            why = self._why("similarity", f"; analyze with {flag.only} similarity")
             raise MissingTable(f"run {self.name} has no similarity.npz{why}")
         return self.arrays
 

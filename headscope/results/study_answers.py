@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headscope.config.declarations import Measure, import_target, measure_of
+from headscope.errors import flag
 from headscope.heads import HeadId
 from headscope.results.answer import Answer, AnswerTable, filled_table, interval_text, list_text, number_text
 from headscope.results.roles import NONE, SINK, role_of, roles_of
@@ -311,7 +312,7 @@ def cautions(study: Study) -> Iterator[Answer]:
         yield Answer("Interrupted", f"the numbers are of {part}", caution=True)
     if data.get("truncated"):
         cut = count_of(data["truncated"], "sentence")
-        yield Answer("Cut off", f"{cut} at the length limit (--max-length, --long)", caution=True)
+        yield Answer("Cut off", f"{cut} at the length limit ({flag.max_length}, {flag.long})", caution=True)
     for reason, count in (data.get("unaligned") or {}).items():
         yield Answer("Left out of syntactic", f"{count_of(count, 'sentence')} ({reason})", caution=True)
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pandas as pd
 
 from headscope.config.declarations import measured_columns
-from headscope.errors import HeadscopeError, reason_of
+from headscope.errors import HeadscopeError, flag, reason_of
 from headscope.files.tables import is_cut_off, read_csv
 from headscope.registry import unknown
 
@@ -111,5 +111,5 @@ def unknown_column(column: str, there: list[str]) -> str:
     analysis, measure = measured_columns()[column]
     needs = {*analysis.needs, measure.needs}
     more = "".join(option for need, option in ADDED_BY.items() if need in needs)
-    command = f"headscope analyze CKPT --source FILE --also {analysis.name}{more} --out DIR"
+    command = f"headscope analyze CKPT {flag.source} FILE {flag.out} DIR {flag.also} {analysis.name}{more}"
     return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(there)}"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from headscope.config import Companions, flag
+from headscope.config import Companions
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, ConfigError, shortlist
+from headscope.errors import CheckpointError, ConfigError, flag, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.layers import shapes_only
@@ -87,22 +87,22 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     )
     if not checkpoint_read.is_native:
         raise CheckpointError(
-            f"--init {config.init} is a {checkpoint_read.format} checkpoint; training starts from native, fairseq, MHR "
+            f"{flag.init} {config.init} is {checkpoint_read.format}; training starts from native, fairseq, MHR "
             "and story-of-heads ones"
         )
     checkpoint = cast(TransformerCheckpoint, checkpoint_read)
     if checkpoint.two_sided is not (config.kind == "translation"):
         kind = "translation" if checkpoint.two_sided else "lm"
-        raise ConfigError(f"--init {config.init} is a model for --kind {kind}; --kind is {config.kind}")
+        raise ConfigError(f"{flag.init} {config.init} is a model for {flag.kind} {kind}; {flag.kind} is {config.kind}")
     if checkpoint.target is None or (checkpoint.two_sided and checkpoint.source is None):
-        raise CheckpointError(f"--init {config.init} has no vocabularies, so it cannot read text")
+        raise CheckpointError(f"{flag.init} {config.init} has no vocabularies, so it cannot read text")
     if checkpoint.target.begin:
-        raise CheckpointError(f"--init {config.init} begins translations with a language, which training does not know")
+        raise CheckpointError(f"{flag.init} {config.init} begins with a language, which training cannot")
     for name in ("tokenizer", "tokenizer_kind"):
         if getattr(config, name) != default_of(config, name):
-            raise ConfigError(f"--init brings its own vocabularies; leave out {flag(name)}")
+            raise ConfigError(f"{flag.init} brings its own vocabularies; leave out {flag(name)}")
     if config.initial != default_of(config, "initial"):
-        raise ConfigError("--init brings its own weights, so none are drawn; leave out --initial")
+        raise ConfigError(f"{flag.init} brings its own weights, so none are drawn; leave out {flag.initial}")
     shape, stack = checkpoint.model.config, checkpoint.model.config.decoder
     own: dict[str, Any] = {
         **{name: getattr(stack, name) for name in ("d_model", "d_ffn", "norm", "activation", "positions")},
@@ -115,7 +115,7 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     for name, value in own.items():
         option_value = getattr(config, name)
         if option_value not in (value, default_of(config, name)):
-            raise ConfigError(f"--init {config.init} has {flag(name)} {value}, not {option_value}; leave it out")
+            raise ConfigError(f"{flag.init} {config.init} has {flag(name)} {value}, not {option_value}; leave it out")
     return checkpoint
 
 
@@ -141,7 +141,7 @@ def build_model(
         unfit = [key for key in weights if key not in expected or expected[key].shape != weights[key].shape]
         if lacking or unfit:
             raise CheckpointError(
-                f"--init {config.init} does not fit variant {variant.name}: it "
+                f"{flag.init} {config.init} does not fit variant {variant.name}: it "
                 f"{f'lacks {shortlist(lacking)}' if lacking else f'has other sizes of {shortlist(unfit)}'}"
             )
         model.load_state_dict({**expected, **weights})
@@ -161,5 +161,5 @@ def check_memory(shape: TransformerConfig) -> None:
     if n_bytes > available:
         raise ConfigError(
             f"a model of {count:,} parameters takes {n_bytes / 1e9:,.0f} GB to train, and this machine has "
-            f"{available / 1e9:,.0f}; take a smaller --d-model, --d-ffn or --vocab-size, or fewer layers"
+            f"{available / 1e9:,.0f}; take a smaller {flag.d_model}, {flag.d_ffn} or {flag.vocab_size}, or fewer layers"
         )

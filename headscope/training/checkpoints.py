@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headscope.config import Companions, flag
+from headscope.config import Companions
 from headscope.distributed import Processes, random_state, set_random_state
-from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, reason_of
+from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, reason_of
 from headscope.files.folders import Workplace, to_resume, workplace
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.reading import read_object
@@ -189,7 +189,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     """What `save_state` wrote, on the CPU. Returns None if it has not yet. CheckpointError for a broken file."""
     if not (folder / FILE).exists():
         return None
-    return load_record(folder / FILE, advice="train anew with --force")
+    return load_record(folder / FILE, advice=f"train anew with {flag.force}")
 
 
 def load_record(path: Path, *, advice: str) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder
     ]
     if changes:
         raise ConfigError(
-            f"--resume: the run in {folder} was begun with other options: {', '.join(changes)}; "
-            "give the same ones, or another --out"
+            f"{flag.resume}: the run in {folder} was begun with other options: {', '.join(changes)}; "
+            f"give the same ones, or another {flag.out}"
         )
 
 
@@ -229,11 +229,11 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
     """
     if state["data"] != run.data.digest:
         raise ConfigError(
-            f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
-            "give the same files, or another --out"
+            f"{flag.resume}: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
+            f"give the same files, or another {flag.out}"
         )
     if (n_processes := len(state["random"])) != run.processes.world:
-        raise ConfigError(f"--resume: the run has {n_processes} processes, not {run.processes.world}; start as many")
+        raise ConfigError(f"{flag.resume}: the run has {n_processes} processes, not {run.processes.world}; start all")
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.scaler.load_state_dict(state["scaler"])
@@ -258,9 +258,9 @@ def _check_length(run: TrainingRun) -> None:
     ):
         return
     raise ConfigError(
-        f"--resume: the cosine rate of the run in {config.out} was planned to fall to --min-lr 0 by update "
-        f"{planned_length}, so that up to update {length_now} nothing more would be learnt; end it there, "
-        f"or begin another run with --init {config.out / 'last'}"
+        f"{flag.resume}: the cosine rate of {config.out} falls to {flag('min_lr', 0)} by update "
+        f"{planned_length}, and up to update {length_now} nothing more would be learnt; end it there, "
+        f"or begin another run with {flag.init} {config.out / 'last'}"
     )
 
 
@@ -322,7 +322,7 @@ def _resumed_options(folder: Path, variant: str) -> dict[str, Any]:
         about = read_object(path)
         options = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
     except (DataError, KeyError, TypeError):
-        raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
+        raise ConfigError(f"{flag.resume}: {folder} is not a training run; choose another {flag.out}") from None
     if about.get("variant") != variant:
-        raise ConfigError(f"--resume: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")
+        raise ConfigError(f"{flag.resume}: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")
     return options

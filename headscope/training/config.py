@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config import flag, option
+from headscope.config import option
 from headscope.config.inputs import BleuOption
 from headscope.config.option import BEAM, SEED
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag, flags
 
 data_option, text_option, model_option, optimisation_option, run_option, machine_option = (
     partial(option, panel=panel)
@@ -176,17 +176,19 @@ class TrainConfig(BleuOption):
         _check_kind(self)
         if self.d_model % self.heads:
             good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
-            raise ConfigError(f"--d-model {self.d_model} is not divisible by --heads {self.heads}; choose from {good}")
+            raise ConfigError(
+                f"{flag.d_model} {self.d_model} is not divisible by {flag.heads} {self.heads}; take {good}"
+            )
         if self.schedule == "cosine" and self.updates is None and self.max_epochs is None:
-            raise ConfigError("--schedule cosine must know the end: give --updates or --max-epochs")
+            raise ConfigError(f"{flag('schedule', 'cosine')} needs an end: give {flag.updates} or {flag.max_epochs}")
         if len(self.betas) != 2:
-            raise ConfigError(f"--betas {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
+            raise ConfigError(f"{flag.betas} {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
         if self.save_confidence != "none" and self.compile:
-            raise ConfigError("--save-confidence looks at attention weights, which --compile hides; leave one out")
+            raise ConfigError(f"{flag.save_confidence} reads weights that {flag.compile} hides; leave one out")
         if self.bleu_tokenize is not None and self.normalise.startswith("moses"):
-            raise ConfigError("--bleu-tokenize is about detokenised text; leave it out, or --normalise moses")
+            raise ConfigError(f"{flag.bleu_tokenize} is for detokenised text; leave it out, or {flag.normalise}")
         if self.best_by == "bleu" and self.bleu_every != 1:
-            raise ConfigError(f"--best-by bleu needs BLEU at every validation; --bleu-every is {self.bleu_every}")
+            raise ConfigError(f"{flag.best_by} bleu needs {flag.bleu_every} 1, and it is {self.bleu_every}")
 
     @property
     def epochs(self) -> int | None:
@@ -202,28 +204,28 @@ def default_of(config: TrainConfig, name: str) -> Any:
 def _check_kind(config: TrainConfig) -> None:
     changes = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
     if config.tokenizer is not None and changes:
-        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(changes[0])}")
+        raise ConfigError(f"{flag.tokenizer} brings its own subwords; leave out {flag(changes[0])}")
     if config.source is None:
-        raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
+        raise ConfigError(f"no text: give {flag.source} FILE, a sentence a line, and {flag.target} FILE to translate")
     if config.kind == "lm":
         if extra := [flag(name) for name in ("target", "valid_target") if getattr(config, name) is not None]:
-            raise ConfigError(f"--kind lm has one text only; leave out {' and '.join(extra)}")
+            raise ConfigError(f"{flag.kind} lm has one text only; leave out {' and '.join(extra)}")
         if config.best_by == "bleu":
-            raise ConfigError("--best-by bleu: a language model translates nothing; take --best-by loss")
+            raise ConfigError(f"{flag.best_by} bleu: a language model translates nothing; take {flag.best_by} loss")
         return
     if config.target is None:
-        raise ConfigError("--kind translation needs --target FILE; for a language model give --kind lm")
+        raise ConfigError(f"{flag.kind} translation needs {flag.target} FILE; for a language model give {flag.kind} lm")
     if (config.valid_source is None) is not (config.valid_target is None):
-        raise ConfigError("validation needs both --valid-source and --valid-target, or neither")
+        raise ConfigError(f"validation needs both {flag.valid_source} and {flag.valid_target}, or neither")
 
 
 def remarks_on(config: TrainConfig) -> list[str]:
     """What the user of a run should know: of options that decide nothing here, and of a run without validation."""
     remarks = []
     if config.kind == "lm" and config.encoder_layers != default_of(config, "encoder_layers"):
-        remarks.append("a language model has a decoder only: --encoder-layers decides nothing")
+        remarks.append(f"a language model has a decoder only: {flag.encoder_layers} decides nothing")
     if config.valid_source is None:
-        options_missing = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
+        options_missing = flags("valid_source", *["valid_target"] * (config.kind == "translation"))
         remarks.append(
             f"without validation text the checkpoint best is last; give {options_missing} to have the best one kept"
         )
@@ -261,7 +263,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {"tiny": TINY, "small": SMALL}
 def preset(name: Any) -> Mapping[str, Any]:
     """The values of a preset, by the names of fields; ConfigError for one that does not exist."""
     if name is not None and str(name) not in PRESETS:
-        raise ConfigError(f"--preset {name!r} is not known; available: {', '.join(PRESETS)}")
+        raise ConfigError(f"{flag.preset} {name!r} is not known; available: {', '.join(PRESETS)}")
     return {} if name is None else PRESETS[str(name)]
 
 

@@ -17,7 +17,7 @@ import torch
 
 from headscope.config import plain_options
 from headscope.config.option import make_config
-from headscope.errors import CheckpointError, ConfigError, restate
+from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.files.reading import read_record
 from headscope.files.toml import read_toml
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -87,7 +87,7 @@ def native_only(checkpoint: Checkpoint) -> TransformerCheckpoint:
     """The checkpoint, if its architecture can be trained here; CheckpointError otherwise."""
     if not checkpoint.is_native:
         raise CheckpointError(
-            f"--from-scratch trains native Transformers; {checkpoint.path} is a {checkpoint.format} checkpoint: "
+            f"{flag.from_scratch} trains native Transformers; {checkpoint.path} is a {checkpoint.format} checkpoint: "
             "leave it out"
         )
     return cast(TransformerCheckpoint, checkpoint)
@@ -113,7 +113,7 @@ def read_recipe(recipe: Path | None, *, checkpoint: str, two_sided: bool, **othe
     if not all(text is None or Path(text).is_file() for text in texts):
         left_out = left_out | OF_VALIDATION
     values = {name: value for name, value in values.items() if name not in left_out}
-    with restate(ConfigError, "--recipe: {why}"):
+    with restate(ConfigError, flag.recipe + ": {why}"):
         return make_config(
             TrainConfig, {**values, **others, "kind": "translation" if two_sided else "lm", "init": FRESH}
         )
@@ -134,5 +134,5 @@ def _read_options(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
     if record.get("kind") == "training" and isinstance(record.get("config"), dict):
         return dict(record["config"])
     raise ConfigError(
-        f"--recipe: {run} is not a run of `headscope train`; give --recipe RUN, or --recipe FILE.toml with its options"
+        f"{flag.recipe}: {run} is not a run of `headscope train`; give one, or FILE.toml with its options"
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import Site
 from headscope.model.native.transformer import Transformer
 
@@ -200,7 +200,7 @@ def fork_total(context: Tensor) -> Tensor:
     """
     b, h = context.shape[:2]
     if h ^ 2 == 0:
-        raise ConfigError("the fork's cosine loss divides by heads XOR 2, which is 0 for 2 heads; take --compat none")
+        raise ConfigError(f"the fork's cosine loss divides by heads XOR 2, 0 for 2 heads; take {flag.compat} none")
     flat = context.flatten(2)  # [b h t·k]
     unit = flat / flat.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     total: Tensor = b * h * h + unit.sum(dim=1).square().sum()

@@ -19,7 +19,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import IGNORED, Batch, Side, SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import Processes
-from headscope.errors import DataError
+from headscope.errors import DataError, flag
 from headscope.files.reading import read_bytes
 from headscope.files.writing import write_atomically
 from headscope.formats.diagnosis import STATE
@@ -169,7 +169,7 @@ class Prepared:
         vocabulary = self.source if side == "source" and self.source is not None else self.target
         if vocabulary.splitter.codes is not None:
             return "is it tokenised and cased as the text that the vocabulary was learnt from?"
-        return "it was taken as already split into subwords: give --bpe CODES, or split it with the codes of --init"
+        return f"it was taken as split into subwords: give {flag.bpe} CODES, or split it with the codes of {flag.init}"
 
 
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
@@ -229,8 +229,8 @@ def prepare(
     for part, text, pairs in (("training", corpus, train), ("validation", valid, validation_pairs)):
         if text is not None and not pairs:
             raise DataError(
-                f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords, the "
-                "closing one included"
+                f"all {text.count} {part} sentences are longer than {config.max_length} subwords ({flag.max_length}), "
+                "the closing one included"
             )
     digest = _digest(config, corpus, valid, vocabularies)
     return Prepared(train, validation_pairs, source, target, texts, n_dropped, digest)

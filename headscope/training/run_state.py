@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headscope.data.encoded import IGNORED, Batch
 from headscope.distributed import Processes
-from headscope.errors import TrainingError
+from headscope.errors import TrainingError, flag
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig, TrainingPosition, rate
@@ -179,5 +179,5 @@ class TrainingRun:
         position, last = self.position, self.config.out / "last"
         location = f"update {position.update + 1} (epoch {position.epoch}, batch {position.update_in_epoch + 1}"
         checkpoint = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
-        advice = "lower --lr or the variant's weight of its loss, or take a longer --warmup, --clip 1, --precision bf16"
+        advice = f"take a lower {flag.lr}, a longer {flag.warmup}, {flag('clip', 1)}, or {flag.precision} bf16"
         return f"{quantity} is {value:g} in {location}, training lines {line_list}); {checkpoint}; {advice}"

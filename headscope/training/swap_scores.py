@@ -21,7 +21,7 @@ from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.heads.head_batch import HeadBatch, ObservedBatch
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall
@@ -174,7 +174,7 @@ def _ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
 def _check_k(n_needed: int, heads: int, location: str) -> None:
     if n_needed > heads:
         raise ConfigError(
-            f"swaps of {location} need {n_needed} heads, and there are {heads}; lower --dynamic-max-switches"
+            f"swaps of {location} need {n_needed} heads, and there are {heads}; lower {flag.dynamic_max_switches}"
         )
 
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from headscope.config.option import WHOLE
-from headscope.errors import ConfigError, restate
+from headscope.errors import ConfigError, flag, restate
 from headscope.files.reading import read_json
 from headscope.files.toml import read_toml
 from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
@@ -162,8 +162,8 @@ def check_fork_width(model: Transformer) -> None:
     width = config.d_model // max(config.most_heads, 1)
     if config.d_head != width:
         raise ConfigError(
-            f"--compat fork swaps heads of width d_model / heads, here {width}, and these have {config.d_head}; take "
-            "--compat none"
+            f"{flag.compat} fork swaps heads of width d_model / heads, {width}, and these have {config.d_head}; take "
+            f"{flag.compat} none"
         )
 
 
@@ -176,7 +176,7 @@ def fork_parts(model: Transformer, swap: Swap) -> list[tuple[ParameterSlice, Par
     if len(counts) > 1:
         raise ConfigError(
             f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
-            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
+            f"{min(counts)} of the other; swap heads of equal number, or take {flag.compat} none"
         )
     weights = dict(fork_weights(model))
     ends = []
@@ -286,7 +286,9 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
             location = f"{path}: swap {number}"
             schedule_entries += [(location, table.epoch, swap) for swap in table.swaps(location, layout)]
     else:
-        content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_refuse_repeats)
+        content = read_json(
+            path, error=ConfigError, name=f"{flag.swap_schedule} {path}", object_pairs_hook=_refuse_repeats
+        )
         for epoch, entries in _check_entry(path, dict[Epoch, list[ForkEntry]], content).items():
             for number, entry in enumerate(entries, start=1):
                 location = f"{path}: epoch {epoch}, swap {number}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.files.reading import read_bytes
 from headscope.training.config import Normalise
 
@@ -44,17 +44,17 @@ def learn(texts: Iterable[str], *, size: int, kind: str, normalise: Normalise) -
         )
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).rpartition("] ")[2].split())[:160]
-        raise DataError(f"--vocab-size {size} does not fit the training text; {reason or 'take another'}") from None
+        raise DataError(f"{flag.vocab_size} {size} does not fit the text; {reason or 'take another'}") from None
     return vocabulary(model_file.getvalue())
 
 
 def read(path: Path) -> Vocabulary:
     """The vocabulary of a SentencePiece model; DataError for a file that is none."""
-    codes = read_bytes(path, name=f"--tokenizer {path}")
+    codes = read_bytes(path, name=f"{flag.tokenizer} {path}")
     try:
         return vocabulary(codes)
     except DataError as error:
-        raise DataError(f"--tokenizer {path}: {error}") from None
+        raise DataError(f"{flag.tokenizer} {path}: {error}") from None
 
 
 def vocabulary(codes: bytes) -> Vocabulary:
@@ -103,7 +103,7 @@ def _moses(language: str) -> Callable[[str], str]:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
         from sacremoses.corpus import NonbreakingPrefixes
     except ModuleNotFoundError:
-        raise ConfigError("--normalise moses needs sacremoses: pip install 'headscope[train]'") from None
+        raise ConfigError(f"{flag.normalise} moses needs sacremoses: pip install 'headscope[train]'") from None
     languages = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
     if language not in languages:  # sacremoses would take the rules of English
         raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(languages))}")

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.evaluation.metrics.likelihood import perplexity
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import DEFAULT, TOKENISED, TextMode, translate_lines
@@ -128,7 +128,7 @@ def _board(folder: Path, update: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
-        raise ConfigError("--tensorboard needs its package: pip install 'headscope[train]'") from None
+        raise ConfigError(f"{flag.tensorboard} needs its package: pip install 'headscope[train]'") from None
     return SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
 

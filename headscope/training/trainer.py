@@ -20,7 +20,7 @@ from torch import nn
 from headscope.config import plain_options
 from headscope.config.option import identity
 from headscope.distributed import Processes, pick_device, process_group
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.translation import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
@@ -165,7 +165,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     name = pick_device(config.device)
     device = torch.device(name)
     if config.precision == "fp16" and name == "cpu":
-        raise ConfigError("--precision fp16 needs a GPU; on a CPU take float32 or bf16")
+        raise ConfigError(f"{flag.precision} fp16 needs a GPU; on a CPU take float32 or bf16")
     if device.type == "cuda" and processes.world > 1:
         device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(config.seed)

@@ -135,7 +135,7 @@ def variant(cls: V) -> V:
 T = TypeVar("T")
 
 
-def per_site(flag: str, values: Sequence[T]) -> dict[Site, T]:
+def per_site(option: str, values: Sequence[T]) -> dict[Site, T]:
     """Values of an option by site: one for all, or one each for encoder-self, decoder-self and cross.
 
     ConfigError for another number of values, which names the option.
@@ -144,7 +144,7 @@ def per_site(flag: str, values: Sequence[T]) -> dict[Site, T]:
         return dict.fromkeys(SITES, values[0])
     if len(values) != len(SITES):
         raise ConfigError(
-            f"{flag} has {len(values)} values; give one for all sites, or three for {', '.join(map(str, SITES))}"
+            f"{option} has {len(values)} values; give one for all sites, or three for {', '.join(map(str, SITES))}"
         )
     return dict(zip(SITES, values, strict=True))
 

@@ -93,10 +93,10 @@ def test_what_is_predicted_is_the_target() -> None:
 @pytest.mark.parametrize(
     ("kind", "template", "examples", "message"),
     [
-        ("mistral", "{source} only", 0, "must have {source} once, and {target} once after it"),
-        ("mistral", "{target} {source}", 0, "must have {source} once, and {target} once after it"),
-        ("mistral", "no-such-file", 0, "neither a file nor has {source} and {target}"),
-        ("mistral", TEMPLATE, 41, "parallel has 41 lines, too few for --examples 41"),
+        ("mistral", "{source} only", 0, "must have {source}, then {target}, once each"),
+        ("mistral", "{target} {source}", 0, "must have {source}, then {target}, once each"),
+        ("mistral", "no-such-file", 0, "is no file and lacks {source} and {target}"),
+        ("mistral", TEMPLATE, 41, "parallel: 41 lines are too few for --examples 41"),
         ("t5", TEMPLATE, 0, "--template is for decoder language models, not type 't5'"),
         ("bert", TEMPLATE, 0, "--template is for decoder language models, not type 'bert'"),
     ],

@@ -18,7 +18,7 @@ import headscope as hs
 from headscope.cli import main, mhr_options, usage_errors
 from headscope.cli.analyze import analyze
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
-from headscope.cli.options import as_typed, read_config
+from headscope.cli.options import read_config, typed_option
 from headscope.config import EvaluateConfig
 from headscope.config.option import declared_options, make_config
 from headscope.heads import Site, select_heads
@@ -212,46 +212,77 @@ for words in {commands!r}:
 
 ROOT = Path(hs.__file__).parents[1]
 OTHERS = {
-    *("--help", "--help-all", "--json", "--verbose", "--config", "--set", "--version", "--no"),  # of no declaration
-    *("--batch-size", "--path", "--cosine-sim-loss", "--head-confidence-method"),  # of fairseq and the MHR fork
-    "--the-name",  # of an example
+    *("help", "help_all", "json", "verbose", "config", "set", "version", "no"),  # of no declaration
+    *("batch_size", "path", "cosine_sim_loss", "head_confidence_method"),  # of fairseq and the MHR fork
+    "the_name",  # of an example
 }
+TYPED = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
-def flags_in_texts() -> Iterator[tuple[str, str]]:
-    """Every `--flag` in a text of the source, with its place; but the tables of what other programs have."""
+def nodes_of_source() -> Iterator[tuple[ast.AST, Path]]:
+    """All code but the tables of what other programs have."""
     for path in sorted(path for area in ("headscope", "cli", "analyses") for path in (ROOT / area).rglob("*.py")):
-        if path.name in (Path(str(module.__file__)).name for module in (mhr_options, usage_errors)):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                for name in re.findall(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*", node.value):
-                    yield name, f"{path.relative_to(ROOT)}:{node.lineno}"
+        if path.name not in (Path(str(module.__file__)).name for module in (mhr_options, usage_errors)):
+            yield from (
+                (node, path.relative_to(ROOT)) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            )
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """Options that code names: `--the-name` in a text, `flag.the_name`, `flag("the_name")`, `flags("the_name", …)`."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [name.replace("-", "_") for name in TYPED.findall(text)]
+        case ast.Attribute(value=ast.Name(id="flag"), attr=name):
+            return [] if name == "spelling" else [name]
+        case ast.Call(func=ast.Name(id="flag"), args=[ast.Constant(value=name), *_]):
+            return [str(name)]
+        case ast.Call(func=ast.Name(id="flags"), args=names):
+            return [str(name.value) for name in names if isinstance(name, ast.Constant)]
+    return []
 
 
 @pytest.mark.slow
-def test_every_flag_that_a_text_names_is_an_option() -> None:
-    words = [option.flag for command in commands() for option in command.options]
-    known = {f"--{word[2:].removeprefix('set=').rpartition('.')[2].replace('_', '-')}" for word in words}
-    known |= OTHERS | {f"--no-{name[2:]}" for name in known}
-    assert not {name: place for name, place in flags_in_texts() if name not in known}
+def test_every_option_that_a_text_names_is_one() -> None:
+    flags = [option.flag for command in commands() for option in command.options]
+    known = OTHERS | {flag[2:].removeprefix("set=").rpartition(".")[2].replace("-", "_") for flag in flags}
+    known |= {f"no_{name}" for name in known}
+    assert not [(name, path) for node, path in nodes_of_source() for name in names_in(node) if name not in known]
+
+
+def messages_in(function: ast.FunctionDef) -> Iterator[str]:
+    """The texts in a function but its docstrings, those with values as wholes."""
+    whole = {id(part): "" for node in ast.walk(function) if isinstance(node, ast.JoinedStr) for part in node.values}
+    whole |= {id(node.value): "" for node in ast.walk(function) if isinstance(node, ast.Expr)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(getattr(part, "value", "")) for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield whole.get(id(node), node.value)
+
+
+def test_messages_of_the_library_name_options_as_the_front_end_does() -> None:
+    for node, path in nodes_of_source():
+        if isinstance(node, ast.FunctionDef) and path.parts[0] != "cli":
+            for text in messages_in(node):
+                words = re.sub("`[^`]*`", "", text)  # which are commands
+                assert words.startswith(("headscope ", "convert ", "prune remove ")) or not TYPED.search(words), (
+                    f"{path}: {text}"
+                )
 
 
 @pytest.mark.parametrize(
-    ("message", "typed"),
+    ("name", "value", "typed"),
     [
-        ("raise --ig-steps", "raise --set integrated_gradients.ig-steps"),
-        ("--long truncate, or --max-length 9", "--set long=truncate, or --max-length 9"),
-        (
-            "--alignments FILE; --align-corpus and --x",
-            "--set alignment.alignments=FILE; --set alignment.align-corpus and --x",
-        ),
-        ("`headscope prune rank --ig-steps`, --set lrp.rules", "`headscope prune rank --ig-steps`, --set lrp.rules"),
+        ("ig_steps", None, "--set integrated_gradients.ig-steps"),
+        ("long", "truncate", "--set long=truncate"),
+        ("max_length", 9, "--max-length 9"),
+        ("alignments", "FILE", "--set alignment.alignments=FILE"),
     ],
 )
-def test_an_option_without_a_flag_is_named_as_it_is_set(message: str, typed: str) -> None:
+def test_an_option_is_named_as_it_is_typed(name: str, value: object, typed: str) -> None:
     command: Any = analyze
-    assert as_typed(command.entries, command.owners, message) == typed
+    assert typed_option(command.entries, command.owners, name, value) == typed
 
 
 @pytest.mark.slow

@@ -395,5 +395,5 @@ def test_force_replaces_results_of_the_same_command_alone(tmp_path: Path, kind: 
         if other.name == kind.name:
             check_folder(out, kind, force=True)
         else:
-            with pytest.raises(OutputError, match=f"another kind \\({other.name}\\), which --force does not replace"):
+            with pytest.raises(OutputError, match=f"another kind \\({other.name}\\): --force does not replace"):
                 check_folder(out, kind, force=True)

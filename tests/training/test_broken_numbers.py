@@ -105,7 +105,7 @@ def test_a_stopped_run_says_so(update: int, kept: str, tmp_path: Path) -> None:
     its.update = update
     with pytest.raises(TrainingError) as stopped:
         train(lessons.config(tmp_path, precision="float32", validate_every=2), its)
-    assert f"{kept}; lower --lr" in str(stopped.value)
+    assert f"{kept}; take a lower --lr" in str(stopped.value)
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "failed" and about["error"] == str(stopped.value)
 

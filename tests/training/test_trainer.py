@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.config import flag, plain_options
+from headscope.config import plain_options
 from headscope.config.option import make_config
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch
 from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import ConfigError, TrainingError
+from headscope.errors import ConfigError, TrainingError, flag
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headscope.data.encoded import IGNORED, Batch, Side
-from headscope.errors import ConfigError, NumericalError, QuestionWarning
+from headscope.errors import ConfigError, NumericalError, QuestionWarning, flag, flags
 from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
@@ -29,7 +29,7 @@ def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
     if checkpoint.predicts != "words":
         return "needs a model that predicts words (one with a language-model head)"
     if checkpoint.two_sided and not has_target:
-        return "needs a --target, which the decoder is to say"
+        return f"needs a {flag.target}, which the decoder is to say"
     return None
 
 
@@ -84,7 +84,7 @@ class ObjectiveOutput:
 
     def _refuse_nan(self) -> None:
         if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, which is no error
-            raise NumericalError("the objective is NaN on some sentences; take a wider --dtype")
+            raise NumericalError(f"the objective is NaN on some sentences; take a wider {flag.dtype}")
 
 
 class Objective(ABC):
@@ -167,8 +167,8 @@ def warn_without_target(checkpoint: Checkpoint, *, has_target: bool) -> None:
     """Say that what the model writes cannot be judged, if it writes and there is nothing to compare that with."""
     if checkpoint.needs_target and not has_target:
         warnings.warn(
-            "no --target: heads are judged by states of the encoder (--objective representation), not by what the "
-            "model writes; give --target FILE",
+            f"no {flag.target}: heads are judged by the encoder's states ({flag.objective} representation), not by "
+            f"what the model writes; give {flag.target} FILE",
             QuestionWarning,
             stacklevel=1,
         )
@@ -191,7 +191,7 @@ def choose_objective(
     why = _why_not(OBJECTIVES.get(name), checkpoint, **corpus)
     if why is not None:
         fitting = [candidate for candidate, cls in OBJECTIVES if _why_not(cls, checkpoint, **corpus) is None]
-        raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
+        raise ConfigError(f"{flag.objective} {name}: {why}; choose {' or '.join(fitting)}")
     return name
 
 
@@ -200,5 +200,5 @@ def _why_not(
 ) -> str | None:
     """Why an objective does not apply to a checkpoint on such a text. Returns None if it does."""
     if cls.needs_prompts and not has_answers:
-        return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
+        return f"needs {flags('clean', 'corrupt', 'answer')}"
     return cls.applies(checkpoint, has_target=has_target, has_labels=has_labels)

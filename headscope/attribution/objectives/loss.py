@@ -17,7 +17,7 @@ from headscope.attribution.objectives.base import (
 from headscope.data.encoded import IGNORED, Batch
 from headscope.data.labels import no_labels
 from headscope.distributed import upload
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, flag
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import Checkpoint
 
@@ -42,7 +42,7 @@ class LossObjective(Objective):
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if checkpoint.label_names:
-            needs = None if has_labels else "needs --labels FILE, what the classifier should say"
+            needs = None if has_labels else f"needs {flag.labels} FILE, what the classifier should say"
             return no_labels(checkpoint) or needs
         why = no_words(checkpoint, has_target=has_target)
         if why is None and not checkpoint.decodes:

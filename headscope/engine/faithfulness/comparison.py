@@ -31,7 +31,7 @@ from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores, agreement, order_heads, random_order
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import text_mode, translate_lines
@@ -178,10 +178,10 @@ def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: 
     ConfigError for fewer than two steps or one head, and where there is no ranking.
     """
     if not rankings:
-        raise ConfigError("no ranking to test: run an importance (--importance), or confidence or entropy")
+        raise ConfigError(f"no ranking to test: run an importance ({flag.importance}), or confidence or entropy")
     heads = list(next(iter(rankings.values())))
     if steps < 2 or len(heads) < 2:
-        raise ConfigError(f"--faithfulness-steps {steps} of {len(heads)} heads: at least 2 of each are needed")
+        raise ConfigError(f"{flag('faithfulness_steps', steps)} of {len(heads)} heads: at least 2 of each are needed")
     sizes = tuple(sorted({round(len(heads) * n / steps) for n in range(steps + 1)}))
     orders = {name: order_heads(scores) for name, scores in rankings.items()}
     orders |= {f"random:{n}": random_order(heads, seed=seed + n) for n in range(random_orders)}

@@ -24,7 +24,7 @@ from headscope.engine.faithfulness.comparison import (
 )
 from headscope.engine.faithfulness.orders import Scores, columns_without_direction, ranks, scores_of, shuffle_weights
 from headscope.engine.plan import analyze
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.progress import Progress
@@ -49,7 +49,7 @@ def try_rankings(
     """
     rankings, refusals = scores_of(heads, criteria())
     if config.faithfulness_bleu and not (checkpoint.two_sided and corpus.has_target):
-        raise ConfigError("--faithfulness-bleu needs a model that translates, and a --target")
+        raise ConfigError(f"{flag.faithfulness_bleu} needs a model that translates, and a {flag.target}")
     steps, orders = config.faithfulness_steps, config.faithfulness_seeds
     plan = plan_removals(rankings, steps=steps, random_orders=orders, seed=config.seed)
     limit, tokens = options.batching.limit, options.batching.tokens

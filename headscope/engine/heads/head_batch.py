@@ -13,7 +13,7 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch, CountedTokens, Side
 from headscope.distributed import upload
-from headscope.errors import CheckpointError, HeadscopeError
+from headscope.errors import CheckpointError, HeadscopeError, flag
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite
@@ -133,7 +133,7 @@ class HeadBatch:
         if self.rows is None:
             raise HeadscopeError(
                 f"an analysis asks for weights of {self.context.shape[2]} × {self.keys.shape[1]} positions, which are "
-                'streamed; it has to declare reads = "matrix" or "rows", or takes --attention dense'
+                f'streamed; it has to declare reads = "matrix" or "rows", or takes {flag.attention} dense'
             )
         return self.rows
 

@@ -32,7 +32,7 @@ from headscope.data.word_alignment import (
     words_of_subwords,
 )
 from headscope.distributed import upload
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag, flags
 from headscope.formats.base import POSITION, Checkpoint
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
@@ -122,9 +122,9 @@ def links_of(
     """
     source, target = training
     if (source is None) != (target is None):
-        raise ConfigError("--align-corpus and --align-target are the two sides of a text; give both")
+        raise ConfigError(f"{flag.align_corpus} and {flag.align_target} are the two sides of a text; give both")
     if path is not None and source is not None:
-        raise ConfigError("--alignments has the links, --align-corpus is to train an aligner that makes some; give one")
+        raise ConfigError(f"{flag.alignments} has links, {flag.align_corpus} trains an aligner; give one")
     if path is not None:
         return _links_of_file(corpus, path, first)
     pairs: Iterator[Pair] = (sentence.lines for sentence in corpus)
@@ -133,7 +133,7 @@ def links_of(
     pairs = trainable(pairs)
     lines = list(islice(pairs, LEAST_PAIRS))
     if len(lines) < LEAST_PAIRS:
-        advice = "give --alignments FILE, or --align-corpus and --align-target, the text that the model was trained on"
+        advice = f"give {flag('alignments', 'FILE')}, or training text ({flags('align_corpus', 'align_target')})"
         remark = (
             f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,} of at most {LONGEST} "
             f"words are needed; {advice}"
@@ -162,7 +162,7 @@ def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
         links_by_line.append(links)
     least = [links.pairs.min() for links in links_by_line if len(links.pairs)]
     if first == 0 and len(least) >= SAID and min(least) > 0:
-        raise DataError(f"{path}: no link is of word 0; are words counted from 1 (--alignments-first 1)?")
+        raise DataError(f"{path}: no link is of word 0; are words counted from 1 ({flag('alignments_first', 1)})?")
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
     return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", filed=links_by_line, remarks=remarks)

@@ -11,7 +11,7 @@ from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.word_alignment import Floats, Ints, Links, words_of
 from headscope.engine.heads.linked_words import SentenceLinks
-from headscope.errors import DataError
+from headscope.errors import DataError, flag
 from headscope.files.reading import file_digest
 from headscope.files.tables import read_csv
 from headscope.formats.base import POSITION, Checkpoint
@@ -23,7 +23,7 @@ def links_of_recordings(corpus: Corpus, checkpoint: Checkpoint, path: Path | Non
     Source "words" are positions. DataError for times that do not fit the transcripts.
     """
     if path is None:
-        remark = "alignment: without --set alignment.word-times=FILE.csv only alignment_score is measured"
+        remark = f"alignment: without {flag('word_times', 'FILE.csv')} only alignment_score is measured"
         return SentenceLinks(corpus, remarks=[remark])
     links_by_line, counts = list[Links](), list[int]()
     for sentence, times in zip(corpus, _word_times(corpus, path), strict=True):

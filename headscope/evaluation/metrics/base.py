@@ -25,7 +25,7 @@ from headscope.config.option import flag_of
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.labels import no_labels
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag, flags
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import RAW, TextMode, translate_lines
@@ -33,7 +33,6 @@ from headscope.formats.base import Checkpoint
 from headscope.registry import Registry
 
 Pass = Literal["translations", "likelihood", "states"]
-NO_TARGET = "needs --target and --valid-target, the translations"
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class TranslationMetric(Metric):
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if not checkpoint.needs_target:
             return "needs a model that translates"
-        return None if has_target else NO_TARGET
+        return None if has_target else f"needs the translations ({flags('target', 'valid_target')})"
 
     @abstractmethod
     def sums(self, read: Translations) -> Array:
@@ -189,12 +188,13 @@ class LikelihoodMetric(Metric):
         if cls.words and checkpoint.predicts == "words":
             if checkpoint.two_sided is has_target:
                 return None
-            return NO_TARGET if checkpoint.two_sided else "reads one side only"
+            need = f"needs the translations ({flags('target', 'valid_target')})"
+            return need if checkpoint.two_sided else "reads one side only"
         if not cls.labels:
             return "needs a model that predicts words"
         if why := no_labels(checkpoint):
             return f"needs a classifier, and {why}"
-        return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"
+        return None if has_labels else f"needs {flag.labels} FILE (or {flag.valid_labels}), the class of every line"
 
     def sums(self, read: Likelihood) -> Array:
         """Sums by group of sentences and mask [g mask c]: Σ -log p and counts [g mask 2]."""
@@ -218,7 +218,7 @@ class StateMetric(Metric):
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
         if has_target and not checkpoint.two_sided:
             return "reads one side only; leave out the targets"
-        return "needs --target, which the decoder is to read" if checkpoint.needs_target and not has_target else None
+        return f"needs {flag.target}, which the decoder reads" if checkpoint.needs_target and not has_target else None
 
     def sums(self, read: StateComparison) -> Array:
         """Sums and counts of the measure [g mask 2]."""
@@ -279,7 +279,7 @@ def check_hiding(options: Any, checkpoint: Checkpoint, metrics: Collection[str])
     """ConfigError for --hiding where no token is hidden."""
     if options.hiding == "random" and not (metrics_in_order(metrics, reads="likelihood") and hides_tokens(checkpoint)):
         kind = f"a model of type {checkpoint.model_type!r}"
-        raise ConfigError(f"--hiding is about perplexity of encoders alone, not measured here ({kind}); leave it out")
+        raise ConfigError(f"{flag.hiding} is about perplexity of encoders, not of {kind}; leave it out")
 
 
 def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:
@@ -294,7 +294,7 @@ def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None
 
 def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
     """The metrics that can be measured of a checkpoint, in their order, and the option of a text that each needs."""
-    texts = {"": (False, False), "--target": (True, False), "--labels": (False, True)}
+    texts = {"": (False, False), flag.target: (True, False), flag.labels: (False, True)}
     needs: dict[str, str] = {}
     for candidate in metrics_in_order():
         for option, (target, labels) in texts.items():

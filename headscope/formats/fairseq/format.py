@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headscope.config import Companions
 from headscope.data.encoded import SideName
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, DataError, restate, shortlist
+from headscope.errors import CheckpointError, DataError, flag, restate, shortlist
 from headscope.files.reading import file_digest, read_bytes, read_text, similar_file
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
@@ -66,7 +66,7 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
     vocabularies: dict[SideName, Vocabulary] = {}
     missing: dict[SideName, str] = {}
     sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
-    codes = None if companions.bpe is None else read_bytes(companions.bpe, name=f"--bpe {companions.bpe}")
+    codes = None if companions.bpe is None else read_bytes(companions.bpe, name=f"{flag.bpe} {companions.bpe}")
     files = list[Path]()
     for side in sides:
         stack = config.encoder if side == "source" and config.encoder else config.decoder
@@ -83,7 +83,7 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
             if lacking := [name for names in around.values() for name in names if own.id_of(name) is None]:
                 missing[side] = (
                     f"its task {settings.text('task')} puts {lacking[0]} around {side} texts, which {path.name} does "
-                    "not list; --src-lang and --tgt-lang name other languages"
+                    f"not list; {flag.src_lang} and {flag.tgt_lang} name other languages"
                 )
             else:
                 vocabularies[side] = _with_marks(own, around, additions)
@@ -110,10 +110,10 @@ def _folders(settings: Settings, companions: Companions) -> list[Path]:
 
 def _missing(name: str | None, side: SideName, folders: list[Path]) -> str:
     if name is None:
-        option = "--src-lang" if side == "source" else "--tgt-lang"
+        option = flag.src_lang if side == "source" else flag.tgt_lang
         return f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
     similar = similar_file(folders[0] / name)
-    return f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with --dicts"
+    return f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with {flag.dicts}"
 
 
 def _listing(settings: Settings, folder: Path) -> str | None:
@@ -205,7 +205,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
     """A file of torch.save with the weights (`model`) and the options (`args` or `cfg`) of a fairseq model."""
 
     name = "fairseq"
-    summary = "a .pt file of fairseq or of its fork MHR, with dict.*.txt beside it or in --dicts"
+    summary = "a .pt file of fairseq or of its fork MHR, with its dict.*.txt"
     takes = frozenset({"dicts", "bpe", "src_lang", "tgt_lang"})
     converts = True
 

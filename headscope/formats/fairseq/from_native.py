@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, flag
 from headscope.formats.exports import Probe
 from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, key_table, layer_counts
@@ -189,7 +189,7 @@ def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
         "its encoder's embeddings have another width": (
             config.encoder is not None and config.encoder.d_embedding not in (None, config.encoder.d_model)
         ),
-        "it is a language model with post-norm layers, and fairseq makes them all pre-norm (train with --norm pre)": (
+        f"it is a language model with post-norm layers, and fairseq's are pre-norm ({flag.norm} pre)": (
             config.encoder is None and config.decoder.norm == "post"
         ),
         "its heads are mixed by what they read": not foldable,

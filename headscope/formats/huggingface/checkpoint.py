@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headscope.data.encoded import IGNORED, Encoded, NothingReadError, SideName
 from headscope.data.offsets import subword_spans
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.formats.base import LONGEST
 from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
@@ -77,7 +77,7 @@ class HuggingFaceCheckpoint(Predicting):
     def with_zeroed_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
         self._refuse_stored()
         if is_narrowed(self.config):
-            raise ConfigError(f"{self.path} has fewer heads than its class; --export masked takes the whole model")
+            raise ConfigError(f"{self.path} has fewer heads than its class; {flag.export} masked takes the whole model")
         return self.with_model(zeroed_model(self.model, plan))
 
     def _refuse_stored(self) -> None:
@@ -85,7 +85,7 @@ class HuggingFaceCheckpoint(Predicting):
         if why := why_not_changed(self.model):
             raise ConfigError(
                 f"{self.path}: {why}, and heads are cut out of plain weights; take the checkpoint before quantisation, "
-                "on one --device, remove there, and quantise the result"
+                f"on one {flag.device}, remove there, and quantise the result"
             )
 
     def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:

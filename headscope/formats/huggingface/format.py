@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.config import Companions
-from headscope.errors import DataError
+from headscope.errors import DataError, flag
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
 from headscope.formats.diagnosis import OPENED
@@ -102,7 +102,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         limit = (
             f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
             "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
-            "--export native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
+            f"{flag.export} native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
         )
         return SavedFiles(folder, self.name, notes, OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, flag
 from headscope.formats.exports import Probe, SavedFiles
 from headscope.formats.fairseq.from_native import fill_weights, unusual_parts
 from headscope.formats.fairseq.keys import key_table
@@ -83,20 +83,23 @@ TARGETS = (
 )
 
 
-INSTEAD = "give --to native, which holds every such model, or an engine (`headscope list engines`)"
-
-
 def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     """The class that expresses a model; CheckpointError that says why none does."""
-    if reasons := _never(config):
-        raise CheckpointError(f"no class of transformers expresses this model: {', '.join(reasons)}; {INSTEAD}")
-    candidates = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
+    explanation = ", ".join(_never(config))
+    candidates = (
+        []
+        if explanation
+        else [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
+    )
     reasons_of = {target.name: _reasons(target, config, ids) for target in candidates}
     for target in candidates:
         if not reasons_of[target.name]:
             return target
-    explanation = ", ".join(f"{name} ({' and '.join(phrases)})" for name, phrases in reasons_of.items())
-    raise CheckpointError(f"no class of transformers expresses this model: not {explanation}; {INSTEAD}")
+    explanation = explanation or ", ".join(f"not {name} ({' and '.join(why)})" for name, why in reasons_of.items())
+    raise CheckpointError(
+        f"no class of transformers expresses this model: {explanation}; give {flag.to} native, which holds every such "
+        "model, or an engine (`headscope list engines`)"
+    )
 
 
 def _never(config: TransformerConfig) -> list[str]:
@@ -197,7 +200,7 @@ def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
     vocabulary = checkpoint.target
     if vocabulary is None:
         if checkpoint.format != "fairseq":
-            raise CheckpointError(f"{checkpoint.path} has no vocabulary, so its special ids are unknown; give --dicts")
+            raise CheckpointError(f"{checkpoint.path} has no vocabulary to tell special ids; give {flag.dicts}")
         return Ids(start=2, end=2, pad=1, begin=0)
     pad = vocabulary.pad if vocabulary.pad is not None else vocabulary.end
     return Ids(vocabulary.start, vocabulary.end, pad, min(vocabulary.special, default=vocabulary.start))

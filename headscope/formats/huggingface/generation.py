@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
-from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
+from headscope.errors import CheckpointError, ConfigError, NumericalError, flag, reason_of
 from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.huggingface.companions.languages import of_side, special_ids, target_language
 from headscope.formats.huggingface.companions.sentences import SentenceEncoder
@@ -221,7 +221,7 @@ class Predicting(Checkpoint):
         except NumericalError:
             refuse_overflow(self, generate)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
-            fewer = f"; --max-len-b {self.limit - 2}" if self.limit else ""
+            fewer = f"; {flag.max_len_b} {self.limit - 2}" if self.limit else ""
             raise CheckpointError(f"{self.path} cannot generate so much ({reason_of(error)}){fewer}") from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
@@ -251,7 +251,7 @@ class Predicting(Checkpoint):
                 "decoder can (…ForConditionalGeneration, MarianMTModel)"
             )
         if options.max_ratio:
-            raise ConfigError("--max-len-a means nothing for a Hugging Face checkpoint; bound lengths by --max-len-b")
+            raise ConfigError(f"{flag.max_len_a} is not for Hugging Face checkpoints; take {flag.max_len_b}")
         settings = model.generation_config.to_dict()
         for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
             if settings.get(name) is None:  # generation_config.json does not say it
@@ -262,11 +262,11 @@ class Predicting(Checkpoint):
             do_sample=False, num_return_sequences=options.best, num_beams=options.beam or settings["num_beams"] or 1
         )
         if options.best > settings["num_beams"]:
-            raise ConfigError(f"--nbest {options.best} needs a wider beam than {settings['num_beams']}; give --beam")
+            raise ConfigError(f"{flag.nbest} {options.best} needs a wider {flag.beam} than {settings['num_beams']}")
         if options.power is not None:
             settings["length_penalty"] = options.power
         if options.max_extra == 0:
-            raise ConfigError("--max-len-b 0 lets a Hugging Face model write nothing; it must be at least 1")
+            raise ConfigError(f"{flag.max_len_b} 0 lets a Hugging Face model write nothing; it must be at least 1")
         language = target_language(self._tokenizer(), model, self.path)
         if language is not None and settings.get("decoder_start_token_id") != language.number:
             settings["forced_bos_token_id"] = language.number

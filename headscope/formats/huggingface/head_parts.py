@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import attention_kind, find_attention
@@ -52,7 +52,6 @@ GROUPS, SHARING = ("num_key_value_heads", "num_kv_heads"), ("num_key_value_group
 SHARED = "its heads share parts of it: states are normalised or mixed across heads"
 NO_WEIGHT = "it is no plain matrix of weights, such as one that experts choose"
 NO_GRADIENT = "it is computed where no gradient reaches it"
-MASKED_TAKES = "--export masked takes any"
 BETWEEN = "what it reads are not the contexts of the heads: a norm or a mixture over heads stands between"
 
 
@@ -106,7 +105,7 @@ def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError
     """The error of a layer whose heads have parts that cannot be told, with what is in the way."""
     part, why = (parts.unknown if parts is not None else None) or ("output", BETWEEN)
     masks = parts is not None and parts.output is not None
-    works = MASKED_TAKES if masks else "headscope can only mask them (evaluate --mask)"
+    works = f"{flag.export} masked takes any" if masks else f"headscope can only mask them (evaluate {flag.mask})"
     return ConfigError(
         f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
         f"cannot be told ({why}); {works}"
@@ -326,13 +325,13 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
     layer_name = f"{place[0]}.{place[1]}"
     if parts.key.selected is not None or parts.value.selected is not None:
         raise ConfigError(
-            f"--merge-kv: a norm over all heads makes the keys or values of {layer_name}, so none has a mean"
+            f"{flag.merge_kv}: a norm over all heads makes the keys or values of {layer_name}, so none has a mean"
         )
     if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
         reader_names = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
         raise ConfigError(
-            f"--merge-kv: the keys and values of {layer_name} are those of {reader_names} too; give one number, and no "
-            "--merge-by or --allocate measured"
+            f"{flag.merge_kv}: the keys and values of {layer_name} are those of {reader_names} too; give one number, "
+            f"and no {flag.merge_by} or {flag.allocate} measured"
         )
 
 
@@ -350,6 +349,6 @@ def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:
         has_groups = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
         if (site.site, site.layer) in plan.merged and not has_groups:
             raise ConfigError(
-                f"--merge-kv: in model type {attention_kind(model)!r} every head has keys and values of its own, and "
+                f"{flag.merge_kv}: in model type {attention_kind(model)!r} every head has its own keys and values, and "
                 "its class has no place for fewer; models with num_key_value_heads in their config have"
             )

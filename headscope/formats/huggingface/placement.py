@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.reading import read_json
 from headscope.registry import unknown
 
@@ -23,15 +23,15 @@ AUTO = "auto"
 def read_device_map(text: str) -> str | dict[str, int | str]:
     """What `--device-map` says: "auto", or the devices of modules that a JSON file has; ConfigError for others."""
     if find_spec("accelerate") is None:
-        raise ConfigError("--device-map needs accelerate, which is not installed; pip install 'headscope[large]'")
+        raise ConfigError(f"{flag.device_map} needs accelerate, which is not installed; pip install 'headscope[large]'")
     if text == AUTO:
         return AUTO
     if not os.path.exists(text):
-        raise ConfigError(f"--device-map {text}: give auto, or a JSON file that maps modules to devices")
+        raise ConfigError(f"{flag.device_map} {text}: give auto, or a JSON file that maps modules to devices")
     devices = read_json(Path(text))
     if not (isinstance(devices, dict) and devices and all(map(_is_device, devices.values()))):
         raise ConfigError(
-            f'--device-map {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
+            f'{flag.device_map} {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
             'cuda:N or N, mps, "cpu" and "disk"'
         )
     return devices
@@ -69,10 +69,10 @@ def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) 
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     if strange := [name for name in devices if name not in {*modules, *parameters}]:
         parts = [name for name in modules if name.count(".") <= 1 and name]
-        raise ConfigError(f"--device-map: {unknown('module', strange[0], parts)}")
+        raise ConfigError(f"{flag.device_map}: {unknown('module', strange[0], parts)}")
     prefixes = tuple(part and f"{part}." for part in devices)
     if left_out := [name for name in parameters if not f"{name}.".startswith(prefixes)]:
-        raise ConfigError(f"--device-map gives no device for {left_out[0]}; name every module, or those around them")
+        raise ConfigError(f"{flag.device_map} gives no device for {left_out[0]}; name every module, or its parent")
 
 
 def _is_device(device: Any) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.models.auto import modeling_auto
 
-from headscope.errors import CheckpointError, ConfigError, reason_of
+from headscope.errors import CheckpointError, ConfigError, flag, reason_of
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
@@ -190,8 +190,8 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
         "has no biases in output projections, and the refit added some": config.narrowed["added_biases"],
     }
     if why := next((why for why, holds in refusals.items() if holds), None):
-        how = "one number of --merge-kv" if removal.merged else "heads of `prune rank --allocate uniform`, --pad"
-        raise ConfigError(f"--export native: class {name} {why}; take {how}, or self-contained")
+        how = f"one {flag.merge_kv} N" if removal.merged else f"heads of `prune rank --allocate uniform`, {flag.pad}"
+        raise ConfigError(f"{flag.export} native: class {name} {why}; take {how}, or self-contained")
     return shrunk.with_model(_rebuilt(model, name, heads=counts.pop(), groups=groups.pop()))
 
 
@@ -231,7 +231,7 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
     why = f"cannot say how wide a head is, so its heads would get wider as they get fewer{reason}"
     if reasons and any(getattr(model.config, name, None) for name in WIDTHS):
         why = f"does not take {heads} heads and {groups} key/value heads of the width that they have ({reasons[0]})"
-    raise ConfigError(f"--export native: a config of type {model.config.model_type!r} {why}; take self-contained")
+    raise ConfigError(f"{flag.export} native: a config of type {model.config.model_type!r} {why}; take self-contained")
 
 
 def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: list[str]) -> Iterator[tuple[Any, Any]]:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.huggingface.head_parts import (
     GROUPS,
-    MASKED_TAKES,
     SHARING,
     HeadParts,
     StateParts,
@@ -176,7 +175,7 @@ class _Cutter:
         same = "" if parts.makes_mask else "the same whole groups there, "
         raise ConfigError(
             f"whole groups of {place[0]}.{place[1]} cannot be removed, because their keys and values {reason}; remove "
-            f"{same}as many heads of each group, or all heads of the layer (--export masked takes any)"
+            f"{same}as many heads of each group, or all heads of the layer ({flag.export} masked takes any)"
         )
 
     def _cut_units(
@@ -238,14 +237,14 @@ class _Cutter:
             owner = ".".join(parts[:end])
             if isinstance(self.modules.get(owner), nn.ModuleList):
                 return owner, int(parts[end])
-        raise ConfigError(f"{name} belongs to one head alone, and no list of modules has one for each; {MASKED_TAKES}")
+        raise ConfigError(f"{name} is one head's own, in no list of all heads'; {flag.export} masked takes any")
 
     def _empty_head(self, name: str, parts: HeadParts, output: Slices) -> None:
         """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
         if len(self.names[id(output.weight)]) > 1:
             raise ConfigError(
                 f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
-                "take --export masked"
+                f"take {flag.export} masked"
             )
         others_need_keys = parts.makes_mask or bool(parts.readers)
         rows: dict[str, set[int]] = {}

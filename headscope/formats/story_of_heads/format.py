@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, restate, shortlist
+from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate, shortlist
 from headscope.files.archives import Arrays, first_member, zip_damage
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
@@ -144,7 +144,7 @@ def _vocabulary_path(path: Path) -> Path:
         if (path.parent / name).is_file():
             return path.parent / name
     raise ConfigError(
-        f"{path} needs its hyper-parameters: give --hp FILE (JSON or TOML) with res_steps, num_heads and rescale_emb, "
+        f"{path} needs hyper-parameters: give {flag.hp} FILE (JSON, TOML) with res_steps, num_heads and rescale_emb, "
         "which arrays do not tell"
     )
 
@@ -162,7 +162,7 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
         raise CheckpointError(
             f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
-            f"{shortlist([name[:80] for name in unread])}; correct the --hp file (num_layers, say)"
+            f"{shortlist([name[:80] for name in unread])}; correct the {flag.hp} file (num_layers, say)"
         )
     if missing := [row.array for row in table if row.array not in arrays.names]:
         raise CheckpointError(f"{arrays.path} lacks arrays of the model: {shortlist(missing)}")
@@ -233,7 +233,7 @@ def _codes(bpe: Path | None, name: str) -> bytes | None:
     if bpe is None:
         return None
     file = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
-    return read_bytes(file, name=f"--bpe {file} (a file, or a directory with {name}.bpe)")
+    return read_bytes(file, name=f"{flag.bpe} {file} (a file, or a directory with {name}.bpe)")
 
 
 # Writing

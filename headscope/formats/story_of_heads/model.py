@@ -19,7 +19,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from headscope.config.option import BEAM, POWER, make_config
-from headscope.errors import CheckpointError, ConfigError, restate
+from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.files.archives import Arrays
 from headscope.files.reading import read_object
 from headscope.files.toml import read_toml
@@ -322,7 +322,7 @@ def _heads(arrays: Arrays, hp: Hp, gated: tuple[str, ...]) -> int:
             raise ConfigError(f"num_heads is {hp.num_heads}; it must be at least 1")
         return hp.num_heads
     if not gated:
-        raise ConfigError("num_heads is not said, and arrays without gates do not tell it; add it to the --hp file")
+        raise ConfigError(f"arrays without gates do not tell num_heads; add it to the {flag.hp} file")
     return _size(arrays, f"mod/{MODULES[gated[0]]}-0/gate/log_a:0", 1)
 
 

@@ -20,7 +20,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.model.attention import precise_type
 from headscope.model.mixing.base import Mixing, Queries, mixing
 
@@ -325,7 +325,7 @@ def one_expert(model: nn.Module, choice: str | None, *, seed: int) -> Iterator[N
         return
     mixtures = experts_of(model)
     if not mixtures:
-        raise ConfigError(f"--expert {choice}: the model mixes no experts; leave it out")
+        raise ConfigError(f"{flag.expert} {choice}: the model mixes no experts; leave it out")
     modes = _modes(mixtures, choice, torch.Generator().manual_seed(seed))
     drawn_on = [part.device for part in model.parameters() if part.device.type == "cuda"][:1]
     with ExitStack() as stack:
@@ -339,11 +339,11 @@ def one_expert(model: nn.Module, choice: str | None, *, seed: int) -> Iterator[N
 def _modes(mixtures: Sequence[Experts], choice: str, generator: torch.Generator) -> list[Mode]:
     if choice == "top":
         if any(mixture.gate is None for mixture in mixtures):
-            raise ConfigError("--expert top: the experts of this model have no gates; choose random or a number")
+            raise ConfigError(f"{flag.expert} top: the experts of this model have no gates; choose random or a number")
         return ["argmax"] * len(mixtures)
     if choice == "random":
         return [int(torch.randint(mixture.experts, (1,), generator=generator)) for mixture in mixtures]
     fewest = min(mixture.experts for mixture in mixtures)
     if not choice.isdecimal() or int(choice) >= fewest:
-        raise ConfigError(f"--expert {choice!r} is not known; choose top, random or a number from 0 to {fewest - 1}")
+        raise ConfigError(f"{flag.expert} {choice!r} is not known; take top, random or one of 0 to {fewest - 1}")
     return [int(choice)] * len(mixtures)

@@ -21,7 +21,7 @@ from headscope.assets import sample, varied_sample
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import MANY, SideName
 from headscope.data.lines import read_lines, text_units
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.shared import OtherText, anchor_files, anchor_name, sides
@@ -55,7 +55,7 @@ def anchor_sources(
         case "":
             return {}
         case "text":
-            return {"text": lambda: open_text(anchor, like=corpus, name="--anchor")}
+            return {"text": lambda: open_text(anchor, like=corpus, name=flag.anchor)}
     return {
         "random": lambda: cap_corpus(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
@@ -72,7 +72,7 @@ def anchor_texts(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, s
 
 def open_text(text: OtherText, *, like: Corpus, name: str) -> Corpus:
     """A text of the user's; ConfigError where `like` has a target and it has none."""
-    source, *target = anchor_files(text) if name == "--anchor" else sides(text, name=name)
+    source, *target = anchor_files(text) if name == flag.anchor else sides(text, name=name)
     if like.has_target and not target:
         raise ConfigError(f"{name}: the calibration text has a target, so this one needs one too: FILE,TARGET")
     return open_corpus(source, target=target[0] if target and like.has_target else None)
@@ -177,8 +177,8 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
 
     `check`, else text of many kinds that ships, else random subwords.
     """
-    if sides(check, name="--check"):
-        return open_text(check, like=corpus, name="--check"), True
+    if sides(check, name=flag.check):
+        return open_text(check, like=corpus, name=flag.check), True
     sample_text = varied_text(checkpoint, corpus)
     if sample_text is None:
         return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False

@@ -13,6 +13,7 @@ from torch import nn
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
+from headscope.errors import flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.stored_weights import round_weights
@@ -148,7 +149,7 @@ class RefitBench:
             if options.method != "none":
                 performance["refitted"] = choice.taken.held_out
         own = anchor_name(options.anchor) == "text"
-        digest = open_text(options.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
+        digest = open_text(options.anchor, like=self.text.calibration, name=flag.anchor).digest if own else ""
         copy = self.checkpoint.with_model(model)
         return Compensated(copy, options, self.text, refits, performance, seconds, choice, digest)
 

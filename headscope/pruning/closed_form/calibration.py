@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headscope.data.corpus import Corpus, line_digests
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.shared import NEEDS_TEXT, Refit, anchor_name, in_turn, partly
+from headscope.pruning.options.shared import Refit, anchor_name, in_turn, need_text, partly
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -33,7 +33,7 @@ class CalibrationText:
 def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None) -> CalibrationText | None:
     """The texts of a calibration; None where nothing is to be refitted nor measured."""
     if corpus is None and options.method != "none":
-        raise ConfigError(f"--compensate {options.method} {NEEDS_TEXT}")
+        raise ConfigError(need_text(f"{flag.compensate} {options.method} measures contexts on text"))
     if corpus is None or (options.method == "none" and valid is None):
         return None
     return split_text(corpus, valid, sentences=options.sentences)
@@ -193,7 +193,7 @@ class Choice:
         return (
             f"{self.taken.name} is worse than {self.without} on other text: {refit_check.objective} "
             f"{refit_check.value:.4f} against {masked.value:.4f} on {self.sentences} sentences ({self.text}); "
-            "--compensate auto takes what harms least"
+            f"{flag.compensate} auto takes what harms least"
         )
 
     def record(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, refuse_absent
 from headscope.model.native.shrink import fold_mixings
@@ -84,7 +84,7 @@ def reached_moments(moments: ModuleMoments, projection: OutputProjection) -> Con
 def unreached_error(place: Place) -> ConfigError:
     """The error of a module that the calibration text does not reach."""
     site, layer = place
-    return ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
+    return ConfigError(f"the calibration text does not reach {site}.{layer}; give a {flag.target} where a decoder is")
 
 
 def refit_module(
@@ -126,7 +126,7 @@ class RefittedCopy:
         model = checkpoint.model
         if why := why_not_changed(model):
             raise ConfigError(
-                f"{checkpoint.path}: {why}, so no projection is refitted; take plain weights, one --device"
+                f"{checkpoint.path}: {why}, so no projection is refitted; take plain weights, one {flag.device}"
             )
         folds = any(projection.mixing_folded for projection in projections)
         self.model: nn.Module = (

@@ -24,7 +24,7 @@ from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes, upload
 from headscope.engine.aggregate import gram
 from headscope.engine.plan import gives_labels
-from headscope.errors import CheckpointError, NumericalError
+from headscope.errors import CheckpointError, NumericalError, flag
 from headscope.evaluation.likelihood import default_positions
 from headscope.evaluation.opened import refuse_unread_target
 from headscope.formats.base import Checkpoint
@@ -309,7 +309,7 @@ class _Collector(ContextTap):
         for (site, layer), sums in self.moments.sites.items():
             if sums.fisher is not None and not bool(sums.fisher.isfinite().all()):
                 raise NumericalError(
-                    f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider --dtype"
+                    f"gradients at the output of {site}.{layer} are NaN or infinite; take a wider {flag.dtype}"
                 )
         sites = {place: sums.to("cpu") for place, sums in self.moments.sites.items()}
         return Moments(sites, self.moments.sentences, self.moments.predictions)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError, NumericalError
+from headscope.errors import ConfigError, NumericalError, flag
 from headscope.pruning.options.shared import DAMPING
 
 SINGULAR = 1e-12
@@ -59,9 +59,9 @@ def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
     matrix that is not finite.
     """
     if not 0 <= share < math.inf:
-        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
+        raise ConfigError(f"{flag('damping', f'{share:g}')}: a share of the mean second moment, at least 0 and finite")
     if not bool(second.isfinite().all()):
-        raise NumericalError("second moments of contexts are NaN or infinite; take a wider --dtype")
+        raise NumericalError(f"second moments of contexts are NaN or infinite; take a wider {flag.dtype}")
     second = (second + second.T) / 2
     mean = float(second.diagonal().mean())
     scale = mean if mean > SMALLEST else 1.0

@@ -16,7 +16,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_
 from headscope.data.batching import EncodedSentence, Omissions, add_labels, collate, encode_window
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded
-from headscope.errors import CheckpointError, ConfigError, DataError, restate
+from headscope.errors import CheckpointError, ConfigError, DataError, flag, restate
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.evaluation.opened import check_sides
 from headscope.formats.base import Checkpoint
@@ -164,7 +164,7 @@ def training_loss(
         usual = 0.1 if checkpoint.needs_target else 0.0
         return LabelLoss(usual if smoothing is None else smoothing, what)
     if smoothing:
-        raise ConfigError(f"--label-smoothing {smoothing:g}: {name} is learnt without labels; leave it out")
+        raise ConfigError(f"{flag('label_smoothing', f'{smoothing:g}')}: {name} is learnt without labels; leave it out")
     has_own_teacher = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
     teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if has_own_teacher else checkpoint
     return Distillation(OBJECTIVES.get(name)(seed=seed), teacher)
@@ -181,13 +181,13 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
                 for candidate, cls in OBJECTIVES
                 if cls.trains and cls.applies(checkpoint, **corpus.comes_with) is None
             ]
-            raise ConfigError(f"--objective {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
+            raise ConfigError(f"{flag.objective} {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
         return name
     if checkpoint.predicts == "nothing":
         return "representation"
     if why := OBJECTIVES.get("loss").applies(checkpoint, **corpus.comes_with):
         raise ConfigError(
-            f"a model of type {checkpoint.model_type!r} {why}; without it gates learn by --objective representation"
+            f"a model of type {checkpoint.model_type!r} {why}; without, gates learn by {flag.objective} representation"
         )
     return "loss"
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headscope.data.corpus import check_predictions
 from headscope.distributed import ALONE, Processes, random_state, set_random_state
-from headscope.errors import ConfigError, NumericalError, TrainingError, restate
+from headscope.errors import ConfigError, NumericalError, TrainingError, flag, restate
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
@@ -169,7 +169,7 @@ class Tuner:
         if not len(numbers):
             return None, 0.0, 0
         batch = self.data.batch(numbers, seed=self.recipe.seed, epoch=self.epoch + 1).to(self.checkpoint.device)
-        with restate(TrainingError, f"update {self.update + 1}: {{why}}, or a lower --lr", NumericalError):
+        with restate(TrainingError, f"update {self.update + 1}: {{why}}, or a lower {flag.lr}", NumericalError):
             loss, measure, count = self.loss.of(self.checkpoint, batch)
         self._check("the loss", loss)
         return loss if count and loss.requires_grad else None, float(measure), count
@@ -182,7 +182,7 @@ class Tuner:
     def _check(self, quantity: str, value: Tensor) -> None:
         """TrainingError with the rates that this run has for what is no finite number."""
         if not math.isfinite(number := float(value.detach())):
-            rates = ["--lr"] * bool(self.parameters) + ["--gate-lr"] * (self.learner is not None)
+            rates = [flag.lr] * bool(self.parameters) + [flag.gate_lr] * (self.learner is not None)
             raise TrainingError(
                 f"{quantity} is {number} in update {self.update + 1}; take a lower {' or '.join(rates)}"
             )
@@ -207,7 +207,7 @@ class Tuner:
         """Inverse of `state`: the run goes on as if it had never stopped."""
         if len(state["random"]) != self.processes.world:
             raise ConfigError(
-                f"--resume: the run was begun by {len(state['random'])} processes, these are {self.processes.world}; "
+                f"{flag.resume}: the run has {len(state['random'])} processes, not {self.processes.world}; "
                 "start as many"
             )
         self.update, self.epoch, self.position = (int(state[name]) for name in ("update", "epoch", "within"))
@@ -261,14 +261,14 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
     if freeze == "model":
         return []
     if why := why_not_changed(model):
-        raise ConfigError(f"{checkpoint.path}: {why}, so they do not learn; gates alone do with --freeze model")
+        raise ConfigError(f"{checkpoint.path}: {why}, so they do not learn; gates do ({flag('freeze', 'model')})")
     gates = [mixing for _, _, mixing in mixings_of(model) if mixing.gates() is not None]
     own_gates = {id(parameter) for mixing in gates for parameter in mixing.parameters()}
     parameters = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]
     if freeze == "none":
         return parameters
     if not checkpoint.two_sided:
-        raise ConfigError(f"--freeze {freeze}: this model has one side only; choose none or model")
+        raise ConfigError(f"{flag('freeze', freeze)}: this model has one side only; choose none or model")
     encoder: Any = model.encoder if isinstance(model, Transformer) else model.get_encoder()
     inside, own = ({*map(id, parts)} for parts in (encoder.modules(), encoder.parameters()))
     if freeze == "encoder":

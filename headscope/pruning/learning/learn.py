@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from headscope.config.option import changed_options, flag, flag_of, identity
+from headscope.config.option import changed_options, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.distributed import ALONE, Processes
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.folders import Build, Workplace, clear_killed, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import contents, inputs_of
 from headscope.files.writing import save_torch, write_atomically
@@ -64,7 +64,9 @@ def learn_gates(
 
     def begin() -> Workplace:
         if config.resume and finished_record(config):
-            raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
+            raise ConfigError(
+                f"the run in {config.out} is complete; nothing is left to resume ({flag.force} learns anew)"
+            )
         resume_folder = to_resume(config.out, kind) if config.resume else None
         return stack.enter_context(workplace(config.out, kind, inputs=inputs, force=config.force, resume=resume_folder))
 
@@ -99,8 +101,8 @@ def _check_same(config: LearnConfig, now: Mapping[str, Any], before: Mapping[str
         flags = {entry.name: flag_of(entry) for entry in fields(config.method)} | {"name": "method"}
         other = min(changes, key=lambda name: name != "name")
         raise ConfigError(
-            f"--resume: the run in {config.out} was begun with another {flags.get(other) or flag(other)} "
-            f"({before.get(other)}, now {now[other]}); give the same options, or another --out"
+            f"{flag.resume}: the run in {config.out} was begun with another {flags.get(other) or flag(other)} "
+            f"({before.get(other)}, now {now[other]}); give the same options, or another {flag.out}"
         )
 
 
@@ -170,7 +172,7 @@ class GateRun:
         out, tuner = self.config.out, self.tuner
         _check_same(self.config, _fixed(self.config), state["settings"])
         if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
-            raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
+            raise ConfigError(f"{flag.resume}: the run in {out} has another checkpoint or text; give the same")
         tuner.restore(state["tuner"])
         self.quality, self.trace = dict(state["nll"]), [dict(row) for row in state["trace"]]
 
@@ -283,7 +285,7 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
 # Going on after a kill: what a run saves as it goes, and how it is taken up again.
 
 
-VERSION, ANEW = 2, "learn anew with --force"
+VERSION = 2
 AFTERWARDS = {"tune_updates"}  # which may change within a run: it follows what is saved
 
 
@@ -291,9 +293,9 @@ def read_gate_state(folder: Path) -> dict[str, Any] | None:
     """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
     if not (folder / STATE).is_file():
         return None
-    state = load_record(folder / STATE, advice=ANEW)
+    state = load_record(folder / STATE, advice=f"learn anew with {flag.force}")
     if state.get("version") != VERSION:
-        raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
+        raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with {flag.force}")
     return state
 
 

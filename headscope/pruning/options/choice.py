@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from headscope.config.declarations import Declared, read_declarations
 from headscope.config.inputs import batch_tokens_option, data_option, model_option, output_option
-from headscope.config.option import WHOLE, flag
-from headscope.errors import ConfigError, check_one_given
+from headscope.config.option import WHOLE
+from headscope.errors import ConfigError, check_one_given, flag
 from headscope.pruning.options.shared import (
     ANCHOR,
     DAMPING,
@@ -26,6 +26,7 @@ from headscope.pruning.options.shared import (
     compensation_option,
     heads_option,
     learning_option,
+    need_text,
 )
 from headscope.registry import Registry
 
@@ -90,26 +91,25 @@ class RankConfig(SelectionConfig):
         learning_options = [name for name in LEARNT_WITH if getattr(self, name) != getattr(type(self), name)]
         if learning_options and not self.tune_updates:
             raise ConfigError(
-                f"{flag(learning_options[0])} is about learning, and nothing learns; give --tune-updates N too"
+                f"{flag(learning_options[0])} is about learning, and nothing learns; give {flag.tune_updates} N too"
             )
         if self.keep_lowest and self.keep_highest:
-            raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
-        check_one_given(
-            {"--keep N, the heads that stay": self.keep, "--keep-fraction F, the share that stays": self.keep_fraction}
-        )
+            raise ConfigError(f"{flag.keep_lowest} and {flag.keep_highest}: heads of one end stay; give one of them")
+        numbers = {f"{flag.keep} N, the heads that stay": self.keep}
+        check_one_given(numbers | {f"{flag.keep_fraction} F, the share that stays": self.keep_fraction})
         if self.column is not None and not self.is_file:
-            raise ConfigError("--column is for --by FILE.csv")
+            raise ConfigError(f"{flag.column} is for {flag.by} FILE.csv")
         if self.run is not None and self.is_file:
-            raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
+            raise ConfigError(f"{flag('from')} RUN and {flag.by} FILE.csv both say where scores are; give one of them")
         if self.steps > 1 and (self.is_file or self.run is not None):
-            raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
+            raise ConfigError(f"{flag('steps', self.steps)} scores anew, which needs a criterion that can be measured")
         if self.allocate == "measured" and (not self.has_text or self.steps > 1):
-            raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
+            raise ConfigError(f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}")
         _ = self.refit
         if self.compensate != "none" and not self.has_text:
-            raise ConfigError(f"--compensate {self.compensate} measures contexts on text: give --source FILE")
+            raise ConfigError(f"{flag.compensate} {self.compensate} measures contexts on text: give {flag.source} FILE")
         if self.tune_updates and not self.has_text:
-            raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
+            raise ConfigError(need_text(f"{flag.tune_updates} needs text"))
 
     @property
     def refit(self) -> Refit:
@@ -167,7 +167,7 @@ def check_prices(strengths: Sequence[float]) -> None:
     """ConfigError for a λ that is there twice: runs are named by six digits of it."""
     names = [f"{strength:g}" for strength in strengths]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"--lambda {twice[0]} is there twice; runs are named by six digits: give others")
+        raise ConfigError(f"{flag('lambda')} {twice[0]} is there twice; runs are named by six digits: give others")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class LearnConfig(SelectionConfig):
 
     def __post_init__(self) -> None:
         if not self.has_text:
-            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
+            raise ConfigError(need_text("no text to learn from"))
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""

@@ -12,8 +12,8 @@ from headscope.config.inputs import (
     model_option,
     output_option,
 )
-from headscope.config.option import SEED, TextLines, flag
-from headscope.errors import ConfigError, check_one_given
+from headscope.config.option import SEED, TextLines
+from headscope.errors import ConfigError, check_one_given, flag
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.choice import SEQUENTIAL, Allocation
 from headscope.pruning.options.shared import (
@@ -21,7 +21,6 @@ from headscope.pruning.options.shared import (
     AUTO,
     AUTO_DAMPING,
     DAMPING,
-    NEEDS_TEXT,
     STAY,
     HeadChoice,
     Refit,
@@ -29,6 +28,7 @@ from headscope.pruning.options.shared import (
     as_text,
     compensation_option,
     heads_option,
+    need_text,
 )
 from headscope.pruning.options.sweep import SweepConfig
 
@@ -117,32 +117,30 @@ class RemoveConfig(SmallerModelOptions):
     def __post_init__(self) -> None:
         _ = self.calibration
         if self.compensate != "none" and not self.has_text:
-            raise ConfigError(f"--compensate {self.compensate} {NEEDS_TEXT}")
+            raise ConfigError(need_text(f"{flag.compensate} {self.compensate} measures contexts on text"))
         if self.objective and not self.measured:
             raise ConfigError(
-                "--objective is what a refit is measured by; give --compensate or --valid-source, or --allocate "
+                f"{flag.objective} is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} "
                 "measured"
             )
         if self.calibration_sentences != type(self).calibration_sentences and not self.measured:
-            raise ConfigError("--calibration-sentences is about --compensate, and nothing is refitted; leave it out")
+            raise ConfigError(f"{flag.calibration_sentences} is for {flag.compensate}; leave it out")
         check_one_given(
             {
-                "--heads LIST, the heads that go": self.heads,
-                "--keep-only LIST, those that stay": self.keep_only,
-                "--merge-kv N, the key/value heads that stay": self.merge_kv or None,
+                f"{flag.heads} LIST, the heads that go": self.heads,
+                f"{flag.keep_only} LIST, those that stay": self.keep_only,
+                f"{flag.merge_kv} N, the key/value heads that stay": self.merge_kv or None,
             }
         )
         if self.allocate == "measured" and (len(self.merge_kv) != 1 or not self.has_text):
             raise ConfigError(
-                "--allocate measured chooses key/value heads by layer on text: give --merge-kv N, one number, their "
-                "mean, and --source FILE"
+                f"{flag.allocate} measured chooses key/value heads on text: give {flag.merge_kv} N, one number, their "
+                f"mean, and {flag.source} FILE"
             )
         if self.merge_kv and self.pad:
-            raise ConfigError("--pad is for removed heads; --merge-kv leaves all query heads where they are")
+            raise ConfigError(f"{flag.pad} is for removed heads; {flag.merge_kv} leaves all query heads where they are")
         if self.merge_kv and self.compensate in ("mean", AUTO):
-            raise ConfigError(
-                f"--compensate {self.compensate} is for removed heads; with --merge-kv choose least-squares or none"
-            )
+            raise ConfigError(f"{flag.compensate} {self.compensate} is for removed heads; take least-squares or none")
 
     @property
     def measured(self) -> bool:
@@ -207,16 +205,16 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         if len(sizes_given) > 1:
             raise ConfigError(f"{' and '.join(sizes_given)} both say how small the model gets; give one of them")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
-            raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
+            raise ConfigError(f"{flag.feed_forward} needs {flag.compensate} {AUTO} or least-squares; give one")
         even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
             raise ConfigError(
-                f"--export {even[0]} has as many heads in every layer, and --allocate {self.allocation} leaves other "
-                "numbers; take --allocate uniform (the default then), or another --export"
+                f"{flag.export} {even[0]} has as many heads in every layer, {flag.allocate} {self.allocation} has not; "
+                f"take {flag.allocate} uniform (the default then), or another {flag.export}"
             )
         _ = self.margin, self.refit, self.valid_text
         if not self.has_text:
-            raise ConfigError("no text to rank, refit and measure on: give --source FILE, and --target for translation")
+            raise ConfigError(need_text("no text to rank, refit and measure on"))
 
     @property
     def searches(self) -> bool:
@@ -230,7 +228,7 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         try:
             return str(Margin.parse(drop))
         except ConfigError as error:
-            raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
+            raise ConfigError(str(error).replace(flag.margin, flag.max_drop)) from None
 
     @property
     def refit(self) -> Refit:

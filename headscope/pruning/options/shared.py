@@ -19,7 +19,7 @@ from headscope.config.inputs import (
 )
 from headscope.config.option import SEED, WHOLE, TextLines, checked_value, option, plain_options, types_of
 from headscope.config.small import EngineFileOptions, HubOptions
-from headscope.errors import ConfigError, python_errors
+from headscope.errors import ConfigError, flag
 from headscope.registry import unknown
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
@@ -203,25 +203,21 @@ class Refit:
     add_bias: bool = False
 
     def __post_init__(self) -> None:
-        with python_errors():
-            self._check()
-
-    def _check(self) -> None:
         for entry in fields(self):
             if entry.type != "OtherText":
                 checked_value(entry, types_of(Refit)[entry.name], getattr(self, entry.name))
         if self.method not in (*COMPENSATIONS, AUTO):
             raise ConfigError(unknown("compensation", self.method, [*COMPENSATIONS, AUTO]))
-        refits = {"--damping": self.damping is not None, "--feed-forward": self.feed_forward}
-        refits |= {"--sequential": self.sequential, "--anchor": bool(self.anchor)}
+        refits = {flag.damping: self.damping is not None, flag.feed_forward: self.feed_forward}
+        refits |= {flag.sequential: self.sequential, flag.anchor: bool(self.anchor)}
         for name, is_set in refits.items():
             if is_set and self.method not in ("least-squares", AUTO):
-                raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
+                raise ConfigError(f"{name} is for {flag.compensate} least-squares, not {self.method}")
         if self.strength < 1 and (self.sequential or self.method == "none"):
-            other = "--sequential makes up for all that went before" if self.sequential else "nothing is refitted"
-            raise ConfigError(f"--strength {self.strength:g} is for refits of all modules at once; {other}")
+            other = f"{flag.sequential} makes up for all that went before" if self.sequential else "nothing is refitted"
+            raise ConfigError(f"{flag('strength', f'{self.strength:g}')} is for refits of all modules at once; {other}")
         if self.check and self.method == "none":
-            raise ConfigError(f"--check is what a refit is compared on; give --compensate {AUTO}")
+            raise ConfigError(f"{flag.check} is what a refit is compared on; give {flag.compensate} {AUTO}")
         anchor_files(self.anchor)
 
     @property
@@ -237,7 +233,9 @@ class Refit:
         return "-".join([self.method, *in_turn(self), *([anchor] if anchor else []), *partly(self)])
 
 
-NEEDS_TEXT = "measures contexts on text: give --source FILE, and --target for translation"
+def need_text(what: str) -> str:
+    """A message for what is measured on a text, where there is none."""
+    return f"{what}: give {flag.source} FILE, and {flag.target} FILE for translation"
 
 
 def partly(options: Refit, mark: str = "=") -> list[str]:
@@ -266,10 +264,10 @@ def anchor_files(anchor: OtherText) -> tuple[Any, ...]:
     """Source and target of a text, both as files or lists; () for what is named. ConfigError for an unknown name."""
     if isinstance(anchor, str) and anchor in ("", *ANCHORS):
         return ()
-    files = sides(anchor, name="--anchor")
+    files = sides(anchor, name=flag.anchor)
     if isinstance(anchor, str) and not Path(anchor).exists():
         raise ConfigError(
-            f"--anchor: there is no file {anchor!r}, nor an anchor; choose {', '.join(ANCHORS)} or a file"
+            f"{flag.anchor}: there is no file {anchor!r}, nor an anchor; choose {', '.join(ANCHORS)} or a file"
         )
     return files
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.config.inputs import BleuOption, data_option, output_option, search_option
-from headscope.config.option import BEAM, RESAMPLES, SEED, flag, option
-from headscope.errors import ConfigError
+from headscope.config.option import BEAM, RESAMPLES, SEED, option
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.choice import ALLOCATE, SEQUENTIAL, Allocation, check_prices, learners
 from headscope.pruning.options.shared import (
@@ -21,6 +21,7 @@ from headscope.pruning.options.shared import (
     compensation_option,
     heads_option,
     learning_option,
+    need_text,
 )
 
 measuring_option = partial(option, panel="Measuring")
@@ -127,23 +128,23 @@ class SweepConfig(BleuOption, PruningOptions):
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
-            raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
+            raise ConfigError(f"{flag.allocate} {self.allocate} is for rankings; {flag.methods} names none")
         if self.allocate == "per-group" and self.learnt:
             learnt = ", ".join(sorted(self.learnt))
             raise ConfigError(
-                f"--allocate per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart"
+                f"{flag.allocate} per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart"
             )
         for name, value, needs_text in (
-            ("--compensate", self.compensate, self.compensate != "none"),
-            ("--allocate", self.allocate, self.allocate == "measured"),
+            (flag.compensate, self.compensate, self.compensate != "none"),
+            (flag.allocate, self.allocate, self.allocate == "measured"),
         ):
             if needs_text and not (ranks and self.has_text):
-                raise ConfigError(f"{name} {value} is for rankings, and needs text: give --source FILE")
+                raise ConfigError(f"{name} {value} is for rankings, and needs text: give {flag.source} FILE")
         self._check_sizes()
         if self.trains and not self.has_text:
-            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
+            raise ConfigError(need_text("no text to learn from"))
         if not self.has_text and self.valid_text is None:
-            raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
+            raise ConfigError(f"no text to measure on: give {flag.valid_source} FILE, or {flag.source} FILE")
 
     @property
     def refit(self) -> Refit:
@@ -163,19 +164,19 @@ class SweepConfig(BleuOption, PruningOptions):
     def _check_sizes(self) -> None:
         if self.lambdas and not self.priced:
             learners_with_price = [name for name, learner in learners().items() if learner.priced]
-            raise ConfigError(f"--lambda is for {' and '.join(learners_with_price)}, which --methods does not name")
+            raise ConfigError(f"{flag('lambda')} is for {flag.methods} {' or '.join(learners_with_price)}")
         if not (self.keep or self.keep_fraction) and not (self.lambdas and set(self.methods) <= self.priced):
-            raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --keep-fraction 0.25,0.5")
+            raise ConfigError(f"no sizes: give {flag.keep} 4,8,16 (heads that stay) or {flag.keep_fraction} 0.25,0.5")
         learner_names = " and ".join(learners())
         if self.from_scratch and not self.learnt:
-            raise ConfigError(f"--from-scratch trains what {learner_names} leave; --methods names none")
+            raise ConfigError(f"{flag.from_scratch} trains what {learner_names} leave; {flag.methods} names none")
         for name in self.unused_options:
             if getattr(self, name) != getattr(type(self), name):
                 if name in OF_GATES:
-                    raise ConfigError(f"{flag(name)} is about gates that {learner_names} learn; --methods names none")
+                    raise ConfigError(f"{flag(name)} is about gates of {learner_names}; name one in {flag.methods}")
                 raise ConfigError(
-                    f"{flag(name)} is about learning, and nothing learns; give --tune-updates N too, or name "
-                    f"{learner_names} in --methods"
+                    f"{flag(name)} is about learning, and nothing learns; give {flag.tune_updates} N too, or name "
+                    f"{learner_names} in {flag.methods}"
                 )
 
     @property

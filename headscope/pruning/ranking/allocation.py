@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import Site
 from headscope.pruning.gate_layout import GateLayout
 
@@ -48,7 +48,7 @@ def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
     if keep not in totals:
         near = [max((n for n in totals if n < keep), default=None), min((n for n in totals if n > keep), default=None)]
         possible = " or ".join(str(total) for total in near if total is not None)
-        raise ConfigError(f"--keep {keep} is not as many heads in every layer; keep {possible}")
+        raise ConfigError(f"{flag.keep} {keep} is not as many heads in every layer; keep {possible}")
     return {stack.name: count for stack, count in zip(stacks, totals[keep][1], strict=True)}
 
 
@@ -82,7 +82,7 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
         if not choices:
             raise ConfigError(
                 f"layers of the {name} cannot keep equal numbers of heads: one of them has none, or their groups or "
-                "the heads that --protect names leave no number in common"
+                f"the heads that {flag.protect} names leave no number in common"
             )
         stacks.append(LayerStack(name, len(counts), max(counts), choices))
     return stacks
@@ -121,7 +121,7 @@ def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
     if short or not 0 <= units_gone <= max_units:
         near = {gating.heads - size * min(max(count, 0), max_units) for count in (units_gone, units_gone + 1)}
         raise ConfigError(
-            f"--keep {keep} is not as many heads of each group: one of every group of a layer goes at a time, {size} "
+            f"{flag.keep} {keep} is not as many heads of each group: one of every group goes at a time, {size} "
             f"heads; keep {' or '.join(str(number) for number in sorted(near) if number)}"
         )
     heads_of_unit = len(gating.units[0])
@@ -139,8 +139,8 @@ def _size(gating: GateLayout) -> int:
     sizes = {groups * len(unit) for groups in gating.groups.values() for unit in gating.units}
     if len(sizes) != 1:
         raise ConfigError(
-            "--allocate per-group takes one head of every group at a time, and layers of these sites have different "
-            f"numbers of groups ({', '.join(map(str, sorted(sizes)))}); choose --sites that have one"
+            f"{flag.allocate} per-group takes one head of every group, and layers of these sites have different "
+            f"numbers of groups ({', '.join(map(str, sorted(sizes)))}); choose {flag.sites} that have one"
         )
     return sizes.pop()
 
@@ -173,7 +173,7 @@ def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
     if allocation in NEAREST:
         nearest = NEAREST[allocation](gating, fraction)
     if not nearest:
-        raise ConfigError(f"a share of {fraction:g} of {gating.heads} heads is none; take a larger one, or --keep N")
+        raise ConfigError(f"{fraction:g} of {gating.heads} heads are none; take a larger share, or {flag.keep} N")
     return nearest
 
 
@@ -185,7 +185,7 @@ def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
     stay = gating.kept_units(keep)
     if gating.whole_layers and 0 < stay < len(gating.units):
         raise ConfigError(
-            "--allocate per-layer: all heads of a layer go together here, so no layer can keep a share of them; take "
+            f"{flag.allocate} per-layer: heads of a layer go together here, so that none can keep a share; take "
             "global, or per-group, which takes single heads"
         )
     modules = list(dict.fromkeys(gating.modules))

@@ -20,7 +20,7 @@ from headscope.engine.base import ANALYSES, RunOptions, draws, needs_objective
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
@@ -120,8 +120,8 @@ class Criterion(ABC):
             return Direction(self.keep, self.why)
         if keep is None:
             raise ConfigError(
-                f"--by {self.name} has no agreed direction: give --keep-lowest if heads with low values stay, "
-                "--keep-highest if those with high ones do"
+                f"{flag.by} {self.name} has no agreed direction: give {flag.keep_lowest} where low values stay, else "
+                f"{flag.keep_highest}"
             )
         return Direction(keep, asked=True)
 
@@ -183,7 +183,7 @@ def criterion_named(name: str) -> Criterion:
     """The criterion of that name, or that column of `heads.csv`; ConfigError for another, with the nearest one."""
     if name not in rankable_names():
         message = unknown("criterion", name, rankable_names())
-        raise ConfigError(f"{message}; other columns of heads.csv: give --from RUN")
+        raise ConfigError(f"{message}; other columns of heads.csv: give {flag('from')} RUN")
     return CRITERIA.get(name)() if name in CRITERIA.names() else column_named(name)
 
 

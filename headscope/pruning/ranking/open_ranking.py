@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
-from headscope.errors import ConfigError, python_errors
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
@@ -56,7 +56,6 @@ def rank_open_model(
             ranking = rank_heads(gating, gating.heads, lambda removed: first)
         step(1)
 
-    @python_errors()
     @torch.inference_mode(False)
     @torch.enable_grad()
     def lowest(count: int, allocation: str) -> list[HeadId]:

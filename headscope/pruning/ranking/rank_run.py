@@ -18,7 +18,7 @@ from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.folders import Build
 from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import FORMATS, Checkpoint
@@ -73,7 +73,7 @@ def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, proces
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
     if config.steps > max(gates.heads - keep, 1):
-        raise ConfigError(f"--steps {config.steps}: {gates.heads - keep} heads go; take at most as many steps")
+        raise ConfigError(f"{flag('steps', config.steps)}: {gates.heads - keep} heads go; take at most as many steps")
     context = context_of(config, setup, processes)
     run = config.run
     heads = None if run is None else partial(read_heads, run, setup.checkpoint.layout)
@@ -220,7 +220,7 @@ def scoring_of(
     refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
     refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
     if config.damping != DAMPING and not refits:
-        raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
+        raise ConfigError(f"{flag.damping} is for what refits, and {flag.by} {config.by} does not; leave it out")
     if config.is_file:
         name = Path(config.by).name
         column, scores = read_scores(Path(config.by), context.checkpoint.layout, column=config.column)
@@ -228,17 +228,17 @@ def scoring_of(
         return _fixed(config, column_of_file(column), scores, label=f"{column} of {name}", facts=facts)
     if heads is not None:
         if config.by in CRITERIA.names():
-            raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
+            raise ConfigError(f"{flag.by} {config.by} is no column of heads.csv; leave out {flag('from')}")
         measured_column = column_named(config.by)
         facts = {"by": config.by, "column": measured_column.column, "from": str(config.run)}
         return _fixed(config, measured_column, scores_in(heads(), measured_column.column), label=config.by, facts=facts)
     criterion = criterion_named(config.by)
     if criterion.reads_text and context.corpus is None:
-        raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
-    if config.steps > 1 and not criterion.changes:
         raise ConfigError(
-            f"--steps {config.steps}: scores by {criterion.name} do not change when heads go; leave it out"
+            f"{flag.by} {criterion.name} is measured on text: give {flag.source} FILE, or {flag('from')} RUN"
         )
+    if config.steps > 1 and not criterion.changes:
+        raise ConfigError(f"{flag('steps', config.steps)}: scores by {criterion.name} never change; leave it out")
     direction = criterion.direction(config.end)
 
     def score(removed_heads: list[HeadId]) -> Scores:

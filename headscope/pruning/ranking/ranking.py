@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, tied_at
 from headscope.pruning.ranking.allocation import QUOTAS, removal_sets
@@ -89,10 +89,10 @@ def _of_units(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
         ):
             raise ConfigError(
                 f"{len(unscored_heads)} of {len(means)} heads, those of {' and '.join(sites)}, are measured on "
-                f"translations only; give --target, or --sites {','.join(sites_with_scores)}"
+                f"translations only; give {flag.target}, or {flag.sites} {','.join(sites_with_scores)}"
             )
         raise ConfigError(
-            f"{len(unscored_heads)} of {len(means)} heads have no score, such as {unscored_heads[0]}; choose --sites "
+            f"{len(unscored_heads)} of {len(means)} heads have no score, as {unscored_heads[0]}; choose {flag.sites} "
             "that were measured, or another criterion"
         )
     return means

@@ -11,7 +11,7 @@ from statistics import fmean
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
@@ -32,7 +32,7 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: S
     With `gradients` also Fisher matrices of the context's objective. ConfigError where there is no text.
     """
     if context.corpus is None:
-        raise ConfigError("moments of contexts are measured on text: give --source FILE")
+        raise ConfigError(f"moments of contexts are measured on text: give {flag.source} FILE")
     objective, seed = (context.options.objective, context.options.seed) if gradients else (None, 0)
     text_key = "moments", id(context.checkpoint), id(context.corpus), context.batching
     key = *text_key, objective, seed
@@ -143,7 +143,7 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
 def _bench_of(context: ScoringContext) -> RefitBench:
     """A bench that fits refits to a context's text without its last fifth, and measures on that."""
     if context.corpus is None:
-        raise ConfigError("an allocation is measured on text: give --source FILE")
+        raise ConfigError(f"an allocation is measured on text: give {flag.source} FILE")
     text = split_text(context.corpus, None, sentences=context.corpus.count)
     refit = Refit(objective=context.options.objective)
     return RefitBench(context.checkpoint, text, refit, batching=context.batching, seed=context.options.seed)

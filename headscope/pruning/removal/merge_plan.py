@@ -11,7 +11,7 @@ from functools import reduce
 from statistics import fmean
 
 from headscope.data.corpus import Corpus
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import AttentionSite, AttentionSites
@@ -34,7 +34,7 @@ def plan_merge(
     counts_text = ",".join(map(str, counts))
     if len(counts) not in (1, len(modules)):
         raise ConfigError(
-            f"--merge-kv {counts_text}: {len(counts)} numbers of key/value heads for {len(modules)} layers; give one "
+            f"{flag.merge_kv} {counts_text}: {len(counts)} numbers for {len(modules)} layers; give one "
             "for all, or one for each"
         )
     head_order: dict[tuple[Site, int], tuple[int, ...]] = {}
@@ -51,7 +51,7 @@ def plan_merge(
             if len(sets) < site.groups:
                 merged_sets[place] = sets
     if not merged_sets:
-        raise ConfigError(f"--merge-kv {counts_text}: every layer has {counts_text} key/value heads as it is")
+        raise ConfigError(f"{flag.merge_kv} {counts_text}: every layer has {counts_text} key/value heads as it is")
     return RemovalPlan((), head_order, groups, merged_sets)
 
 
@@ -66,7 +66,7 @@ def _sets(
         common = reduce(math.gcd, (site.groups for site in attention_sites.order if site.heads))
         divisors = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
         raise ConfigError(
-            f"--merge-kv {count}: {first.site}.{first.layer} has {first.groups} key/value heads, which cannot be "
+            f"{flag.merge_kv} {count}: {first.site}.{first.layer} has {first.groups} key/value heads, which cannot be "
             f"shared out to {count} alike; choose from {divisors}"
         )
     order = list(range(first.groups))
@@ -105,7 +105,7 @@ def measured_counts(
     total = mean * sum(map(bool, groups))
     if not _reachable(groups, total):
         raise ConfigError(
-            f"--merge-kv {mean} --allocate measured: divisors of {', '.join(map(str, groups))} key/value heads never "
+            f"{flag.merge_kv} {mean} {flag.allocate} measured: divisors of {', '.join(map(str, groups))} never "
             f"make {total} in all; choose a mean from 1 to {max(groups, default=0)} that they make"
         )
     meter = DamageMeter.of(checkpoint, corpus.first(MEASURED), objective=objective)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headscope.config import flag
+from headscope.errors import command_flag
 from headscope.evaluation.before_after import QualityChange
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import EngineFile
@@ -162,17 +162,17 @@ def _by_site(values: Mapping[tuple[Site, int], Sequence[Any]]) -> dict[str, dict
 def list_typed(config: RemoveConfig | ShrinkConfig, shrunk: Shrunk) -> dict[str, str | None]:
     """The list as it was typed, and the digest of its file if it is one (a ranking that a method wrote)."""
     if isinstance(config, ShrinkConfig):
-        return {"option": "--heads", "list": ",".join(map(str, shrunk.removal.removed)), "sha256": None}
+        return {"option": command_flag("heads"), "list": ",".join(map(str, shrunk.removal.removed)), "sha256": None}
     if config.merge_kv:
         by, counts = config.merge_by, [str(len(groups)) for groups in shrunk.removal.groups.values()]
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
         counts_text = ",".join(counts[:1] if len(set(counts)) == 1 else counts)
         digest = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
-        return {"option": "--merge-kv", "list": counts_text, "sha256": digest}
+        return {"option": command_flag("merge_kv"), "list": counts_text, "sha256": digest}
     heads = config.heads or config.keep_only or ""
     is_list = "," not in heads and os.path.isfile(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list else None
-    return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
+    return {"option": command_flag("heads" if config.heads else "keep_only"), "list": heads, "sha256": digest}
 
 
 def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
@@ -185,5 +185,5 @@ def typed_command(config: RemoveConfig | ShrinkConfig) -> str:
         if shapes and value not in (None, (), "", False) and not isinstance(value, list):  # that is a text in memory
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             text = Path(text).name if os.path.isfile(text) else text
-            words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(text)]
+            words += [command_flag(entry.name)] if value is True else [command_flag(entry.name), shlex.quote(text)]
     return " ".join(words)

@@ -20,7 +20,7 @@ from headscope.assets import sample
 from headscope.attribution.objectives.base import warn_without_target
 from headscope.data.corpus import Corpus, open_corpus, open_text
 from headscope.data.labels import with_labels
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import (
@@ -116,7 +116,7 @@ def removed_copy(
         warn_without_target(checkpoint, has_target=corpus.has_target)
     valid = None
     if config.valid_text is not None:
-        valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
+        valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="valid_labels")
     counts, is_measured = config.merge_kv, config.allocate == "measured"
     alike = len(set(counts)) == 1 and not is_measured
     export = export_for(config.export, checkpoint, merges=alike, pad=config.pad)
@@ -127,8 +127,8 @@ def removed_copy(
     else:
         if not alike and export.name == "native":
             raise ConfigError(
-                "--export native: a plain class has one number of key/value heads for all layers; give one "
-                "--merge-kv N without --allocate measured, or --export deci-hf, gguf or self-contained"
+                f"{flag.export} native: a plain class has one number of key/value heads for all layers; give one "
+                f"{flag.merge_kv} N without {flag.allocate} measured, or {flag.export} deci-hf, gguf or self-contained"
             )
         if is_measured and corpus is not None:
             refit_text = text or split_text(corpus, valid, sentences=calibration.sentences)
@@ -154,7 +154,7 @@ def quality_question(checkpoint: Checkpoint, corpus: Corpus | None, config: Remo
     metric, margin, bleu_tokenize = config.metric, config.margin, config.bleu_tokenize
     if corpus is None:
         if metric or margin is not None:
-            raise ConfigError("--metric and --margin are about text to measure on; give --source, or --valid-source")
+            raise ConfigError(f"{flag.metric} and {flag.margin} need text; give {flag.source}, or {flag.valid_source}")
         return "quality was not measured: there is no text"
     try:
         return question(checkpoint, corpus, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from headscope.config.small import TranslateOptions
-from headscope.errors import CheckpointError, HeadscopeError, NumericalError
+from headscope.errors import CheckpointError, HeadscopeError, NumericalError, flag
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import Size
@@ -168,7 +168,7 @@ def require(difference: float, tolerance: float, what: str, *, merges: bool) -> 
     """CheckpointError where a difference to the model with heads masked, or (`merges`) averaged, is too large."""
     if not difference <= tolerance:
         whole = "its key/value heads averaged in place" if merges else "these heads masked"
-        advice = [] if merges else ["--export masked may do"]
+        advice = [] if merges else [f"{flag.export} masked may do"]
         raise CheckpointError(
             f"{what} computes something else than the whole model with {whole} (logits differ by "
             f"{difference:.1e}, tolerance {tolerance:.0e}); {'; '.join(('nothing was saved', *advice))}"

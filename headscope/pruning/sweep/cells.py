@@ -24,7 +24,7 @@ from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError, restate
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
 from headscope.files.folders import Build
@@ -173,7 +173,7 @@ def read_functions(run: Path, checkpoint: Checkpoint) -> pd.DataFrame:
     table = read_heads(run, checkpoint.layout)
     if "functions" not in table:
         raise ConfigError(
-            f"--functions {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
+            f"{flag.functions} {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
         )
     return table.assign(functions=table["functions"].astype(object).fillna(""))  # numbers where no head has any
 
@@ -190,9 +190,9 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     record = read_record(run / "run.json")
     options_then, data = record.get("options"), record.get("data")
     if not isinstance(options_then, dict) or not isinstance(data, dict):
-        raise ConfigError(f"--relabel: {run / 'run.json'} has no options of `headscope analyze`; analyse CKPT again")
+        raise ConfigError(f"{flag.relabel}: {run / 'run.json'} is not of `headscope analyze`; analyse CKPT again")
     own = {name: value for name, value in options_then.items() if name in analysis_options()}
-    with restate(ConfigError, f"--relabel: the analysis {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
+    with restate(ConfigError, f"{flag.relabel}: {run} cannot be repeated: {{why}}", HeadscopeError, TypeError):
         config = restore_config(AnalyzeConfig, {**options_then, "out": run, "analysis_options": checked_options(own)})
         parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
@@ -201,9 +201,9 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
         if config.parse == "stanza":
             corpus = with_stanza(corpus, config)
     if corpus.digest != data.get("digest"):
-        raise ConfigError(f"--relabel: the text of {run} was changed since, or is another here; analyse CKPT again")
+        raise ConfigError(f"{flag.relabel}: the text of {run} was changed since; analyse CKPT again")
     if not analyses:
-        raise ConfigError(f"--relabel: the analyses of {run} label no heads; analyse CKPT without --only")
+        raise ConfigError(f"{flag.relabel}: the analyses of {run} label no heads; analyse CKPT without {flag.only}")
 
     def labels(pruned: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
         limit = sentence_limit(pruned, config.max_length)
@@ -252,7 +252,7 @@ def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
     """ConfigError where no heads of a checkpoint can be taken out of it, before anything is learnt."""
     units = range(len(gating.units))
     for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
-        with restate(ConfigError, "--keep-models: {why}", ConfigError, CheckpointError):
+        with restate(ConfigError, flag.keep_models + ": {why}", ConfigError, CheckpointError):
             without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])
 
 
@@ -274,5 +274,5 @@ def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str
             before.append(name)
     if before:
         names = ", ".join(before[:SHOWN]) + (", …" if len(before) > SHOWN else "")
-        remarks.append(f"no model is kept of {names}: finished before without one; --force does the sweep anew")
+        remarks.append(f"no model is kept of {names}: finished before without one; {flag.force} does the sweep anew")
     return remarks

@@ -19,7 +19,7 @@ from headscope.config.small import TranslateOptions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError, HeadscopeError, OutputError
+from headscope.errors import ConfigError, HeadscopeError, OutputError, flag
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import (
@@ -38,6 +38,7 @@ from headscope.pruning.closed_form.allocation import TRIES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import learn_gates
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
+from headscope.pruning.options.shared import need_text
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import rank_and_tune
@@ -103,7 +104,7 @@ class SweepContext:
         self._searches: dict[tuple[str, int], MeasuredAllocation] = {}  # which go on to smaller sizes
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:
-                raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
+                raise ConfigError(need_text(f"{method} is measured on text"))
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""
@@ -121,7 +122,7 @@ class SweepContext:
         floor = metric.floor(self.checkpoint, self.data)
         why = no_baseline(metric, baseline_sums, self.bootstrap, margin=margin, floor=floor)
         if why and self.config.margin is not None:
-            raise ConfigError(f"--margin {self.config.margin}: {why}")
+            raise ConfigError(f"{flag.margin} {self.config.margin}: {why}")
         return why
 
     @property

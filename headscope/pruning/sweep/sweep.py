@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from headscope.config.option import changed_options, flag, identity
+from headscope.config.option import changed_options, identity
 from headscope.distributed import IndependentProcesses
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.metrics.base import check_hiding
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, contents, inputs_of
@@ -64,10 +64,10 @@ GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
 DIGESTED = {
     "checkpoint": "checkpoint",
-    "source": "--source, --target or --labels",
+    "source": "text",
     "valid": "validation text",
-    "labels": "run of --functions",
-    "recipe": "recipe (--recipe, or the run that the checkpoint lies in)",
+    "labels": "run with functions",
+    "recipe": "recipe, or the run that the checkpoint lies in",
 }
 """What a sweep is known by."""
 POLL = 0.5  # seconds
@@ -220,8 +220,8 @@ def difference(folder: Path, record: Mapping[str, Any], earlier_record: Mapping[
     """Options, texts or checkpoint in which cells of a directory differ by its `earlier_record`; None: in nothing."""
     options, digests = earlier_record.get("options"), earlier_record.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
-        return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
-    instead, now = "another --out, or --force to begin anew", record["options"]
+        return f"{folder / RECORD} cannot be read; choose another {flag.out}, or {flag.force} to begin anew"
+    instead, now = f"another {flag.out}, or {flag.force} to begin anew", record["options"]
     if changes := changed_options({name: now[name] for name in now if name in options}, options):
         return (
             f"the sweep in {folder} has {flag(changes[0])} {options[changes[0]]!r}, now {now[changes[0]]!r}; give the "

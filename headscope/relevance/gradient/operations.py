@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, flag
 from headscope.model.attention import precise
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted
@@ -223,7 +223,7 @@ class Operations(TorchFunctionMode):
         module, name_in_model = caller
         raise CheckpointError(
             f"{type(module).__name__} ({name_in_model}) computes with {name!r}, for which "
-            f"{', '.join(self.strict)} {'have' if len(self.strict) > 1 else 'has'} no rule; --rules gradient needs none"
+            f"{', '.join(self.strict)} lack a rule; {flag('rules', 'gradient')} may do"
         )
 
     def _caller(self) -> tuple[nn.Module, str] | None:

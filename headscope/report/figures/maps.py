@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from headscope.config import option
 from headscope.config.declarations import head_functions, measure_of, overview_measures
 from headscope.description.sentences import leading_group
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.report import charts
 from headscope.report.charts import Grid, draw_grid, grid_entries, grids_of
 from headscope.report.comparison import StudyComparison, compared_measure
@@ -79,7 +79,7 @@ def shown_measures(run: Study) -> list[str]:
         return [main.name]
     measures = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
     if not measures:
-        raise ConfigError(f"run {run.name} has no measure to draw; analyse again without --only or --skip")
+        raise ConfigError(f"run {run.name} has no measure to draw; analyse again without {flag.only} or {flag.skip}")
     return measures
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from headscope.config import option
 from headscope.config.declarations import head_functions
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.report.charts import Chart, draw_bars, draw_charts, draw_course, short_number
 from headscope.report.marks import SITE_COLORS, functions_of, method_style
 from headscope.report.registry import PlotFigure, Source
@@ -59,7 +59,7 @@ def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOpti
     """Quality, sites, layers, functions or gates; RunError where the runs lack what is asked for."""
     kind = options.figure or ("quality" if any(run.measured for run in runs) else "sites")
     if kind not in FIGURES:
-        raise ConfigError(f"--figure {kind!r} is not known; choose from {', '.join(FIGURES)}")
+        raise ConfigError(f"{flag.figure} {kind!r} is not known; choose from {', '.join(FIGURES)}")
     title, chart = FIGURES[kind]
     if options.functions:
         labels = Study.open(options.functions)
@@ -89,7 +89,7 @@ def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots."""
     measured = [run for run in runs if run.measured]
     if not measured:
-        raise RunError("these runs have no numbers of quality; --figure quality is for `headscope prune sweep`")
+        raise RunError(f"these runs have no numbers of quality; {flag.figure} quality is for `headscope prune sweep`")
     sizes = sorted({round(count) for run in measured for name in ("kept", "of") for count in run.cells[name]})
     own = [run for run in measured if (run.cells["metric"] == "perplexity").all()]
     drawn = [part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])]
@@ -221,7 +221,7 @@ def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
     labelled = [run for run in runs if "functions" in run.survivors]
     if not labelled:
-        raise RunError("functions of these heads are not known; give --functions RUN, a run of `headscope analyze`")
+        raise RunError(f"functions of these heads are unknown; give {flag.functions} RUN of `headscope analyze`")
     anew = any(RELABELLED in run.survivors for run in labelled)
     found, groups = [], by_method(labelled)
     for run, title, cells in groups:
@@ -233,7 +233,7 @@ def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
                 draw = partial(_stack_functions, function_counts(run, cells, column))
                 found.append(Chart(own, draw, "heads kept", "heads", (False, True)))
     if groups and not found:
-        raise RunError("--functions RUN has labels of other heads than any of these models; name a run on one of them")
+        raise RunError(f"{flag.functions} RUN labels heads of another model; name a run on one of these")
     whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in labelled))
     after = "; after: in the pruned model itself" * anew
     sheet.key(f"{'before: functions in' if anew else 'functions are those of'} {whose}{after}; mean over seeds")

@@ -18,7 +18,7 @@ from matplotlib.ticker import PercentFormatter
 from headscope.config import option
 from headscope.config.declarations import Measure, measure_of, measured_columns
 from headscope.engine.evidence.need import need_over_models
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.report import charts
 from headscope.report.charts import Array, draw_course, draw_intervals, frame_chart
 from headscope.report.marks import SITE_COLORS, color_of, contrast, method_style
@@ -151,7 +151,7 @@ def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
     if table.empty:
         lacking = "function that some heads have and others lack" if any(map(importances, runs)) else "importance"
         names = ", ".join(run.name for run in runs)
-        raise ConfigError(f"{names}: there is no {lacking}; analyse more text, with --importance")
+        raise ConfigError(f"{names}: there is no {lacking}; analyse more text, with {flag.importance}")
     functions, measures = (list(dict.fromkeys(table[column])) for column in ("name", "measure"))
     size = (20.0, len(functions) * ROW)
     panels = sheet.panels([measure_of(name).words for name in measures], [size] * len(measures))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headscope.config import option
 from headscope.data.token_text import visible
-from headscope.errors import CheckpointError, ConfigError, check_one_given
+from headscope.errors import CheckpointError, ConfigError, check_one_given, flag
 from headscope.heads import SITES, refuse_absent, select_heads
 from headscope.report.charts import SHARES, hide_frame, number_cells
 from headscope.report.registry import RUN, PlotFigure
@@ -45,7 +45,7 @@ class SentenceOptions:
     target: str | None = option(None, "The other side, for models that have one.", metavar="TEXT")
 
     def __post_init__(self) -> None:
-        check_one_given({"--sentence TEXT": self.sentence, "--index N, a sentence of the run": self.index})
+        check_one_given({f"{flag.sentence} TEXT": self.sentence, f"{flag.index} N, a sentence of the run": self.index})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,12 @@ def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
     sites = sorted({str(head.site) for head in heads})
     if len(sites) != 1:
         problem = f"are of {', '.join(sites)}" if sites else "are none"
-        raise ConfigError(f"--heads {options.heads!r} {problem}; a figure shows heads of one site, draw one for each")
+        raise ConfigError(f"{flag.heads} {options.heads!r} {problem}; a figure shows one site, draw one for each")
     checkpoint, _, maps = sentence_maps(run, options)
     refuse_absent(heads, checkpoint.layout)
     site = heads[0].site
     if (site, heads[0].layer) not in maps.captured.calls:
-        raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
+        raise ConfigError(f"{site} heads need the translation too; give {flag.target} TEXT")
     weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
     words = [TokenReader.of(checkpoint, side).shown(maps.sides[side].ids) for side in maps.between(site)]
     draw_maps(sheet, dict(zip(map(str, heads), weights, strict=True)), words, model=run.model)
@@ -109,11 +109,11 @@ def _line(run: Study, index: int) -> Sentence:
     texts = {name: Path(data[name]) for name in ("source", "target", "source2", "labels") if data.get(name)}
     parse = data.get("parse")
     if not texts and not typed and parse in (None, "", "stanza"):
-        raise ConfigError(f"run {run.name} measured a list of sentences, which it does not keep; give --sentence TEXT")
+        raise ConfigError(f"run {run.name} does not keep its list of sentences; give {flag.sentence} TEXT")
     files = TextFiles(**(texts | typed), pairs=bool(data.get("pairs")))
     corpus = open_text(files, parses=Path(parse) if parse and parse != "stanza" else None, max_sentences=index + 1)
     if corpus.count <= index:
-        raise ConfigError(f"the run's data have {corpus.count} lines; --index counts from 0")
+        raise ConfigError(f"the run's data have {corpus.count} lines; {flag.index} counts from 0")
     *_, last = corpus
     return last
 
@@ -160,7 +160,7 @@ def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
         if layers and all((site, layer) in maps.captured.calls for layer in layers):
             sites[site.value] = [maps.captured[site, layer]["weights"][0].float().cpu().numpy() for layer in layers]
     if not sites:
-        raise ConfigError("no site was seen on this sentence; give --target TEXT for an encoder-decoder")
+        raise ConfigError(f"no site was seen on this sentence; give {flag.target} TEXT for an encoder-decoder")
     sizes = [(max(map(len, layers)) * SIDE, len(layers) * SIDE) for layers in sites.values()]
     panels = sheet.panels(list(sites), sizes, bar=True, share="")
     for axes, matrices in zip(panels, sites.values(), strict=True):

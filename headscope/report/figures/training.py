@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from headscope.config import option
 from headscope.config.declarations import measure_of
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.files.reading import read_record
 from headscope.report import charts
 from headscope.report.charts import Array, Chart, frame_chart
@@ -68,7 +68,7 @@ class TrainingOptions:
 def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptions) -> None:
     """A panel for every quantity and site that a run has; runs that differ in their seed alone have one colour."""
     if options.axis not in AXES:
-        raise ConfigError(f"--axis {options.axis!r} is not known; choose from {', '.join(AXES)}")
+        raise ConfigError(f"{flag.axis} {options.axis!r} is not known; choose from {', '.join(AXES)}")
     names, groups = number_same([run.name for run in runs]), _groups(runs)
     shown = list(training_charts(runs, groups, options.axis, names[0]))
     charts.share_limits(charts.draw_charts(sheet, shown, (33.0, 18.0)), axis="x", room=0.02)
@@ -158,7 +158,7 @@ def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
     """A row a run: what was tuned, share of the data, seed, and the best BLEU, or loss where a run has no BLEU."""
     column = "bleu" if all(run.has("bleu") for run in runs) else "valid_nll"
     if not all(run.has(column) for run in runs):
-        raise ConfigError("the figure needs runs with validation: give `headscope train` --valid-source FILE")
+        raise ConfigError(f"the figure needs runs with validation: train with {flag.valid_source} FILE")
     rows = []
     for run in runs:
         config, own = run.record.get("config", {}), run.record.get("options", {})

@@ -20,7 +20,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.colors import to_hex
 
 from headscope.config.declarations import measured_columns
-from headscope.errors import HeadscopeError
+from headscope.errors import HeadscopeError, flag
 from headscope.files.reading import read_record
 from headscope.files.writing import write_atomically
 from headscope.heads import SITES
@@ -104,7 +104,7 @@ def kind_of(path: Path) -> str:
         return "training"
     if not path.exists() or (path.is_dir() and not (path / "run.json").is_file()):
         what = "has no run.json" if path.exists() else "is no directory"
-        raise RunError(f"{path} {what}; name what `headscope analyze`, `prune` or `train` wrote with --out")
+        raise RunError(f"{path} {what}; name what `headscope analyze`, `prune` or `train` wrote with {flag.out}")
     if path.is_dir() and (record := read_record(path / "run.json").get("kind")) not in (None, "analysis"):
         raise RunError(f"{path} is a run of another kind ({str(record)[:40]}), which no report shows")
     return "analysis"

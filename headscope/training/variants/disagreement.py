@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import SITES, Site
 from headscope.training.variant import Gradients, Variant, variant
 
@@ -42,9 +42,9 @@ class DisagreementOptions(NoOptions):
     def __post_init__(self) -> None:
         site_names = [site.value for site in SITES]
         if unknown := [name for name in self.sites if name not in site_names]:
-            raise ConfigError(f"--sites {unknown[0]!r} is not known; choose from {', '.join(site_names)}")
+            raise ConfigError(f"{flag.sites} {unknown[0]!r} is not known; choose from {', '.join(site_names)}")
         if not self.sites or (self.compat == "fork" and len(set(self.sites)) != len(SITES)):
-            raise ConfigError("--sites: give at least one; with --compat fork all three take part")
+            raise ConfigError(f"{flag.sites}: give at least one; with {flag.compat} fork all three take part")
 
 
 @variant
@@ -71,9 +71,9 @@ class Disagreement(Variant):
         modules = [(site, module) for site, _, _, module in run.model.attention_modules() if module.heads]
         self.sites = {id(module): site for site, module in modules if site in sites}
         if not self.sites:
-            raise ConfigError(f"--sites {','.join(self.options.sites)}: the model has no heads there")
+            raise ConfigError(f"{flag.sites} {','.join(self.options.sites)}: the model has no heads there")
         if run.config.compile:
-            raise ConfigError("disagreement looks at contexts, which --compile hides; leave one of them out")
+            raise ConfigError(f"disagreement looks at contexts, which {flag.compile} hides; leave one of them out")
         if self.options.compat == "fork":
             from headscope.training.losses import pad_like_the_fork
 
@@ -111,10 +111,10 @@ class Disagreement(Variant):
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
         if not self.options.weight:
-            return ["--weight 0 adds nothing to the loss"]
+            return [f"{flag.weight} 0 adds nothing to the loss"]
         modules = [module for _, _, _, module in run.model.attention_modules() if id(module) in self.sites]
         if all(module.heads == 1 for module in modules):
-            return ["the disagreement has no gradient: no attention module of --sites has two heads"]
+            return [f"the disagreement has no gradient: no attention module of {flag.sites} has two heads"]
         return []
 
     def history(self, run: TrainingRun) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, option
 from headscope.config.option import flag_of
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.training.variant import Gradients, Variant, variant
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ class MaeOptions(NoOptions):
 
     def __post_init__(self) -> None:
         if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
-            raise ConfigError("--no-bcd, --uniform and --tune are three ways to train; give one of them")
+            raise ConfigError(f"{flag('bcd', False)}, {flag.uniform} and {flag.tune} are three ways to train; give one")
         of_gates = (entry for entry in fields(self) if entry.name.startswith("gate_"))
         options_given = [flag_of(entry) for entry in of_gates if getattr(self, entry.name) != entry.default]
         if self.uniform and options_given:
-            raise ConfigError(f"{options_given[0]} is about gates, and --uniform has none; leave one of them out")
+            raise ConfigError(f"{options_given[0]} is about gates, and {flag.uniform} has none; leave one of them out")
 
 
 NOTE_EVERY = 10
@@ -113,7 +113,7 @@ class Mae(Variant):
 
     def check(self, config: TrainConfig) -> None:
         if self.options.tune != "none" and config.init is None:
-            raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
+            raise ConfigError(f"{flag.tune} {self.options.tune} is for a trained model; name it with {flag.init}")
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
@@ -131,8 +131,8 @@ class Mae(Variant):
         gates = any(GATE in name for name, _ in model.named_parameters())
         if gates is self.options.uniform:
             raise ConfigError(
-                "--init is a model of gated experts; --uniform has no gates" if gates else
-                "--init is a model of experts without gates; train it with --uniform"
+                f"{flag.init} is a model of gated experts; {flag.uniform} has no gates" if gates else
+                f"{flag.init} is a model of experts without gates; train it with {flag.uniform}"
             )  # fmt: skip
         for mixture in experts_of(model) if self.options.gate_scale else ():
             if mixture.gate is not None and not mixture.gate.outer.weight.any():
@@ -211,8 +211,8 @@ class Mae(Variant):
         if not self.alternates or self.options.tune != "none" or self.gate_steps or last is None:
             return []
         if last < interval:
-            timing = f"their first step is in epoch {interval} (--gate-every), and the run ends after epoch {last}"
-            return [f"the gates are not trained: {timing}; lower --gate-every, or go on for more epochs with --resume"]
+            timing = f"their first step is in epoch {interval} ({flag.gate_every}), and the run ends after epoch {last}"
+            return [f"the gates are not trained: {timing}; lower it, or train more epochs ({flag.resume})"]
         return ["the gates were not trained: the gradients of all their steps overflowed"] if has_ended else []
 
     def history(self, run: TrainingRun) -> dict[str, float]:
@@ -280,10 +280,10 @@ def check_heads(counts: Sequence[int], options: MaeOptions) -> None:
     """ConfigError unless there are layers of two heads or more, and all of these have more than an expert has."""
     several = [count for count in counts if count > 1]
     if not several:
-        raise ConfigError("a mixture of experts needs layers with at least 2 heads; raise --heads, or choose --init")
+        raise ConfigError(f"experts need layers with at least 2 heads; raise {flag.heads}, or choose {flag.init}")
     if options.expert_heads >= min(several):
         raise ConfigError(
-            f"--expert-heads {options.expert_heads} with layers of {min(several)} heads; an expert must lack a head, "
+            f"{flag.expert_heads} {options.expert_heads} with layers of {min(several)} heads; an expert lacks a head, "
             f"so choose at most {min(several) - 1}"
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import Site
 from headscope.training.config import TrainingPosition
 from headscope.training.variant import Gradients, Variant, per_site, variant
@@ -60,12 +60,12 @@ class MixingOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        if min(per_site("--ratios", self.ratios).values()) < 0:
-            raise ConfigError("--ratios must not be negative")
+        if min(per_site(flag.ratios, self.ratios).values()) < 0:
+            raise ConfigError(f"{flag.ratios} must not be negative")
         if self.compat == "fork" and self.gamma is None:
-            raise ConfigError("--compat fork needs --gamma: without it the fork never trains a matrix (published: 40)")
+            raise ConfigError(f"{flag.compat} fork trains no matrix without {flag.gamma} (published: 40); give it")
         if self.compat == "fork" and self.norm_cap is not None:
-            raise ConfigError("--norm-cap is not in the fork; leave it out, or take --compat none")
+            raise ConfigError(f"{flag.norm_cap} is not in the fork; leave it out, or take {flag.compat} none")
 
 
 @variant
@@ -96,7 +96,7 @@ class LinearMixing(Variant):
     @property
     def ratios(self) -> dict[Site, float]:
         """Factors of the growth loss by site."""
-        return per_site("--ratios", self.options.ratios)
+        return per_site(flag.ratios, self.options.ratios)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         return config.with_stacks(
@@ -160,7 +160,7 @@ class LinearMixing(Variant):
             stays_closed = after == 1 and planned_length == (epochs, run.config.updates)
         if self.trained or not (never or has_ended or stays_closed):
             return []
-        why = "--ratios are 0 for all sites of this model" if never else "the run ends before --start-after opens them"
+        why = f"{flag.ratios} are 0 here" if never else f"the run ends before {flag.start_after} opens them"
         return [f"the matrices are not trained: {why}"]
 
     def history(self, run: TrainingRun) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError, restate
+from headscope.errors import ConfigError, flag, flags, restate
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.config import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
@@ -60,21 +60,21 @@ class SwapOptions(NoOptions):
     def __post_init__(self) -> None:
         clean = self.compat == "none"
         for name, least in (("dynamic", None), ("dynamic_end", 0), ("dynamic_start", 2), *((n, 1) for n in COUNTS)):
-            values, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            values = getattr(self, name)
             if values or name != "dynamic_end":
-                per_site(flag, values)
+                per_site(flag(name), values)
             if least is not None and any(value < (least if clean else 0) for value in values):
                 reason = ": scores exist after the first epoch" if name == "dynamic_start" else ""
-                raise ConfigError(f"{flag} must be at least {least if clean else 0}{reason}")
+                raise ConfigError(f"{flag(name)} must be at least {least if clean else 0}{reason}")
         if unknown := [way for way in self.dynamic if LETTERS.get(way, way) not in WAYS]:
-            raise ConfigError(f"--dynamic {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
+            raise ConfigError(f"{flag.dynamic} {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
         if not clean and (self.swap_output or self.swap_moments):
-            raise ConfigError("--swap-output, --swap-moments: the fork leaves these where they are; take --compat none")
+            raise ConfigError(f"{flags('swap_output', 'swap_moments')} are not the fork's; take {flag.compat} none")
 
     @property
     def ways(self) -> dict[Site, str]:
         """How each site chooses its heads, without those that do not."""
-        site_ways = {site: LETTERS.get(way, way) for site, way in per_site("--dynamic", self.dynamic).items()}
+        site_ways = {site: LETTERS.get(way, way) for site, way in per_site(flag.dynamic, self.dynamic).items()}
         return {site: way for site, way in site_ways.items() if way != "none"}
 
     def timing(self, site: Site) -> SwapTiming:
@@ -85,7 +85,7 @@ class SwapOptions(NoOptions):
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
         )
         ends: Sequence[int | None] = self.dynamic_end or ((0,) if self.compat == "fork" else (None,))
-        return SwapTiming(start, per_site("--dynamic-end", ends)[site], frequency, pause)
+        return SwapTiming(start, per_site(flag.dynamic_end, ends)[site], frequency, pause)
 
 
 class SwapHistory(NamedTuple):
@@ -121,9 +121,9 @@ class SwapHeads(Variant):
 
     def check(self, config: TrainConfig) -> None:
         if self.options.swap_schedule is None and not self.options.ways:
-            raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
+            raise ConfigError(f"no heads to swap; give {flag.swap_schedule} FILE or {flag.dynamic} WAY")
         if self.options.ways and config.valid_source is None:
-            raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
+            raise ConfigError(f"{flag.dynamic} ranks on validation text; give {flags('valid_source', 'valid_target')}")
 
     def prepare(self, run: TrainingRun) -> None:
         from headscope.training.swap_scores import Phase
@@ -138,7 +138,7 @@ class SwapHeads(Variant):
         sites = {site for site, _ in run.model.declared_attention().layout}
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in sites:
-                raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
+                raise ConfigError(f"{flag.dynamic} {way} for {site}, which this model has not")
         self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in sites}
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap]]:
@@ -155,7 +155,7 @@ class SwapHeads(Variant):
         last = run.config.epochs
         late = [epoch for epoch in schedule if last is not None and epoch > last]
         if late and self.options.compat != "fork":
-            raise ConfigError(f"{path}: swaps of epoch {min(late)}, and the run ends after {last}; raise --max-epochs")
+            raise ConfigError(f"{path}: swaps in epoch {min(late)}, and the run ends after {last} ({flag.max_epochs})")
         return schedule
 
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
@@ -203,7 +203,7 @@ class SwapHeads(Variant):
         ways = FORK_SELECTIONS if self.options.compat == "fork" else SELECTIONS
         encoder = run.model.config.encoder
         depth = (run.model.config.decoder if encoder is None else encoder).layers
-        max_switches = per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]
+        max_switches = per_site(flag.dynamic_max_switches, self.options.dynamic_max_switches)[site]
         return ways[self.options.ways[site]](SwapScores(site, scores[site], max_switches, run.generator, depth))
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
@@ -221,7 +221,7 @@ class SwapHeads(Variant):
             n_unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
             if history.swapped == n_unused and (has_ended or self.options.timing(site).start > last):
                 remarks.append(
-                    f"--dynamic changes no heads of {site} in {last} epochs; see --dynamic-start and --dynamic-end"
+                    f"no heads of {site} are swapped in {last} epochs ({flags('dynamic_start', 'dynamic_end')})"
                 )
         return remarks
 

@@ -16,9 +16,9 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from headscope.config import Companions, flag
+from headscope.config import Companions
 from headscope.data.encoded import SideName
-from headscope.errors import CheckpointError, ConfigError, shortlist
+from headscope.errors import CheckpointError, ConfigError, flag, shortlist
 
 TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer")
 """Those that cannot do without a language; PLBart's can."""
@@ -37,7 +37,7 @@ class Language(NamedTuple):
 def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | None:
     """The language that the model writes, None without languages; CheckpointError if none is named, or two."""
     if str(getattr(model.config, "model_type", "")).startswith("seamless"):
-        raise CheckpointError(f"{path} is told its language by its own generate only; analyse it without --target")
+        raise CheckpointError(f"{path} is told its language by its own generate only; analyse it without {flag.target}")
     if not (numbers := _numbers(tokenizer)):
         return None
     tokenizer_language, first_language = tokenizer.tgt_lang, _first_language(model, numbers)
@@ -46,7 +46,7 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
         raise CheckpointError(
             f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}); its tokenizer writes "
             f"{str(tokenizer_language)[:40]} (tgt_lang), and its generation settings begin with "
-            f"{first_language}: give --tgt-lang and --src-lang"
+            f"{first_language}: give {flag.tgt_lang} and {flag.src_lang}"
         )
     return Language(name := names.pop(), numbers[name])
 
@@ -70,7 +70,7 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
     if hasattr(model, "set_default_language"):
         _set_adapters(model, language_options.pop("src_lang", None), path)
     if companions.task is not None:
-        raise ConfigError(f"--task means nothing for {path}, which reads no recordings; leave it out")
+        raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")
     numbers = _numbers(tokenizer)
     for name, language in language_options.items():
         if not numbers:
@@ -89,9 +89,9 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
 def _set_adapters(model: Any, language: str | None, path: str) -> None:
     languages, language = [*model.config.languages], language or model.config.default_language
     if language is None:
-        raise CheckpointError(f"{path} reads {shortlist(languages)}, and nothing says which one; give --src-lang")
+        raise CheckpointError(f"{path} reads {shortlist(languages)}, and nothing says which one; give {flag.src_lang}")
     if language not in languages:
-        raise ConfigError(f"--src-lang {language}: {path} knows {shortlist(languages)}")
+        raise ConfigError(f"{flag.src_lang} {language}: {path} knows {shortlist(languages)}")
     model.set_default_language(language)
 
 
@@ -292,8 +292,8 @@ class Prompts:
         spoken = Spoken(language, task)
         if target not in (None, spoken.written):
             raise ConfigError(
-                f"--tgt-lang {target}: {self._path} writes the language of the recording ({language}; --task "
-                "transcribe), or English (--task translate)"
+                f"{flag.tgt_lang} {target}: {self._path} writes the language of the recording ({language}; {flag.task} "
+                f"transcribe), or English ({flag.task} translate)"
             )
         return spoken
 
@@ -302,7 +302,7 @@ class Prompts:
         if self.languages and self.spoken() is None:
             raise CheckpointError(
                 f"{self._path} knows {len(self.languages)} languages ({shortlist([*self.languages])}) and nothing says "
-                "which one the recordings are in; give --src-lang LANGUAGE, and --task translate for English "
+                f"which one the recordings are in; give {flag.src_lang} LANGUAGE, {flag.task} translate for English "
                 "translations"
             )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import option
-from headscope.errors import check_one_given
+from headscope.errors import check_one_given, flag
 from headscope.model.mixing.linear import HIGH, LOW, TEMPERATURE, hard_concrete
 from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.learner import GateLearner, learner
@@ -53,7 +53,7 @@ class L0Options:
     temperature: float = option(0.33, "Of the gates' noise.", above=0)
 
     def __post_init__(self) -> None:
-        check_one_given({"--lambda L": self.strength, "--keep N to have it searched": self.keep})
+        check_one_given({f"{flag('lambda')} L": self.strength, f"{flag.keep} N to have it searched": self.keep})
 
 
 @learner
@@ -153,7 +153,7 @@ class L0(GateLearner):
         return [
             *tied,
             f"{undecided} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
-            "more --updates or a higher --gate-lr settles them",
+            f"more {flag.updates} or a higher {flag.gate_lr} settles them",
         ]
 
     def trace(self) -> dict[str, float]:

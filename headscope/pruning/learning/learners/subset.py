@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.learner import GateLearner, learner
 
@@ -47,7 +47,7 @@ class SubsetOptions:
     def __post_init__(self) -> None:
         if not 0 < self.last <= self.first:
             raise ConfigError(
-                f"--temperature {self.first:g} --end-temperature {self.last:g}: both must be more than 0, "
+                f"{flag.temperature} {self.first:g} {flag.end_temperature} {self.last:g}: both must be more than 0, "
                 "and the end not above the start"
             )
 

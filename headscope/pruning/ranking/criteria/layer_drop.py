@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, flag
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.moments import ContextMoments, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
@@ -39,7 +39,7 @@ class LayerDrop(Criterion):
         ):
             if stream is None:
                 raise ConfigError(
-                    f"--by layer-drop compares the residual stream before and after attention, and that of "
+                    f"{flag.by} layer-drop compares the residual stream before and after attention, and that of "
                     f"{place[0]}.{place[1]} cannot be told; rank by obs or flap"
                 )
             if place in turnings:
