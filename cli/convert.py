@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headscope.cli import console
+from headscope.cli.answers import show_result
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from, read
 from headscope.config.small import ConvertConfig
@@ -22,9 +23,7 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     What the format cannot express is refused.
     """
     from headscope.api.commands import load
-    from headscope.export.base import ENGINES
     from headscope.export.convert import check_goal
-    from headscope.results.answer import number_text
 
     config = read(ConvertConfig, values)
     check_goal(config.to)
@@ -38,20 +37,8 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
         force=config.force,
     )
     if json:
-        console.print_json(
-            {
-                "out": str(result.folder),
-                "to": result.goal,
-                "architecture": result.architecture,
-                "logit_difference": result.difference,
-                "notes": list(result.notes),
-                **console.push_record(result.pushed),
-            }
-        )
+        console.print_json({"out": str(result.folder), **result.to_json(), **console.push_record(result.pushed)})
         return
-    has_difference = config.to not in ENGINES.names()
-    difference = f"; largest difference of logits {number_text(result.difference, 2)}" if has_difference else ""
-    lines = [f"{result.folder}: {result.architecture}{difference}", *(f"note: {note}" for note in result.notes)]
-    lines += [f"Pushed to {result.pushed}"] if result.pushed else []
-    lines += [f"What it is:  {command_line('show', result.path)}"] if has_difference and result.opened else []
-    console.show(lines)
+    files = [f"Pushed to {result.pushed}"] if result.pushed else []
+    commands = [("What it is", command_line("show", result.path))] if result.readable else []
+    show_result(result, files=files, commands=commands)

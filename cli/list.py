@@ -38,7 +38,7 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
             console.show(row_lines([(kind, str(number)) for kind, number in numbers.items()], console.WIDTH))
             console.show(["headscope list KIND [CKPT] lists one of them"])
         return
-    overview = load(config.checkpoint).overview() if config.checkpoint else None
+    overview = load(config.checkpoint).overview().record if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]
     if json:
         console.print_json(items)

@@ -17,17 +17,16 @@ from headscope.config.small import ShowConfig
 def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
     from headscope.api.commands import load
-    from headscope.results.overview import Overview
 
     config = read(ShowConfig, values)
     model = load(config.checkpoint, **config.opening)
-    record = model.overview()
+    overview = model.overview()
     if config.mask:
-        record["mask"] = [str(head) for head in model.select(config.mask)]
+        overview.record["mask"] = [str(head) for head in model.select(config.mask)]
     if json:
-        console.print_json(record)
+        console.print_json(overview.to_json())
     else:
-        show_result(Overview(record), verbose=verbose, commands=following(record, values))
+        show_result(overview, verbose=verbose, commands=following(overview.record, values))
 
 
 def following(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

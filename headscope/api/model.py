@@ -33,7 +33,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.opened import Against, Intact, load_intact, open_all
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import EachHead, run_each_head, run_evaluation
-from headscope.export.convert import Converted, convert
+from headscope.export.convert import convert
 from headscope.files.folders import NOWHERE
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
@@ -48,6 +48,8 @@ from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.verify import Timing, timings
 from headscope.pruning.shrink import open_shrink, small_model
+from headscope.results.conversion import Conversion
+from headscope.results.overview import Overview
 from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study
@@ -247,11 +249,11 @@ class Model(OpenModel):
         result.signature = result.signature.with_entries(gates=self.gates) if self.gates else result.signature
         return result
 
-    def overview(self) -> dict[str, Any]:
-        """Format, architecture, attention, parameters, fitting analyses: what `headscope show --json` prints."""
-        return checkpoint_overview(self.checkpoint)
+    def overview(self) -> Overview:
+        """What the model is, its heads, what removing them can save, what can be measured: `headscope show`."""
+        return Overview(checkpoint_overview(self.checkpoint))
 
-    def convert(self, folder: PathName, *, to: str, **options: Any) -> Converted:
+    def convert(self, folder: PathName, *, to: str, **options: Any) -> Conversion:
         """Write the model in another format, or for an engine: what `headscope convert` does.
 
         folder: must be empty, unless `force` is given. to: "native", "huggingface", "fairseq", "gguf", "onnx", …

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,30 +30,12 @@ from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.registry import unknown
+from headscope.results.conversion import Conversion
 from headscope.version import VERSION
 
 SENTENCES = 8
 TOLERANCE = 1e-5  # of the largest logit; transformers computes sinusoids in single precision
 CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.json", MODEL_FILES)
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What was written: `difference` of logits, `file` to open in the folder, `pushed` address on the hub."""
-
-    folder: Path
-    goal: str
-    architecture: str
-    difference: float
-    notes: tuple[str, ...] = ()
-    file: str = ""
-    opened: bool = True
-    pushed: str = ""
-
-    @property
-    def path(self) -> Path:
-        """What to open."""
-        return self.folder / self.file
 
 
 def convert(
@@ -66,7 +48,7 @@ def convert(
     force: bool = False,
     push_to: str | None = None,
     public: bool = False,
-) -> Converted:
+) -> Conversion:
     """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub.
 
     CheckpointError, and nothing left, where what was written computes something else.
@@ -86,21 +68,23 @@ def convert(
         fitting = " or ".join(f"{flag.to} {name}" for name in _fitting_goals(checkpoint))
         raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
+    record: dict[str, Any] = {"headscope": VERSION, "source": source, "to": to}
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
         with build.writing() as place:
             if engines:
                 file = _for_engine(checkpoint, place, engines[0], quantize)
-                record: dict[str, Any] = {"engine": asdict(file)}
-                result = Converted(folder, to, file.sizes, file.difference, (file.proof, *file.notes))
+                record |= {"engine": asdict(file)}
+                result = Conversion(record, folder, file.sizes, file.difference, (file.proof, *file.notes))
                 opens, limits, metadata, facts = file.opens, file.limits, {}, result.notes
             else:
                 native = cast(TransformerCheckpoint, checkpoint)
                 files, difference = _in_format(native, place, to)
                 opens, limits, notes = files.opens, files.limits, files.notes
-                record = {"architecture": files.architecture, "logit_difference": difference, "notes": list(notes)}
+                record |= {"architecture": files.architecture, "logit_difference": difference, "notes": list(notes)}
                 name = "" if files.path == place else files.path.name
-                result = Converted(folder, to, files.architecture, difference, notes, name, "headscope" in opens)
+                readable = "headscope" in opens
+                result = Conversion(record, folder, files.architecture, difference, notes, name, readable)
                 proof = f"logits of random ids differ by at most {difference:.1e} from the original's"
                 facts = (f"{files.architecture}: {proof}", *notes)
                 library = "transformers" if to == "huggingface" else to
@@ -115,10 +99,10 @@ def convert(
                 metadata=metadata,
             )
             write_card(card, place)
-        build.finish({"headscope": VERSION, "source": source, "to": to, **record})
-    if target is None:
-        return result
-    return replace(result, pushed=push(folder, target, title=f"{result.architecture}, by headscope convert"))
+        build.finish(record)
+    if target is not None:
+        result.pushed = push(folder, target, title=f"{result.architecture}, by headscope convert")
+    return result
 
 
 def goals() -> list[str]:

@@ -16,7 +16,7 @@ from headscope.signature import count_of
 class Overview(StoredResult):
     """Format, architecture, attention by site, size, and what of the metrics, objectives and analyses fits.
 
-    `record` is what `headscope show --json` prints.
+    `record` is what of it is a number or a name.
     """
 
     def __init__(self, record: dict[str, Any]) -> None:

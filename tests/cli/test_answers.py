@@ -135,10 +135,21 @@ def test_show_describes_a_checkpoint_whose_dictionaries_are_elsewhere(
     assert "What each head does:  headscope analyze " in shown and shown.rstrip().endswith(" --dicts DIR")
 
 
+def test_json_is_the_record_and_the_answers(command: Command, tmp_path: Path) -> None:
+    NATIVE.save(checkpoints.small(), tmp_path / "plain")
+    shown = json.loads(command("show", tmp_path / "plain", "--json")[1])
+    out = tmp_path / "out"
+    converted = json.loads(command("convert", tmp_path / "plain", out, "--to", "native", "--json")[1])
+    assert (set(shown), set(converted)) == ({"record", "answers"}, {"out", "record", "answers"})
+    assert converted["answers"][0]["sentence"].startswith("out: ") and converted["out"] == str(out)
+    written = json.loads((out / "conversion.json").read_text())
+    assert converted["record"] == {name: written[name] for name in written if name not in ("kind", "files")}
+
+
 def test_show_says_that_heads_are_mixed(command: Command, tmp_path: Path) -> None:
     NATIVE.save(checkpoints.small(self_mixing="alpha.v1", cross_mixing="alpha.v1"), tmp_path / "mixed")
     NATIVE.save(checkpoints.small(), tmp_path / "plain")
-    mixing = json.loads(command("show", tmp_path / "mixed", "--json")[1])["mixing"]
+    mixing = json.loads(command("show", tmp_path / "mixed", "--json")[1])["record"]["mixing"]
     assert {place["mixing"] for place in mixing} == {"alpha.v1"}
     lines = command("show", tmp_path / "mixed")[1].splitlines()
     assert any(line.startswith("Mixing: alpha.v1: at ") and "a matrix that mixes" in line for line in lines)

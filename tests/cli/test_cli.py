@@ -102,7 +102,7 @@ def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_pa
 def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
     status, shown, _ = headscope("show", MODEL)
     assert status == 0 and "encoder-self" in shown and "BertModel" in shown and "22,713,216" in shown
-    found = json.loads(headscope("show", MODEL, "--json")[1])
+    found = json.loads(headscope("show", MODEL, "--json")[1])["record"]
     assert found["sites"] == [
         {
             **{"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6},

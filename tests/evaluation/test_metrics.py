@@ -133,4 +133,4 @@ def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sw
     status, _, err = command(*asked, "--metrics", "length")
     assert status == 2 and "length-ratio" in err
     status, shown, _ = command("show", options["checkpoint"], "--json")
-    assert {"name": "length-ratio", "needs": "--target"} in json.loads(shown)["metrics"]
+    assert {"name": "length-ratio", "needs": "--target"} in json.loads(shown)["record"]["metrics"]

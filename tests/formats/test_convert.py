@@ -78,7 +78,7 @@ def test_transformers_alone_gives_the_same_logits(tmp_path: Path, name: str) -> 
     wanted, options = EXPRESSED[name]
     weights = fairseq.state(options)
     done = convert(opened(written(tmp_path / "in", options)), tmp_path / "out", to="huggingface")
-    assert (done.architecture, done.goal) == (wanted, "huggingface")
+    assert (done.architecture, done.record["to"]) == (wanted, "huggingface")
     two_sided = not fairseq.lm(options)
     dtype = torch.float32 if wanted.startswith("FSMT") else torch.float64  # it fails in double precision
     found = hf_logits(tmp_path / "out", two_sided=two_sided, dtype=dtype)

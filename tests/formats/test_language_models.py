@@ -14,7 +14,7 @@ import transformers
 
 from headscope.assets import captions, sample
 from headscope.data.vocabulary import Vocabulary
-from headscope.export.convert import Converted, convert
+from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.tokenizers import tokenizer_of
 from headscope.formats.native import NATIVE
@@ -22,6 +22,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
+from headscope.results.conversion import Conversion
 from headscope.training import tokenizers
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
@@ -73,7 +74,7 @@ def saved(folder: Path, vocabulary: Vocabulary, **options: Any) -> Path:
     return folder
 
 
-def converted(folder: Path, out: Path) -> Converted:
+def converted(folder: Path, out: Path) -> Conversion:
     return convert(open_checkpoint(str(folder), device="cpu"), out, to="huggingface")
 
 

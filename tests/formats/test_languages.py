@@ -125,7 +125,7 @@ def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Pa
         ids = checkpoint.model.generate(**inputs, **begun, **starts, max_new_tokens=6, do_sample=False, num_beams=2)
         written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_extra=5))
         assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
-        said = named.overview()["tokenizer"]["languages"]
+        said = named.overview().record["tokenizer"]["languages"]
         assert (said["reads"], said["writes"]) == (german, french)
     assert english not in languages.values()
 
@@ -217,5 +217,5 @@ def test_whisper_begins_with_language_and_task(
             loss += torch.tensor([float(out.loss) * len(labels), len(labels)])
         perplexity = model.evaluate(names, target=SPOKEN, metrics="perplexity", bootstrap=5)["perplexity"].value
         assert perplexity == pytest.approx((loss[0] / loss[1]).exp().item(), rel=1e-4)
-        said = model.overview()["tokenizer"]["languages"]
+        said = model.overview().record["tokenizer"]["languages"]
         assert said == {"reads": language, "writes": "en" if task == "translate" else language, "known": 3}

@@ -144,7 +144,7 @@ def test_a_screen_has_it(command: Command) -> None:
 def test_cache_and_attention_of_a_decoder_are_counted(tmp_path: Path) -> None:
     folder = decoders.saved(tmp_path / "model", tokenizer=decoders.byte_level(), num_key_value_heads=2)
     model = hs.load(folder)
-    record = model.overview()
+    record = model.overview().record
     site = record["sites"][0]
     own = sum(groups * width for groups, width in zip(site["groups"], site["width"], strict=True))
     assert record["cache"] == {"own": 4 * 2 * own, "cross": 0}
@@ -153,7 +153,7 @@ def test_cache_and_attention_of_a_decoder_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_peculiar_is_said() -> None:
-    record = hs.load(hs.assets.trained_model()).overview()
+    record = hs.load(hs.assets.trained_model()).overview().record
     record["sites"][0] |= {"numbers": [1, 3, 5], "windows": [{"tokens": 512, "layers": [1, 3]}], "shared": [[3, 5]]}
     record["mixing"] = [{"site": "cross", "mixing": "linear", "summary": "an alpha matrix", "layers": [0]}]
     said = {answer.question: answer.sentence for answer in Overview(record).answers()}
