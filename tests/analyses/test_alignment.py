@@ -79,22 +79,6 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
         assert row.recall == pytest.approx(on_sure / all_sure, abs=1e-12)
 
 
-def test_error_rate_by_hand(tmp_path: Path) -> None:
-    """One sentence of two words each: a head that looks at the first one always, one sure and one possible link."""
-    corpus = Corpus("two", 1, "0" * 40, lambda: iter([Sentence(0, "ah bi", "ci dj")]), has_target=True)
-
-    class First(Alignment):
-        def observe(self, heads: HeadBatch) -> Any:
-            return super().observe(alignment.looking(heads, torch.zeros_like(heads.argmax_position)))
-
-    path = tmp_path / "links"
-    path.write_text("0-0 1-1 0?1\n")
-    table = study(tiny.checkpoint("t5", 7), corpus, First, alignments=path).tables["alignment"]
-    row = table[table.relation == "predicted"].iloc[0]
-    # A = {0-0, 0-1}, S = {0-0, 1-1}, P = S and 0-1: 1 − (1 + 2) / (2 + 2)
-    assert (row.aer, row.precision, row.recall) == (0.25, 1.0, 0.5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])
 def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, labelled: bool) -> None:
@@ -126,28 +110,6 @@ def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, lab
         labels = found.labels.get(HeadId(Site.CROSS, layer, 1), [])
         assert ("aligned:predicted" in labels) is labelled
     assert all(head.head == 1 for head in found.labels)
-
-
-@pytest.mark.slow
-def test_a_diagonal_head_is_not_aligned(tmp_path: Path) -> None:
-    """Words in the same order, one piece each: whoever looks at the same place is right, and shows nothing by it."""
-    luck = random.Random(3)
-    texts = [" ".join(luck.choice(tiny.WORDS) for _ in range(luck.randint(5, 13))) for _ in range(53)]
-    corpus = Corpus(
-        "same", 53, "0" * 40, lambda: (Sentence(i, text, text) for i, text in enumerate(texts)), has_target=True
-    )
-    links: Any = [({(i, i) for i in range(len(text.split()))}, set()) for text in texts]
-
-    class Diagonal(Alignment):
-        def observe(self, heads: HeadBatch) -> Any:
-            last = heads.keys.sum(-1)[:, None, None] - 1
-            return super().observe(
-                alignment.looking(heads, torch.minimum(heads.positions.expand_as(heads.argmax_position), last))
-            )
-
-    found = study(tiny.checkpoint("t5", 7), corpus, Diagonal, alignments=alignment.written(tmp_path / "links", links))
-    table = found.tables["alignment"]
-    assert (table[table.relation == "predicted"].share == 1).all() and not found.labels
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
@@ -23,7 +22,7 @@ from headscope.model.taps import gated, masked
 from headscope.results.study import Study
 from tests.oracles import gate_gradients, speakers, written
 from tests.oracles.run_options import run_options
-from tests.oracles.shuffled import in_folds, other_way_round
+from tests.oracles.shuffled import in_folds
 from tests.oracles.speakers import SPEAKERS, asked
 
 pytestmark = pytest.mark.slow
@@ -113,23 +112,6 @@ def test_gradient_and_taylor(kind: str, granularity: str) -> None:
     assert found.record["signatures"]["gradient"] == {"m": "gradient.v2", "objective": "loss.v1", "grain": granularity}
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "native-pre"])
-def test_signed_gradient_is_the_slope_of_the_loss(kind: str) -> None:
-    """Central differences of `gated`: the package's own gates, which nothing here differentiates."""
-    its, signed = speakers.checkpoint(kind), column(study(kind, "gradient"), "signed", "gradient")
-    step = 1e-5
-    for head in (HeadId(site, layer, 1) for site, layer in its.layout if its.layout[site, layer] > 1):
-        ends, count = [], 0
-        for gate in (1 + step, 1 - step):
-            factor = torch.ones(its.layout[head.site, head.layer])
-            factor = factor.double().index_fill(0, torch.tensor([head.head]), gate)
-            with torch.no_grad(), gated(its.model, {(head.site, head.layer): factor}, before_mixing=True):
-                every = [asked(kind, sentence) for sentence in text(kind)]
-                ends.append(sum(one.loss(its).item() for one in every))
-                count = sum(len(one.labels) for one in every)
-        assert signed[head] == pytest.approx((ends[0] - ends[1]) / (2 * step) / count, rel=1e-5, abs=1e-8)
-
-
 @every_kind
 def test_contribution(kind: str) -> None:
     its, found = speakers.checkpoint(kind), study(kind, "contribution", keep_special=True)
@@ -175,34 +157,6 @@ def test_direct_logit(kind: str) -> None:
         for head in heads:
             totals[head] += written.direct(kind, its, one, (head.site, head.layer), head.head)
     same(column(found, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
-
-
-@every_kind
-def test_a_batch_is_its_sentences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, all of a fold together, and with the padding anywhere."""
-    names = (*GRADIENTS, "contribution", *(["direct_logit"] if SPEAKERS[kind].direct else []))
-    alone = study(kind, *names, tokens=1)
-    found = [study(kind, *names)]
-    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
-    found.append(study(kind, *names))
-    for name in (*names, "gradient_low", "taylor_high"):
-        for one in found:
-            same(column(one, name), column(alone, name), kind=kind)
-
-
-@every_kind
-def test_other_analyses_see_what_they_saw(kind: str) -> None:
-    """Also where the objective hides tokens; and the parameters' flags are as they were."""
-    its = speakers.checkpoint(kind)
-    first = next(its.model.parameters()).requires_grad_(False)
-    flags = [parameter.requires_grad for parameter in its.model.parameters()]
-    plain, beside = study(kind, "confidence", "similarity"), study(kind, "confidence", "similarity", *GRADIENTS)
-    assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
-    assert all(parameter.grad is None for parameter in its.model.parameters())
-    first.requires_grad_(True)
-    for name in ("confidence", "confidence_low", "similarity_cka"):
-        np.testing.assert_allclose(beside.heads[name], plain.heads[name], rtol=0, atol=1e-12)
-    assert "objective" not in beside.record["signatures"]["confidence"]
 
 
 def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:

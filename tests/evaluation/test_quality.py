@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headscope.attribution.objectives import base as objectives
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
-from headscope.config import EvaluateConfig
+from headscope.config import Companions, EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError
@@ -30,6 +30,7 @@ from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import loss_columns, run_each_head, run_evaluation
 from headscope.evaluation.translation import RAW, TOKENISED, TextMode, text_mode
+from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.closed_form.damage import DamageMeter
@@ -393,10 +394,11 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp_path: Path) -> None:
-
-    checkpoint, folder = checkpoints.mhr(shared), shared / "oracles" / "mhr"
+def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path) -> None:
+    folder = shared / "oracles" / "mhr"
     data, oracle = folder / "data", folder / "alpha" / "oracle"
+    companions = Companions.of({"dicts": data, "bpe": data / "codes"})
+    checkpoint = open_checkpoint(str(oracle.parent / "checkpoint_best.pt"), companions=companions)
     corpus = open_corpus(data / "test.de", target=data / "test.en")
     kinds = {Site.ENCODER_SELF: "enc-enc", Site.DECODER_SELF: "dec-dec", Site.CROSS: "enc-dec"}
     heads = [HeadId(site, layer, (3 * layer + 2) % 8) for site in kinds for layer in (0, 2)]

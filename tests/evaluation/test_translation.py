@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from headscope.cli import main
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError
-from headscope.evaluation.translation import TOKENISED, translate_lines
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.model.mixing.experts import Experts, experts_of, one_expert
 from tests.makers.experts import disturbed
@@ -114,21 +113,6 @@ def test_a_translation_has_as_many_subwords_as_are_asked_for(forced: int | None)
         assert pieces == [" ".join(row) for row in names] and max(map(len, names)) == 4
     with pytest.raises(ConfigError, match="--max-len-b 0"):
         best(checkpoint, TEXTS, max_extra=0)
-
-
-@pytest.mark.slow
-def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
-    from headscope.evaluation.quality import text_score
-
-    folder = shared / "oracles" / "mhr"
-    log = (folder / "alpha" / "generate" / "generate-base.log").read_text(encoding="utf-8")
-    expected = {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", log, re.MULTILINE)}
-    lines = (folder / "data" / "test.de").read_text(encoding="utf-8").splitlines()
-    found = best(checkpoints.mhr(shared), lines)
-    assert found == [expected[n] for n in range(200)]
-    references = (folder / "data" / "test.en").read_text(encoding="utf-8").splitlines()
-    bleu = text_score("bleu", found, references, text=TOKENISED)
-    assert f"BLEU4 = {bleu.value:.2f}," in log
 
 
 # The command.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +9,8 @@ import transformers
 
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from tests.oracles import native, tiny
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -73,64 +70,3 @@ def hugging(kind: str) -> HuggingFaceCheckpoint:
             parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
     tokenizer = tiny.tokenizer([] if kind in ("gpt2", "bart") else [tiny.START], [] if kind == "gpt2" else [tiny.END])
     return HuggingFaceCheckpoint(path=kind, model=model.double().eval(), tokenizer=tokenizer, digest="0" * 64)
-
-
-_NAMES = (
-    ("embed_tokens", "embeddings.tokens"),
-    ("self_attn_layer_norm", "self_attention_norm"),
-    ("encoder_attn_layer_norm", "cross_attention_norm"),
-    ("final_layer_norm", "ffn_norm"),
-    ("self_attn", "self_attention"),
-    ("encoder_attn", "cross_attention"),
-    ("q_proj", "query"),
-    ("k_proj", "key"),
-    ("v_proj", "value"),
-    ("out_proj", "output"),
-    ("fc1", "ffn.inner"),
-    ("fc2", "ffn.outer"),
-    ("decoder.output_projection", "output"),
-)
-
-
-def mhr(shared: Path) -> TransformerCheckpoint:
-    """The MHR oracle, read without headscope's own reader of that format."""
-    folder = shared / "oracles" / "mhr"
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        state = torch.load(folder / "alpha" / "checkpoint_best.pt", weights_only=True)["model"]
-    named = {}
-    for key, value in state.items():
-        if any(part in key for part in ("version", "_float_tensor", "alphas_bias")):
-            continue
-        key = key.replace("alphas", "mixing.alpha")
-        for theirs, ours in _NAMES:
-            key = key.replace(theirs, ours)
-        named[key] = value
-    both: dict[str, Any] = {"d_model": 128, "d_ffn": 256, "d_head": 16, "position_offset": 2, "max_positions": 1024}
-    both |= {"self_heads": (8,) * 3, "self_mixing": "alpha.v1"}
-    config = TransformerConfig(
-        encoder=StackConfig(vocabulary=3024, **both),
-        decoder=StackConfig(vocabulary=2416, cross_heads=(8,) * 3, cross_mixing="alpha.v1", **both),
-        tie_output=True,
-    )
-    return TransformerCheckpoint(
-        path="mhr",
-        format="mhr",
-        model=build_transformer("mhr", config, named),
-        model_type="transformer_iwslt_de_en",
-        digest="0" * 64,
-        source=_mhr_words(folder / "data", "de"),
-        target=_mhr_words(folder / "data", "en"),
-    )
-
-
-def _mhr_words(data: Path, language: str) -> Vocabulary:
-    listed = (data / f"dict.{language}.txt").read_text(encoding="utf-8").splitlines()
-    return Vocabulary(
-        (*SPECIAL, *(line.rsplit(" ", 1)[0] for line in listed)),
-        Splitter("bpe", (data / "codes").read_bytes()),
-        start=2,
-        end=2,
-        unknown=3,
-        pad=1,
-        special=frozenset({0}),
-    )
