@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import random
 import re
 import threading
 import warnings
@@ -227,22 +226,6 @@ def test_pieces_of_a_unit_spell_it(kind: str, text: str, tokenizers: dict[str, A
             assert bare(tokenizer.decode(pieces)) == bare(written)
         inside = sorted({n for start, end in filter(None, (spans[piece] for piece in unit)) for n in range(start, end)})
         assert bare("".join(text[n] for n in inside)) == bare(written)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_mixtures_align_or_say_why(kind: str, tokenizers: dict[str, Any]) -> None:
-    tokenizer, draw = tokenizers[kind], random.Random(7)
-    stock = [word for text in TEXTS for word in text.split()]
-    aligned = 0
-    for _ in range(59):
-        text = draw.choice([" ", "  "]).join(draw.choices(stock, k=11))
-        spans = subword_spans(tokenizer, text, tokenizer(text)["input_ids"])
-        outcome = "not located" if spans is None else align(words(text), spans)
-        if isinstance(outcome, Aligned):
-            aligned += 1
-            assert spans is not None
-            assert len(outcome.units) == len(unit_texts(words(text), spans))
-    assert aligned >= 56
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -148,37 +148,6 @@ def _sharp(model: Any) -> Any:
     return model.double().eval()
 
 
-def test_gradient_is_the_ordinary_one() -> None:
-    """Against autograd on the untouched model, with hooks before the output projections."""
-    made = models.model(norm="pre")
-    source, target, source_mask, target_mask = models.texts()
-
-    def forward() -> Tensor:
-        logits: Tensor = made(source, target, source_mask=source_mask, target_mask=target_mask)
-        return logits
-
-    inputs: dict[tuple[Site, int], Tensor] = {}
-    modules = {(site, layer): module for site, layer, _, module in made.attention_modules() if module.heads}
-    hooks = [
-        module.output.register_forward_pre_hook(lambda _, given, at=at: inputs.__setitem__(at, given[0]))
-        for at, module in modules.items()
-    ]
-    value = (forward().max(dim=-1).values * target_mask).sum()
-    expected = dict(zip(inputs, torch.autograd.grad(value, list(inputs.values())), strict=True))
-    for hook in hooks:
-        hook.remove()
-    its, logits = recorded(made, forward)  # in one graph with all others
-    with torch.enable_grad():
-        value = (logits.max(dim=-1).values * target_mask).sum()
-    its.relevance(value, rules("attnlrp"))
-    found = its.relevance(value, rules("gradient"))
-    for at, module in modules.items():
-        neurons = (inputs[at] * expected[at]).detach().unflatten(-1, (module.heads, -1))
-        torch.testing.assert_close(found[at].raw[0], neurons.sum(dim=(1, 3)), rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(found[at].absolute[0], neurons.abs().sum(dim=(1, 3)), rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(found[at].value_share, found[at].raw, rtol=0, atol=0)
-
-
 def test_every_rule_set_reads_the_same_from_one_graph_as_alone() -> None:
     made = models.model(norm="post", activation="gelu")
     source, target, *_ = models.texts()

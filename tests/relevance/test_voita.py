@@ -246,21 +246,6 @@ def one_unit(logits: Tensor, p: int) -> OutputUnits:
     return OutputUnits(its.tokens[p : p + 1], its.classes[p : p + 1], its.values[p : p + 1])
 
 
-def test_a_dense_start_is_a_start_at_units() -> None:
-    model = native("pre", seed=8)
-    found = whole_batch(model, VoitaSettings())
-    real = torch.arange(3) < torch.tensor([pair[1] for pair in LENGTHS])[:, None]
-    mask = torch.arange(5) < torch.tensor([pair[0] for pair in LENGTHS])[:, None]
-    dense = record_trace(
-        model,
-        lambda: model(SOURCE, TARGET, source_mask=mask, target_mask=real),
-        lambda logits: top(logits, real).dense(logits.shape),
-    ).explained()
-    assert torch.equal(dense.explained, found.explained)
-    for place, heads in found.heads.items():
-        close(dense.heads[place].by_query, heads.by_query, 1e-12)
-
-
 # Operations that the native Transformer lacks: grouped keys, soft caps, sinks, RMS norms, products
 
 

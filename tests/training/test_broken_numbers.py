@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headscope.errors import TrainingError
+from headscope.formats.base import open_checkpoint
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
@@ -103,9 +104,10 @@ class Breaks(Variant):
 def test_a_stopped_run_says_so(update: int, kept: str, tmp_path: Path) -> None:
     its = Breaks(Breaks.Options())
     its.update = update
-    with pytest.raises(TrainingError) as stopped:
+    with pytest.raises(TrainingError, match=rf"nan.*{update + 1} \(epoch 1, batch {update + 1}") as stopped:
         train(lessons.config(tmp_path, precision="float32", validate_every=2), its)
     assert f"{kept}; take a lower --lr" in str(stopped.value)
+    assert not update or open_checkpoint(str(tmp_path / "run" / "last"), device="cpu"), "its weights are finite"
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "failed" and about["error"] == str(stopped.value)
 

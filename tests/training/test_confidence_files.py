@@ -76,28 +76,6 @@ def test_rows_are_means_over_the_sentences_of_a_batch(method: str, tmp_path: Pat
             np.testing.assert_allclose(its[row, :-1], total / len(group), rtol=1e-9)
 
 
-def test_base_and_advanced_are_the_forks_numbers_where_nothing_is_padded(tmp_path: Path) -> None:
-    """The fork's formulas on whole tensors, with its one cell left out; base is 1 in causal self-attention."""
-    for method in ("base", "advanced"):
-        (folder := tmp_path / method).mkdir()
-        run = lessons.begin(folder, "baseline", shared={"save_confidence": method, **STILL})
-        batch = collate(run.data.train, np.array([0]))
-        run.update([batch])
-        lessons.variant(run).after_epoch(run, TrainingPosition(epoch=4))
-        found = read(folder, 4)
-        run.model.eval()
-        with torch.no_grad(), capture(run.model, ("weights",)) as heads:
-            final_states(run.model, batch)
-        for site, layer in run.model.declared_attention().layout:
-            weights = heads[site, layer]["weights"].clone()  # [b h t s]
-            weights[:, :, -1, -1] = 0
-            advanced = weights.amax(dim=2).sum(dim=-1) / (weights.shape[-1] - 1)
-            expected = weights.amax(dim=(2, 3)) if method == "base" else advanced
-            np.testing.assert_allclose(entry(found, site, layer)[0, :-1], expected.mean(dim=0), rtol=1e-12)
-            if method == "base" and site is Site.DECODER_SELF:
-                assert (entry(found, site, layer)[0, :-1] == 1).all()
-
-
 def test_a_file_for_every_whole_epoch_and_a_row_for_every_batch(tmp_path: Path) -> None:
     outcome = go(tmp_path, save_confidence="base", accumulate=2, log_every=1)
     folder = outcome.folder / "confs"

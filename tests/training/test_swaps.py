@@ -66,15 +66,6 @@ def test_two_heads_change_places_and_nothing_else_moves(text: str, output: bool)
     assert not differing(before, state(model))
 
 
-def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits() -> None:
-    model, (source, target, *_) = native.model(), native.texts()
-    before = model(source, target)
-    swap_heads(model, [swap("encoder-self.0.0 encoder-self.0.2")], output=True)
-    torch.testing.assert_close(model(source, target), before, rtol=0, atol=1e-12)
-    swap_heads(model, [swap("encoder-self.0.0 encoder-self.0.2")])
-    assert not torch.allclose(model(source, target), before)
-
-
 def test_a_sliced_head_takes_along_what_it_reads() -> None:
     model = native.model(d_model=12, head_input="slice")
     source, target, *_ = native.texts()

@@ -20,10 +20,10 @@ from headscope.config import plain_options
 from headscope.config.option import make_config
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
-from headscope.data.encoded import IGNORED, Batch
+from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import ConfigError, TrainingError, flag
+from headscope.errors import ConfigError, flag
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
@@ -387,23 +387,6 @@ def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp
     assert found.reason == "patience" and found.update == found.best_update + 2
     with pytest.raises(ConfigError, match="--patience"):
         make_run(small(texts, valid_source=None, valid_target=None, patience=2, out=tmp_path / "x"), baseline())
-
-
-class Breaks(Variant):
-    name, summary = "breaks", "Makes the loss no number in update 4."
-
-    def extra_loss(self, run: TrainingRun, batch: Batch) -> Tensor | None:
-        return torch.tensor(float("nan")) if run.position.update == 3 else None
-
-
-def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(texts: Path, tmp_path: Path) -> None:
-    config = small(texts, out=tmp_path / "run", validate_every=2)
-    with pytest.raises(TrainingError, match=r"nan.*4 \(epoch 1, batch 4.*--lr"):
-        train(config, Breaks(Breaks.Options()))
-    checkpoint = open_checkpoint(str(config.out / "last"), device="cpu")
-    assert isinstance(checkpoint, TransformerCheckpoint)
-    assert all(bool(torch.isfinite(each).all()) for each in checkpoint.model.parameters())
-    assert [row["update"] for row in rows(config.out)] == ["2"]
 
 
 @pytest.mark.parametrize("more", [{}, {"kind": "lm", "target": None, "valid_target": None, "block": 7}])

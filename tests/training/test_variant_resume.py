@@ -26,15 +26,6 @@ pytestmark = pytest.mark.slow
 SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
 
-CASES = [
-    ("mae", {"gate_every": 2, "gate_norm": "batch"}),
-    ("swap", {"dynamic": ("hard", "random", "local"), "swap_moments": True}),
-    (
-        "mixing+swap+disagreement",
-        {"start_after": 5e-6, "gamma": 40.0, "weight": 0.1, "compat": "fork", "swap_schedule": "file"},
-    ),
-]
-
 
 def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume: bool = False) -> dict[str, Any]:
     """Train to the end of an epoch; the weights of the last checkpoint."""
@@ -49,13 +40,6 @@ def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume
     return {key: value.clone() for key, value in its.state_dict().items()}
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda each: each if isinstance(each, str) else "")
-def test_three_epochs_are_two_and_one(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", name, options, epochs=3)
-    run(tmp_path / "parts", name, options, epochs=2)
-    assert not differing(whole, run(tmp_path / "parts", name, options, epochs=3, resume=True))
-
-
 def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path) -> None:
     def scheduled(file: str, text: str, epochs: int, *, resume: bool = True) -> int:
         (tmp_path / file).write_text(text)
@@ -67,19 +51,6 @@ def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path)
     other = SwapHeads(SwapOptions(swap_schedule=tmp_path / "moved.toml", swap_moments=True))
     with pytest.raises(ConfigError, match=r"other options: --swap-moments \(was False, is True\);"):
         train(lessons.config(tmp_path, max_epochs=4, **SHORT), other, resume=True)
-
-
-def test_an_interrupted_run_of_mixing_goes_on(tmp_path: Path) -> None:
-    """Interrupted, not ended early: the window opens after a share of the run."""
-
-    options = {"start_after": 0.3, "gamma": 0.1}
-    whole = run(tmp_path / "whole", "mixing", options, epochs=2)
-    (tmp_path / "parts").mkdir()
-    cls = VARIANTS.get("mixing")
-    config = lessons.config(tmp_path / "parts", max_epochs=2, **SHORT)
-    assert train(config, cls(cls.Options(**options)), listener=lessons.StopsAfter(7)).reason == "interrupted"
-    assert not differing(whole, run(tmp_path / "parts", "mixing", options, epochs=2, resume=True))
-    assert any("alpha" in key and not torch.equal(its, torch.eye(3)) for key, its in whole.items())
 
 
 def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metrics(tmp_path: Path) -> None:
