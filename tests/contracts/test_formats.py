@@ -32,6 +32,7 @@ from headscope.model.removal_plan import plan_removal
 from tests.formats import test_transformerlens
 from tests.makers import decoders
 from tests.oracles import checkpoints, fairseq, story
+from tests.oracles.mutations import mutated
 from tests.oracles.plugin import registered
 
 ADDED = "one_file"
@@ -199,6 +200,21 @@ def test_garbage_is_refused_in_one_line(name: str, damage: str, tmp_path: Path) 
             assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
         file.write_bytes(content)
     opened(path)
+
+
+def test_damaged_files_open_or_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    path, chance, refused = WRITTEN[name](tmp_path / "whole"), random.Random(name), 0
+    for file in files_of(path):
+        content = file.read_bytes()
+        for how in 3 * ("flipped", "head", "bytes", "truncated"):
+            file.write_bytes(mutated(content, how, chance))
+            try:
+                opened(path, format=name).layout  # noqa: B018
+            except HeadscopeError as error:
+                assert "\n" not in str(error) and len(str(error)) < 2000
+                refused += 1
+        file.write_bytes(content)
+    assert refused > 3
 
 
 def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
