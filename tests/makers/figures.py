@@ -87,6 +87,13 @@ def make_measured(path: Path, layout: Layout) -> Path:
     """A run of `analyze` with importances, faithfulness and experts."""
     make_run(path, layout, extra=IMPORTANCES)
     random = np.random.default_rng(5)
+    make_faithfulness(path, random)
+    _make_experts(path, layout, random)
+    return path
+
+
+def make_faithfulness(path: Path, random: np.random.Generator) -> None:
+    """Tables of `analyze --faithfulness`: curves of importances, of confidence and of random orders."""
     names = [*IMPORTANCES, "confidence", *(f"random:{n}" for n in range(3))]
     shares = np.linspace(0, 1, 6)
     rows = []
@@ -104,8 +111,6 @@ def make_measured(path: Path, layout: Layout) -> Path:
         for n, name in enumerate([*IMPORTANCES, "confidence"])
     ]
     pd.DataFrame(ranked).to_csv(path / "faithfulness_rankings.csv", index=False)
-    _make_experts(path, layout, random)
-    return path
 
 
 def _make_experts(path: Path, layout: Layout, random: np.random.Generator) -> None:

@@ -93,50 +93,6 @@ def add_descriptions(path: Path) -> None:
 PAIRS = ("lexical", "surprising")
 
 
-def add_faithfulness(path: Path) -> None:
-    """Tables of `analyze --faithfulness`: two rankings and two random orders over four shares."""
-    points = [
-        {"ranking": ranking, "order": order, "removed": removed, "share": removed / 8, "metric": "loss"}
-        | {"harm": harm, "harm_low": harm - 0.1, "harm_high": harm + 0.1}
-        for number, ranking in enumerate(("ablation", "taylor", "random:1", "random:2"))
-        for order, steep in (("most important first", 2 - number), ("least important first", 0.5))
-        for removed, harm in ((0, 0.0), (4, 0.1 * steep), (8, 1.0))
-    ]
-    pd.DataFrame(points).to_csv(path / "faithfulness.csv", index=False)
-    rows = [
-        {"place": 1, "ranking": "ablation", "important": "highest", "area": 0.5, "area_low": 0.4, "area_high": 0.6},
-        {"place": 2, "ranking": "taylor", "important": "highest", "area": 0.2, "area_low": 0.1, "area_high": 0.3},
-    ]
-    table = pd.DataFrame(rows).assign(area_random=0.01, area_random_sd=0.1, shuffled_spearman=np.nan)
-    table.to_csv(path / "faithfulness_rankings.csv", index=False)
-
-
-def sweep_run(path: Path, layout: Layout) -> Path:
-    """What `headscope prune sweep` writes: two methods at two sizes, and the unpruned model."""
-    path.mkdir(parents=True)
-    heads = [
-        (site, layer, head) for site, counts in layout.items() for layer, n in enumerate(counts) for head in range(n)
-    ]
-    rows, survivors = [], []
-    for method, keep in [("unpruned", len(heads)), *((name, keep) for name in ("l0", "random") for keep in (3, 6))]:
-        cell = method if method == "unpruned" else f"{method}-keep{keep}-seed1"
-        kept = heads[:keep] if method != "random" else heads[-keep:]
-        value = 30.0 - (len(heads) - keep) * (2 if method == "random" else 1)
-        per_site = {f"kept_{site}": sum(head[0] == site for head in kept) for site in layout}
-        rows.append(
-            {"method": method, "control": "", "size": "" if method == "unpruned" else f"keep {keep}", "seed": 1}
-            | {"kept": keep, "of": len(heads), **per_site, "metric": "bleu", "value": value, "low": value - 1}
-            | {"high": value + 1, "difference": value - 30, "loss": 1.5, "cell": cell}
-        )
-        survivors += [{"cell": cell, "site": site, "layer": layer, "head": head} for site, layer, head in kept]
-    pd.DataFrame(rows).to_csv(path / "sweep.csv", index=False)
-    pd.DataFrame(survivors).to_csv(path / "survivors.csv", index=False)
-    record = {"kind": "sweep", "signature": "m:prune.sweep", "source": {"path": "model"}, "metric": "bleu"}
-    record["conclusions"] = ["l0: 3 heads can go; within the margin of 1 %"]
-    (path / "sweep.json").write_text(json.dumps(record), encoding="utf-8")
-    return path
-
-
 def removal_run(path: Path) -> Path:
     """What `headscope prune remove` writes, its model aside."""
     path.mkdir(parents=True)
@@ -180,29 +136,6 @@ def removal_run(path: Path) -> Path:
         "notes": [],
     }
     (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")
-    return path
-
-
-def training_run(path: Path) -> Path:
-    """What `headscope train mixing` writes, checkpoints aside."""
-    path.mkdir(parents=True)
-    rows = [
-        {"update": 10 * step, "epoch": step, "tokens": 70 * step, "seconds": step, "nll": 4 / step}
-        | {"valid_nll": 5 / step, "bleu": 3.0 * step, "nuclear_norm.encoder-self": 1 + step, "window": 0}
-        | {
-            "sentences": 9,
-            "tokens_per_second": 9,
-            "lr": 0.1,
-            "loss": 4 / step,
-            "gradient_norm": 1,
-            "valid_perplexity": 9,
-        }
-        | {"best": 1}
-        for step in (1, 2, 3)
-    ]
-    pd.DataFrame(rows).to_csv(path / "metrics.csv", index=False)
-    record = {"kind": "training", "variant": "mixing", "signature": "m:train.mixing"}
-    (path / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return path
 
 

@@ -27,18 +27,18 @@ from headscope.report.page.write import Report, gather, image_html, page_html, w
 from headscope.results.answer import number_text
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
+from headscope.results.sweep import Sweep
+from headscope.results.training import Training
+from tests.makers.figures import make_faithfulness, make_sweep, make_training
 from tests.makers.pages import (
     HOSTILE,
     PAIRS,
     add_descriptions,
-    add_faithfulness,
     add_importance,
     hostile_run,
     large_run,
     make_examples,
     removal_run,
-    sweep_run,
-    training_run,
 )
 from tests.makers.runs import make_run
 
@@ -89,7 +89,7 @@ def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
 
 @pytest.mark.slow
 def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path) -> None:
-    add_faithfulness(run)
+    make_faithfulness(run, np.random.default_rng(5))
     html, _, elements = page_of(run)
     policy = next(entry["content"] for tag, entry in elements.found if entry.get("http-equiv"))
     assert policy is not None and "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
@@ -274,22 +274,27 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
 
 @pytest.mark.slow
 def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path) -> None:
-    others = (sweep_run(tmp_path / "sweep", LAYOUT), removal_run(tmp_path / "small"), training_run(tmp_path / "train"))
+    others = (
+        make_sweep(tmp_path / "sweep", LAYOUT),
+        removal_run(tmp_path / "small"),
+        make_training(tmp_path / "train", LAYOUT, "mixing"),
+    )
     report = gather([*others, run])
     removal, sweep = report.sections["Pruning"]
     assert removal.answers[0].caution and removal.answers[0].sentence.endswith("NOT SHOWN TO BE AS GOOD")
     html = page_html(report)
     assert '<td class="worse">worse by 0.05, perhaps 0.09</td>' in html
-    assert sweep.answers[0].sentence == "sweep: l0: 3 heads can go; within the margin of 1 %"
+    assert sweep.answers == Sweep.open(others[0]).answers() and len(sweep.figures) == 3
     sizes = next(answer.table for answer in sweep.answers if answer.table is not None)
     kept, change = sizes.columns.index("heads"), sizes.columns.index("change")
-    assert [row[kept] for row in sizes.rows] == ["9", "3", "6", "3", "6"]
-    assert [row[change] for row in sizes.rows][:2] == ["", "−6"]
-    assert len(sweep.figures) == 2
+    assert [row[kept] for row in sizes.rows][:4] == ["9", "7", "4", "2"]
+    assert [row[change] for row in sizes.rows][:2] == ["", "−0.4"]
     (training,) = report.sections["Training"]
-    assert training.answers[0].sentence == "train (goes on): 30 updates in 3 s" and len(training.figures) == 1
+    assert training.answers[:-1] == Training.open(others[2]).answers() and len(training.figures) == 1
     assert training.answers[-1].table is not None
-    assert training.answers[-1].table.rows == (("train", "mixing", "30", "3", "1.67 at update 30", "9 at update 30"),)
+    assert training.answers[-1].table.rows == (
+        ("train", "mixing", "10,000", "10", "0.8 at update 10,000", "30 at update 10,000"),
+    )
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:

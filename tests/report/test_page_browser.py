@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from headscope.report.page.write import write_page
 from headscope.results.answer import number_text
+from tests.makers.figures import make_faithfulness, make_sweep, make_training
 from tests.makers.pages import (
     add_descriptions,
-    add_faithfulness,
     add_function_need,
     add_importance,
     browser,
@@ -25,8 +26,6 @@ from tests.makers.pages import (
     hostile_run,
     make_examples,
     removal_run,
-    sweep_run,
-    training_run,
 )
 from tests.makers.runs import make_run
 
@@ -83,13 +82,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         add_importance(path, seed=seed)
     add_function_need(paths["first"])
     add_descriptions(paths["first"])
-    add_faithfulness(paths["first"])
+    make_faithfulness(paths["first"], np.random.default_rng(5))
     heads = pd.read_csv(paths["first"] / "heads.csv", keep_default_na=False)
     heads["functions_unsupported"] = ["syntactic:obj> (12 instances, 20 are needed)", *[""] * (len(heads) - 1)]
     heads.to_csv(paths["first"] / "heads.csv", index=False)
     make_examples(paths["first"], LAYOUT, count=2, length=5)
     edit_record(paths["first"], left_out=[{"analysis": "syntactic", "why": "needs --parse"}], remarks=["a remark"])
-    others = [sweep_run(folder / "sweep", LAYOUT), removal_run(folder / "small"), training_run(folder / "train")]
+    others = [
+        make_sweep(folder / "sweep", LAYOUT),
+        removal_run(folder / "small"),
+        make_training(folder / "train", LAYOUT, "mixing"),
+    ]
     write_page([*paths.values(), *others], folder / "page.html")
     write_page([hostile_run(folder / "hostile")], folder / "hostile.html")
     write_page([make_run(folder / "wide", {"decoder-self": [12] * 14})], folder / "wide.html")
@@ -297,7 +300,7 @@ def test_a_page_without_an_analysis(chromium: Any, runs: dict[str, Path]) -> Non
     context = chromium.new_context(viewport=PHONE)
     reader = Reader(context.new_page(), path)
     assert reader.page.locator("main h2").all_inner_texts() == ["Pruning", "Training"]
-    assert "l0: 3 heads can go" in reader.text("#pruning") and reader.heard == []
+    assert "unpruned" in reader.text("#pruning") and reader.heard == []
     context.close()
 
 
