@@ -58,20 +58,10 @@ CASES = {
         Case(
             "analyze",
             lambda inputs: [
-                *(
-                    "analyze",
-                    inputs / "model",
-                    *_texts(inputs),
-                    "--only",
-                    "confidence",
-                    "--set",
-                    "detail=true",
-                    "--mhr-pickles",
-                ),
-                *("--bootstrap", 10, "--batch-tokens", 40),
+                *("analyze", inputs / "model", *_texts(inputs), "--only", "confidence", "--set", "detail=true"),
+                *("--mhr-pickles", "--bootstrap", 10, "--batch-tokens", 40),
             ],
         ),
-        Case("native", lambda inputs: ["convert", inputs / "model", "--to", "native"], out=("{out}",)),
         Case("fairseq", lambda inputs: ["convert", inputs / "c.pt", "--to", "fairseq"], out=("{out}",)),
         Case("huggingface", lambda inputs: ["convert", inputs / "c.pt", "--to", "huggingface"], out=("{out}",)),
         Case(
@@ -97,20 +87,9 @@ CASES = {
         Case(
             "per-sentence",
             lambda inputs: [
-                "evaluate",
-                inputs / "model",
-                *_texts(inputs),
-                "--metrics",
-                "perplexity",
-                "--bootstrap",
-                10,
+                *("evaluate", inputs / "model", *_texts(inputs), "--metrics", "perplexity", "--bootstrap", 10),
             ],
             out=("--per-sentence", "{out}"),
-            suffix=".csv",
-        ),
-        Case(
-            "each-head",
-            lambda inputs: ["evaluate", inputs / "model", *_texts(inputs), "--each-head", "--bootstrap", 10],
             suffix=".csv",
         ),
         Case("plot", lambda inputs: ["plot", "heads", inputs / "run", "--dpi", 30], suffix=".png"),

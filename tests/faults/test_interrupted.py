@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import random
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -30,23 +31,11 @@ STAGES = {
     "figures": ("report.registry.draw_standard", 1, {"figures"}),
 }
 MEASURED = {"confidence", "ablation", "shapley", "explained"}
-OPTIONS = [
-    *("--only", "confidence,ablation,shapley,explained", "--faithfulness", "--set", "faithfulness-steps=2"),
-    *(
-        "--set",
-        "faithfulness-seeds=2",
-        "--set",
-        "explained.explained-steps=2",
-        "--set",
-        "shapley.shapley-samples=2",
-        "--bootstrap",
-        "20",
-        "--batch-tokens",
-        "40",
-        "--max-sentences",
-        "8",
-    ),
-]
+OPTIONS = shlex.split(
+    "--only confidence,ablation,shapley,explained --faithfulness --set faithfulness-steps=2 --set faithfulness-seeds=2 "
+    "--set explained.explained-steps=2 --set shapley.shapley-samples=2 --bootstrap 20 --batch-tokens 40 "
+    "--max-sentences 8"
+)
 
 
 def analyze(headscope: Command, inputs: Path, out: Path, *more: str) -> tuple[int, str, dict[str, Any], pd.DataFrame]:
