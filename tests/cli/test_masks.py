@@ -20,11 +20,8 @@ from headscope.assets import trained_model
 from headscope.cli import main
 from headscope.cli.analyze import typed_text
 from headscope.config import AnalyzeOptions
-from headscope.config.small import TranslateOptions
 from headscope.engine.plan import chosen_analyses
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
-from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, select_heads
 from headscope.model.projections import projections
@@ -35,9 +32,6 @@ from headscope.results.study import Study
 from tests.oracles import checkpoints, native, patching, prompts, speakers
 from tests.oracles.checkpoints import SOURCES, TARGETS
 from tests.oracles.patching import Eager
-
-NAMES = "encoder-self.1.1,decoder-self.2.0,cross.0.*"
-TEXTS = ["ah bi ck", "aj", "bl ci ak bh cj"]
 
 
 def corpus(folder: Path, source: list[str], target: list[str] | None) -> Any:
@@ -63,29 +57,6 @@ def without_columns(checkpoint: Any, heads: list[HeadId]) -> Any:
             index = output.units[head.head]
             output.weight.index_fill_(output.axis, index, 0.0)
     return cut
-
-
-@pytest.mark.parametrize("kind", ["native", "bart", "bert", "gpt2"])
-def test_a_mask_equals_zeroed_columns_of_the_output_projection(kind: str, tmp_path: Path) -> None:
-    checkpoint: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)
-    source, target = (SOURCES, TARGETS) if kind == "native" else (TEXTS, TEXTS[::-1])
-    names = {"native": NAMES, "bart": "encoder-self.1.1,cross.0.*,decoder-self.1.4", "bert": "encoder-self.0.*"}
-    heads = select_heads(names.get(kind, "decoder-self.1.*,decoder-self.0.2"), checkpoint.layout)
-    cut = without_columns(checkpoint, heads)
-    texts = corpus(tmp_path, source, target if checkpoint.two_sided else None)
-    by_mask = likelihood(checkpoint, texts, LikelihoodOptions(30, 50), masks=[heads])
-    by_cut = likelihood(cut, texts, LikelihoodOptions(30, 50))
-    assert by_mask.first.tolist() == pytest.approx(by_cut.first.tolist(), abs=1e-9)
-    assert by_mask.first.tolist() != pytest.approx(
-        likelihood(checkpoint, texts, LikelihoodOptions(30, 50)).first.tolist()
-    )
-    if checkpoint.two_sided:
-        options = TranslateOptions(beam=3, max_extra=8)
-        with masked(checkpoint.model, heads):
-            found = list(translate_lines(checkpoint, source, options=options, tokens=30))
-        assert [each[0].text for each in found] == [
-            each[0].text for each in translate_lines(cut, source, options=options, tokens=30)
-        ]
 
 
 @torch.no_grad()

@@ -261,8 +261,9 @@ def test_matrices_are_means_over_sentences(tmp_path: Path) -> None:
         alphas_run(write_pickle(path, [1, 2]))
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_broken_and_hostile_files_are_one_line(tmp_path: Path, number: int) -> None:
+def test_hostile_files_are_one_line(tmp_path: Path) -> None:
+    """Damaged ones are those of `properties/test_readers.py`."""
+
     class Touch:
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (tmp_path / "executed",)
@@ -272,14 +273,3 @@ def test_broken_and_hostile_files_are_one_line(tmp_path: Path, number: int) -> N
     with pytest.raises(HeadscopeError, match=r"pathlib.*Path"):
         confidence_run(path)
     assert not (tmp_path / "executed").exists()
-    good = write_pickle(path, {"encoder": [{"self_attn": np.arange(12.0).reshape(3, 4) + 1}]}).read_bytes()
-    draw = np.random.default_rng(number)
-    for n in range(200):
-        bad = bytearray(good if n % 4 else good[: draw.integers(len(good))])
-        if n % 4:
-            bad[draw.integers(len(bad))] ^= 1 << draw.integers(8)
-        path.write_bytes(bad)
-        try:
-            confidence_run(path)
-        except HeadscopeError as error:
-            assert "\n" not in str(error)

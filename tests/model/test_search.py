@@ -83,17 +83,6 @@ def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
         agree(its, slow.story(look, beam=beam, end=END, power=0.6, spread=spread, **bounds))
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_of_all_sequences(power: float) -> None:
-    made = model(3, vocabulary=6)
-    source, mask = sources()
-    source = source % 6
-    config = SearchConfig(beam=200, best=20, power=power, max_extra=3)
-    for n, found in enumerate(find(made, source, mask, config)):
-        look = next_log_p(made, source[n], mask[n])
-        agree(found, slow.exhaustive(look, words=[0, 3, 4, 5], end=END, most=3, least=1, power=power))
-
-
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> None:

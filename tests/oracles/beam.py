@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
 
 NextLogP = Callable[[tuple[int, ...]], list[float]]
 Found = list[tuple[tuple[int, ...], float]]
@@ -69,14 +68,3 @@ def greedy(next_log_p: NextLogP, *, end: int, most: int, pad: int) -> tuple[int,
         if ids[-1] == end:
             return ids
     return (*ids, end)
-
-
-def exhaustive(next_log_p: NextLogP, *, words: list[int], end: int, most: int, least: int, power: float) -> Found:
-    """Every sequence of `least` to `most` words and the end, best first."""
-    found = []
-    for length in range(least, most + 1):
-        for chosen in product(words, repeat=length):
-            ids = (*chosen, end)
-            total = sum(next_log_p(ids[:n])[ids[n]] for n in range(len(ids)))
-            found.append((ids, total / len(ids) ** power))
-    return sorted(found, key=lambda c: -c[1])
