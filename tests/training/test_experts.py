@@ -31,7 +31,7 @@ from tests.oracles import lessons, native
 
 
 def experts(heads: int = 5, **options: Any) -> Experts:
-    made = build_mixing("experts", heads=heads, d_value=7, d_model=11, options=options).double().eval()
+    made = build_mixing("experts.v1", heads=heads, d_value=7, d_model=11, options=options).double().eval()
     assert isinstance(made, Experts)
     return made
 
