@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from headscope.cli.options import options_from, read
 from headscope.config import option
 
 if TYPE_CHECKING:
-    from headscope.progress import Timer
+    from headscope.progress import Step
     from headscope.results.training import Training
     from headscope.training.variant import Variant
 
@@ -89,10 +89,18 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
     resume, force = earlier.resume, earlier.force
     values = with_defaults(values, variant.name, resume=resume)
     config, options = read(TrainConfig, values), variant(read(variant.Options, values))
-    main = os.environ.get("RANK", "0") == "0"
-    with _display(main, remarks_on(config)) as display:
-        result = run_training(config, options, resume=resume, force=force, listener=display, command=sys.argv[1:])
-    if main:
+
+    def note(text: str) -> None:
+        console.say(f"note: {text}")
+
+    def begin(title: str, total: int | None, *, unit: str) -> AbstractContextManager[Step]:
+        for text in remarks_on(config):
+            note(text)
+        return console.progress(title, total, unit=unit)
+
+    command = sys.argv[1:]
+    result = run_training(config, options, resume=resume, force=force, progress=begin, remark=note, command=command)
+    if os.environ.get("RANK", "0") == "0":
         _show(result, json=json)
         if resume and result.update == result.begun_at and result.reason != "interrupted":
             console.say(f"the run in {result.folder} was complete; to go on, give it more --updates or --max-epochs")
@@ -111,74 +119,3 @@ def _show(result: Training, *, json: bool) -> None:
     curves = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
     cite = f"Results: {result.folder}   Cite: {result.folder / 'run.json'}"
     show_result(result, files=[cite], commands=[("Curves of the training", curves)])
-
-
-@contextmanager
-def _display(main: bool, notes: Sequence[str]) -> Iterator[TrainingLines]:
-    """Where training is shown, by the first of several processes only; `notes` once it has begun."""
-    from headscope.progress import Timer
-
-    screen = console.err()
-    if not main or not screen.is_terminal:
-        yield TrainingLines(console.say if main else lambda text: None, notes=notes)
-        return
-    with screen.status("") as status:
-        yield TrainingLines(status.update, Timer(interval=0.5), notes=notes, note=console.say)
-
-
-class TrainingLines:
-    """A line now and then: update, loss, rate, time left; before the first one the notes."""
-
-    def __init__(
-        self,
-        say: Callable[[str], None],
-        timer: Timer | None = None,
-        *,
-        notes: Sequence[str] = (),
-        note: Callable[[str], None] | None = None,
-    ) -> None:
-        from headscope.progress import Timer
-
-        self.say, self.note, self.notes = say, note or say, list(notes)
-        self.timer = timer or Timer()
-        self.updates = self.tokens = self.since = 0
-        self.loss, self.valid = 0.0, ""
-
-    def after_update(self, run: Any, sums: Any) -> None:
-        """After every update."""
-        from headscope.progress import duration
-        from headscope.training.config import length
-
-        while self.notes:
-            self.remark(self.notes.pop(0))
-        self.updates, self.since = self.updates + 1, self.since + sums.tokens
-        self.tokens, self.loss = self.tokens + sums.tokens, self.loss + sums.loss
-        if not self.timer.due():
-            return
-        update, seconds = run.position.update, max(self.timer.elapsed(), 1e-9)
-        total = length(run.config.updates, run.config.epochs, run.position.updates_per_epoch)
-        time_left = [f"{duration(max(total - update, 0) * seconds / self.updates)} left"] if total else []
-        parts = [
-            f"update {update:,}" + (f" of {total:,}" if total else ""),
-            f"epoch {run.position.epoch}",
-            f"loss {self.loss / max(self.since, 1):.3f}",
-            *([self.valid] if self.valid else []),
-            f"{self.tokens / seconds:,.0f} tokens/s",
-            *time_left,
-        ]
-        self.say("training: " + ", ".join(parts))
-        self.loss, self.since = 0.0, 0
-
-    def after_validation(self, run: Any, validation: Any, *, best: bool) -> None:
-        """After every validation."""
-        self.valid = _scores(validation)
-
-    def remark(self, text: str) -> None:
-        """Before the first update."""
-        self.note(f"note: {text}")
-
-
-def _scores(validation: Any) -> str:
-    parts = [f"valid {validation.nll:.3f}" if validation.nll is not None else ""]
-    parts.append(f"BLEU {validation.bleu:.1f}" if validation.bleu is not None else "")
-    return " ".join(part for part in parts if part)

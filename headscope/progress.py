@@ -17,11 +17,15 @@ from headscope.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-Progress = Callable[..., AbstractContextManager[Callable[[int], None]]]
+Step = Callable[..., None]
+"""Called with how much is done since the last call, and perhaps a `note` on how it goes."""
+Progress = Callable[..., AbstractContextManager[Step]]
 """Called with a title, a total and perhaps their `unit`; within the context manager, call its value with each step."""
 
 INTERVAL = 30.0
 """Seconds between lines of progress."""
+AT_ONCE = 0.1
+"""Seconds; what is done so soon was done by a run before."""
 
 
 def console_for_text(**options: Any) -> Console:
@@ -40,22 +44,22 @@ def console_for_text(**options: Any) -> Console:
     return Printable(**{"highlight": False, "markup": False, "emoji": False, **options})
 
 
-def no_progress(title: str, total: int, *, unit: str = "sentences") -> AbstractContextManager[Callable[[int], None]]:
+def no_progress(title: str, total: int | None, *, unit: str = "sentences") -> AbstractContextManager[Step]:
     """A `Progress` that shows nothing."""
-    return nullcontext(lambda count: None)
+    return nullcontext(lambda count, note="": None)
 
 
 def report_to(callback: Callable[[str, int, int], object]) -> Progress:
     """A `Progress` that calls `callback(title, done, total)` at the start and after each step."""
 
     @contextmanager
-    def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
+    def progress(title: str, total: int | None, *, unit: str = "sentences") -> Iterator[Step]:
         count_done = 0
 
-        def step(count: int) -> None:
+        def step(count: int, note: str = "") -> None:
             nonlocal count_done
             count_done += count
-            callback(title, count_done, total)
+            callback(title, count_done, total or 0)
 
         step(0)
         yield step
@@ -64,9 +68,7 @@ def report_to(callback: Callable[[str, int, int], object]) -> Progress:
 
 
 @contextmanager
-def bar(
-    title: str, total: int | None, *, unit: str = "sentences", console: Console | None = None
-) -> Iterator[Callable[[int], None]]:
+def bar(title: str, total: int | None, *, unit: str = "sentences", console: Console | None = None) -> Iterator[Step]:
     """A progress bar with rate and time left, on `console` (default: stderr, or the cell of a notebook)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -76,14 +78,15 @@ def bar(
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
     )
     screen = console or console_for_text(stderr=True)
     with Progress(*columns, console=screen, transient=True) as display:
-        task = display.add_task(title, total=total, rate="")
+        task = display.add_task(title, total=total, rate="", note="")
 
-        def step(count: int) -> None:
+        def step(count: int, note: str = "") -> None:
             speed = display.tasks[0].speed
-            display.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "")
+            display.update(task, advance=count, rate=f"{speed:.0f} {unit}/s" if speed else "", note=note)
 
         yield step
 
@@ -112,16 +115,20 @@ class Timer:
 @contextmanager
 def lines(
     title: str, total: int | None, *, unit: str, say: Callable[[str], None], timer: Timer | None = None
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Step]:
     """Progress as plain lines with rate and time left, for logs; none for work that is done before one is due."""
-    timer, count_done = timer or Timer(), 0
+    timer, count_done, earlier = timer or Timer(), 0, 0
 
-    def step(count: int) -> None:
-        nonlocal count_done
+    def step(count: int, note: str = "") -> None:
+        nonlocal count_done, earlier
+        if not count_done and timer.elapsed() < AT_ONCE:
+            earlier = count
         count_done += count
         if timer.due():
-            of_total = "" if total is None else f" of {total:,}"
-            say(f"{title}: {count_done:,}{of_total} {unit}, {pace(count_done, total, timer.elapsed(), unit)}")
+            before = earlier if count_done > earlier else 0
+            of_total, left = ("", None) if total is None else (f" of {total:,}", total - before)
+            now = f"{count_done:,}{of_total} {unit}, {pace(count_done - before, left, timer.elapsed(), unit)}"
+            say(f"{title}: {now}{note and f', {note}'}")
 
     yield step
 

@@ -6,20 +6,17 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from variants.design import Arm, swap_schedule
 from variants.runs import Setting, train_config
 
 from headscope.files.writing import write_json
+from headscope.progress import Step
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
-
-if TYPE_CHECKING:
-    from headscope.training.losses import Sums
-    from headscope.training.run_state import TrainingRun
-    from headscope.training.train_loop import Validation
 
 SENTENCES, EPOCHS, WARM = 800, 4, 5  # swaps and G steps come by epoch, so there are some; updates not counted
 
@@ -43,28 +40,26 @@ def seconds_of_step(setting: Setting, arm: Arm, out: Path, seed: int) -> float:
     changes: dict[str, Any] = {"max_sentences": SENTENCES, "max_epochs": EPOCHS + 1, "vocab_size": 2000}
     config = train_config(setting, arm, seed, out=out, **changes)
     cls = VARIANTS.get(arm.variant)
-    train(config, cls(cls.Options(**options)), listener=stopwatch)
+    train(config, cls(cls.Options(**options)), progress=stopwatch)
     shutil.rmtree(out)
     return statistics.fmean(stopwatch.steps[WARM:])
 
 
 class Stopwatch:
-    """CPU seconds between the ends of updates; what lies between epochs is left out."""
+    """CPU seconds between the ends of updates, as a display of progress; those with a validation are left out."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
         self.last: float | None = None
+        self.valid = ""
 
-    def after_update(self, run: TrainingRun, sums: Sums) -> None:
+    def __call__(self, title: str, total: int | None, *, unit: str) -> AbstractContextManager[Step]:
+        """Begins to measure."""
+        return nullcontext(self.step)
+
+    def step(self, count: int, note: str) -> None:
         """The end of an update."""
-        now = time.process_time()
-        if self.last is not None:
+        now, valid = time.process_time(), note.partition("valid")[2]
+        if self.last is not None and valid == self.valid:
             self.steps.append(now - self.last)
-        self.last = now
-
-    def after_validation(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
-        """The update after it has no beginning."""
-        self.last = None
-
-    def remark(self, text: str) -> None:
-        """Nothing."""
+        self.last, self.valid = now, valid

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from variants.design import RECIPE, TEST, Arm
 
@@ -24,15 +25,11 @@ from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
+from headscope.progress import Step
 from headscope.results.training import Training
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
-
-if TYPE_CHECKING:
-    from headscope.training.losses import Sums
-    from headscope.training.run_state import TrainingRun
-    from headscope.training.train_loop import Validation
 
 LENGTHS = TranslateOptions(beam=5, max_ratio=1.2, max_extra=10)  # as in validation: no endless translations
 ROOT = Path(__file__).parents[2]
@@ -108,7 +105,8 @@ def trained(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
     clock = Clock(folder.parent / f"{folder.name}.cpu.json")
     print(f"{datetime.datetime.now():%F %T} training {folder.name}", flush=True)
     config = train_config(setting, arm, seed)
-    result = train(config, cls(cls.Options(**arm.options)), resume=True, listener=clock, command=[arm.command])
+    result = train(config, cls(cls.Options(**arm.options)), resume=True, progress=clock, command=[arm.command])
+    clock.note(result.update)
     if result.reason == "interrupted":
         sys.exit(f"stopped {folder.name} after update {result.update}; the same command goes on from there")
     return note_of(setting, arm, seed, result) | {"cpu_seconds": clock.seconds}
@@ -217,30 +215,28 @@ class Clock:
         self.path = path
         earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.by_update = {int(update): float(seconds) for update, seconds in earlier.items()}
-        self.began, self.before = 0.0, 0.0
+        self.began, self.before, self.update = 0.0, 0.0, 0
 
     @property
     def seconds(self) -> float:
         """Of all updates, validation included."""
         return max(self.by_update.values(), default=0.0)
 
-    def after_update(self, run: TrainingRun, sums: Sums) -> None:
+    def __call__(self, title: str, total: int | None, *, unit: str) -> AbstractContextManager[Step]:
+        """It is a display of progress."""
+        return nullcontext(self.step)
+
+    def step(self, count: int, note: str) -> None:
         """Starts at the first update of a process; notes the time where the state is saved."""
-        update = run.position.update
+        self.update += count
         if not self.began:
             self.began = time.process_time()
-            self.by_update = {number: seconds for number, seconds in self.by_update.items() if number < update}
+            self.by_update = {number: seconds for number, seconds in self.by_update.items() if number < self.update}
             self.before = self.seconds
-        if update % RECIPE["save_every"] == 0:
-            self._note(update)
+        if self.update % RECIPE["save_every"] == 0:
+            self.note(self.update)
 
-    def after_validation(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
-        """Notes the time at the end of an epoch."""
-        self._note(run.position.update)
-
-    def remark(self, text: str) -> None:
-        """Nothing: what a variant did not do stands in its run.json."""
-
-    def _note(self, update: int) -> None:
+    def note(self, update: int) -> None:
+        """Note the time of an update."""
         self.by_update[update] = self.before + time.process_time() - self.began
         write_json(self.path, self.by_update)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
 from inspect import isfunction
@@ -57,29 +55,6 @@ def progress_of(report: Report) -> Progress:
     if not isinstance(report, bool):
         raise ConfigError(f"progress={report!r} is not known; give True, False or a function of (what, done, total)")
     return bar if report else no_progress
-
-
-class TrainingReport(ExitStack):
-    """A listener of training that reports progress in updates, and remarks as warnings."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress, self._updates = progress, 0
-        self._step: Callable[[int], None] | None = None
-
-    def after_update(self, run: Any, sums: Any) -> None:
-        """After every update."""
-        position = run.position
-        self._step = self._step or self.enter_context(self._progress("training", position.planned_length or 0))
-        self._step(position.update - self._updates)
-        self._updates = position.update
-
-    def after_validation(self, run: Any, validation: Any, *, best: bool) -> None:
-        """After every validation."""
-
-    def remark(self, text: str) -> None:
-        """A remark of the training."""
-        warnings.warn(text, stacklevel=2)
 
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"

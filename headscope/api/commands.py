@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 from torch import cuda, nn
 from torch.random import fork_rng
 
-from headscope.api.arguments import PathName, Report, TrainingReport, progress_of, public_api
+from headscope.api.arguments import PathName, Report, progress_of, public_api
 from headscope.api.model import Model
 from headscope.config import CheckpointOptions
 from headscope.config.declarations import import_target
@@ -173,9 +174,15 @@ def train(
     own = {entry.name: values.pop(entry.name) for entry in fields(cls.Options) if entry.name in values}
     config = make_config(TrainConfig, values, what=what, extra_names=own)
     variant_options = cls(make_config(cls.Options, own, what=what))
-    with TrainingReport(progress_of(progress)) as listener:
-        more: Any = {"listener": listener, "command": ("headscope.train", variant)}
-        return run_training(config, variant_options, resume=resume, force=force, **more)
+    return run_training(
+        config,
+        variant_options,
+        resume=resume,
+        force=force,
+        progress=progress_of(progress),
+        remark=lambda text: warnings.warn(text, stacklevel=4),
+        command=("headscope.train", variant),
+    )
 
 
 Runs: TypeAlias = "Study | PathName | Sequence[Study | PathName]"

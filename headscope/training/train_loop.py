@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch
@@ -17,9 +18,11 @@ from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import DEFAULT, TOKENISED, TextMode, translate_lines
 from headscope.files.reading import read_text
 from headscope.files.writing import write_atomically, write_errors
+from headscope.progress import Progress as ProgressDisplay
+from headscope.progress import Step
 from headscope.training import checkpoints
 from headscope.training.checkpoints import METRICS, Progress, checkpoint, save_state
-from headscope.training.config import TrainConfig, rate
+from headscope.training.config import TrainConfig, length, rate
 from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
@@ -135,47 +138,34 @@ def _board(folder: Path, update: int) -> Any:
 Reason = Literal["updates", "epochs", "patience", "interrupted"]
 
 
-class Listener(Protocol):
-    """Who is told how training goes, in the first process."""
-
-    def after_update(self, run: TrainingRun, sums: Sums) -> None:
-        """After every update."""
-        return
-
-    def after_validation(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
-        """After every validation."""
-        return
-
-    def remark(self, text: str) -> None:
-        """Before the first update: something that the user should know of the run."""
-        return
-
-
-class Silent(Listener):
-    """Tells nobody."""
-
-
 @dataclass
 class Loop:
-    """Trains a run to its end. `settings` go into the state; `interrupted` says that somebody wants to stop."""
+    """Trains a run to its end. `settings` go into the state; `interrupted` says that somebody wants to stop.
+
+    The first process says how it goes by `display`, and by `remark` what the user should know of it beforehand.
+    """
 
     run: TrainingRun
     variant: Variant
     progress: Progress
     settings: Mapping[str, Any]
     history: History | None
-    listener: Listener
+    display: ProgressDisplay
+    remark: Callable[[str], None]
     interrupted: Callable[[], bool]
     mark: float = field(default_factory=time.monotonic)
+    bars: ExitStack = field(default_factory=ExitStack)
+    step: Step | None = None
 
     def train(self) -> Reason:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
             for text in self.variant.remarks(self.run, has_ended=False):
-                self.listener.remark(text)
-        while reason is None:
-            reason = self._epoch()
+                self.remark(text)
+        with self.bars:
+            while reason is None:
+                reason = self._epoch()
         self._finish(reason)
         return reason
 
@@ -218,9 +208,18 @@ class Loop:
         self.variant.after_update(run, run.position)
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
-            self.listener.after_update(run, sums)
+            self._show()
         if run.position.update % run.config.log_every == 0 and not self._validates():
             self._log({})
+
+    def _show(self) -> None:
+        """Show that an update is done, on a bar from the first one on."""
+        position, config, window, count = self.run.position, self.run.config, self.progress.window, 1
+        if self.step is None:
+            total, count = length(config.updates, config.epochs, position.updates_per_epoch), position.update
+            self.step = self.bars.enter_context(self.display("training", total, unit="updates"))
+        scores = {"loss": window.loss / max(window.tokens, 1), "valid": self.progress.nll, "BLEU": self.progress.bleu}
+        self.step(count, ", ".join(f"{name} {value:.3g}" for name, value in scores.items() if value is not None))
 
     def _own_share(self, groups: list[Numbers]) -> list[Batch]:
         """This process's micro-batches; every process has as many."""
@@ -278,7 +277,6 @@ class Loop:
                 checkpoints.save(run, "best")
             if keeps:
                 checkpoints.keep_weights(run, run.position.update)
-            self.listener.after_validation(run, validation, best=best)
         nll = validation.nll
         valid_perplexity = None if nll is None else float(perplexity(nll))
         self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": validation.bleu, "best": int(best)})

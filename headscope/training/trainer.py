@@ -24,6 +24,8 @@ from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.translation import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
+from headscope.progress import Progress as ProgressDisplay
+from headscope.progress import no_progress
 from headscope.results.training import Training
 from headscope.signature import signature_of
 from headscope.training.architecture import build_model, open_init
@@ -40,7 +42,7 @@ from headscope.training.checkpoints import (
 from headscope.training.config import TrainConfig, TrainingPosition, remarks_on
 from headscope.training.prepare import prepare, write_vocabularies
 from headscope.training.run_state import TrainingLoss, TrainingRun
-from headscope.training.train_loop import History, Listener, Loop, Silent, bleu_mode
+from headscope.training.train_loop import History, Loop, bleu_mode
 from headscope.training.variant import Variant
 from headscope.version import VERSION
 
@@ -51,7 +53,8 @@ def train(
     *,
     resume: bool = False,
     force: bool = False,
-    listener: Listener | None = None,
+    progress: ProgressDisplay = no_progress,
+    remark: Callable[[str], None] = lambda text: None,
     command: Sequence[str] = (),
 ) -> Training:
     """Train a variant in `config.out`. `resume` goes on with the run there, or begins one where there is none.
@@ -64,9 +67,8 @@ def train(
         workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)
         with _stoppable() as is_interrupted, clean_workspace(workspace, processes):
-            result = _train(
-                working, variant, processes, read_state(workspace.path), listener or Silent(), is_interrupted, command
-            )
+            state = read_state(workspace.path)
+            result = _train(working, variant, processes, state, progress, remark, is_interrupted, command)
         if result.reason != "interrupted":
             if processes.main:
                 workspace.finish()
@@ -79,7 +81,8 @@ def _train(
     variant: Variant,
     processes: Processes,
     state: Mapping[str, Any] | None,
-    listener: Listener,
+    display: ProgressDisplay,
+    remark: Callable[[str], None],
     is_interrupted: Callable[[], bool],
     command: Sequence[str],
 ) -> Training:
@@ -101,12 +104,12 @@ def _train(
         write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
         for text in run.data.unknown.warnings(cast(Any, run.data)):  # which says why subwords are unknown
-            listener.remark(text)
+            remark(text)
         if config.bleu_every and run.data.valid_texts is not None:
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
-                listener.remark(text)
+                remark(text)
     begun_at = run.position.update
-    loop = Loop(run, variant, progress, settings, history, listener, is_interrupted)
+    loop = Loop(run, variant, progress, settings, history, display, remark, is_interrupted)
     with _record_status(config.out, about, history):
         reason = loop.train()
     remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, has_ended=True)]

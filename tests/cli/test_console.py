@@ -7,17 +7,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 import headscope as hs
 from headscope import progress
 from headscope.cli import console, main
-from headscope.cli.train import TrainingLines
 from headscope.progress import Timer, lines
-from headscope.training.losses import Sums
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -90,26 +86,17 @@ def test_a_line_comes_when_the_interval_is_over_and_not_before() -> None:
     ]
 
 
-def run_at(update: int, *, updates: int | None) -> Any:
-    position = SimpleNamespace(update=update, epoch=3, updates_per_epoch=None)
-    return SimpleNamespace(position=position, config=SimpleNamespace(updates=updates, epochs=None))
-
-
-@pytest.mark.parametrize(("total", "of", "left"), [(5000, " of 5,000", ", 7 min left"), (None, "", "")])
-def test_training_says_update_loss_rate_and_time_left(total: int | None, of: str, left: str) -> None:
-    """From update 4,001 on, as after --resume: 100 tokens and 0.5 seconds an update, loss 2 a token, later 1."""
+def test_a_line_says_how_it_goes_and_what_was_done_before_counts_for_no_rate() -> None:
+    """From update 4,001 on, as after --resume, half a second an update."""
     clock, said = Clock(), list[str]()
-    display = TrainingLines(said.append, Timer(interval=30, clock=clock))
-    for update in range(1, 131):
-        clock.now += 0.5
-        if update == 100:
-            display.after_validation(None, SimpleNamespace(nll=1.25, bleu=20.04), best=True)
-        sums = Sums()._replace(tokens=100, loss=200.0 if update <= 60 else 100.0)
-        display.after_update(run_at(4000 + update, updates=total), sums)
-    later = ", 7 min left" if total else ""
+    with lines("training", 5000, unit="updates", say=said.append, timer=Timer(interval=30, clock=clock)) as step:
+        step(4000, "loss 9")
+        for update in range(1, 131):
+            clock.now += 0.5
+            step(1, "loss 2" if update < 100 else "loss 1, valid 1.25")
     assert said == [
-        f"training: update 4,060{of}, epoch 3, loss 2.000, 200 tokens/s{left.replace('7', '8')}",
-        f"training: update 4,120{of}, epoch 3, loss 1.000, valid 1.250 BLEU 20.0, 200 tokens/s{later}",
+        "training: 4,060 of 5,000 updates, 2 updates/s, 8 min left, loss 2",
+        "training: 4,120 of 5,000 updates, 2 updates/s, 7 min left, loss 1, valid 1.25",
     ]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.formats.base import open_checkpoint
+from headscope.progress import no_progress
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, Variant, VariantChain, find_variant, why_not_together
@@ -51,8 +52,8 @@ def trained(
     folder.mkdir(exist_ok=True)
     cls = find_variant(name)
     config = lessons.config(folder, **{"log_every": 1000, "max_epochs": 2, "max_tokens": 120, **shared})
-    listener = None if stop is None else lessons.StopsAfter(stop)
-    found = train(config, cls(cls.Options(**options)), listener=listener, resume=resume)
+    shown = no_progress if stop is None else lessons.StopsAfter(stop)
+    found = train(config, cls(cls.Options(**options)), progress=shown, resume=resume)
     if not (found.folder / "last").exists():
         return found.reason, {}
     its: Any = open_checkpoint(str(found.folder / "last"), device="cpu", dtype="float64").model

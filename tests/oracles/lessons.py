@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from headscope.config.option import make_config
 from headscope.data.encoded import Batch
+from headscope.progress import Step
 from headscope.training.config import TrainConfig
 from headscope.training.prepare import collate, epoch_plan
 from headscope.training.run_state import TrainingRun
-from headscope.training.train_loop import Listener
 from headscope.training.trainer import make_run
 from headscope.training.variant import find_variant
 
@@ -61,13 +62,18 @@ def lesson(run: TrainingRun) -> list[Batch]:
 
 
 @dataclass
-class StopsAfter(Listener):
-    """A listener that presses Ctrl-C after an update."""
+class StopsAfter:
+    """A display of progress that presses Ctrl-C after an update."""
 
     update: int
+    done: int = 0
 
-    def after_update(self, run: TrainingRun, sums: object) -> None:
-        if run.position.update == self.update:
+    def __call__(self, title: str, total: int | None, *, unit: str) -> AbstractContextManager[Step]:
+        return nullcontext(self.step)
+
+    def step(self, count: int, note: str) -> None:
+        self.done += count
+        if self.done == self.update:
             os.kill(os.getpid(), signal.SIGINT)
 
 

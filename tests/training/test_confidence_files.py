@@ -17,6 +17,7 @@ from headscope.cli.main import app
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.model.taps import capture
+from headscope.progress import no_progress
 from headscope.report.figures.training import load_confidence
 from headscope.training.config import TrainingPosition
 from headscope.training.prepare import collate, epoch_plan
@@ -43,12 +44,12 @@ def read(folder: Path, epoch: int) -> Any:
     return pickle.loads((folder / "run" / "confs" / f"epoch-{epoch}.pkl").read_bytes())
 
 
-def go(folder: Path, name: str = "baseline", *, resume: bool = False, listener: Any = None, **given: Any) -> Any:
+def go(folder: Path, name: str = "baseline", *, resume: bool = False, progress: Any = no_progress, **given: Any) -> Any:
     folder.mkdir(exist_ok=True)
     cls = find_variant(name)
     options = given.pop("options", {})
     shared = {"max_epochs": 2, "log_every": 3, **given}
-    return train(lessons.config(folder, **shared), cls(cls.Options(**options)), resume=resume, listener=listener)
+    return train(lessons.config(folder, **shared), cls(cls.Options(**options)), resume=resume, progress=progress)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,7 +119,7 @@ def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: P
     )
     given: dict[str, Any] = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
     whole = go(tmp_path / "whole", **given).folder
-    assert go(tmp_path / "parts", **given, listener=lessons.StopsAfter(11)).reason == "interrupted"
+    assert go(tmp_path / "parts", **given, progress=lessons.StopsAfter(11)).reason == "interrupted"
     assert not (tmp_path / "parts" / "run" / "confs" / "epoch-2.pkl").exists()
     parts = go(tmp_path / "parts", **given, resume=True).folder
     for epoch in (1, 2):

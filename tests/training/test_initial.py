@@ -152,7 +152,7 @@ def test_an_earlier_end_cuts_the_run_short_and_changes_nothing_before_it(tmp_pat
     (tmp_path / "cut").mkdir()
     config = lessons.config(tmp_path / "cut", max_epochs=3, **SHORT, **options)
     cls = VARIANTS.get("baseline")
-    assert train(config, cls(cls.Options()), listener=lessons.StopsAfter(2)).reason == "interrupted"
+    assert train(config, cls(cls.Options()), progress=lessons.StopsAfter(2)).reason == "interrupted"
     assert train(replace(config, max_epochs=2), cls(cls.Options()), resume=True).epoch == 2
     rows = train_more(tmp_path / "cut", max_epochs=2, resume=True, **options)
     assert len(rows) > 4 and [row["loss"] for row in rows] == [row["loss"] for row in whole[: len(rows)]]

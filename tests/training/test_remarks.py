@@ -14,7 +14,6 @@ from headscope.heads import HeadId
 from headscope.results.training import Training
 from headscope.training.config import TrainingPosition
 from headscope.training.swaps import Swap, swap_heads
-from headscope.training.train_loop import Listener
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.mixing import LinearMixing, matrices_of
@@ -26,23 +25,13 @@ LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
 )
 
 
-class Heard(Listener):
-    """Keeps what is remarked."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def remark(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def run(
     folder: Path, name: str, options: dict[str, Any], *, resume: bool = False, **shared: Any
 ) -> tuple[Training, list[str]]:
     """How a run ended, and what was said before it began."""
-    cls, heard = find_variant(name), Heard()
+    cls, heard = find_variant(name), list[str]()
     config = lessons.config(folder, **{"precision": "float32", "log_every": 1000, "max_epochs": 1} | shared)
-    return train(config, cls(cls.Options(**options)), resume=resume, listener=heard), heard.texts
+    return train(config, cls(cls.Options(**options)), resume=resume, remark=heard.append), heard
 
 
 UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before

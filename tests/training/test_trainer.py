@@ -41,7 +41,6 @@ from headscope.training.prepare import (
 )
 from headscope.training.run_state import TrainingRun
 from headscope.training.tokenizers import normaliser
-from headscope.training.train_loop import Listener
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
@@ -365,17 +364,13 @@ def test_training_starts_from_a_checkpoint(trained: Training, texts: Path, tmp_p
 
 @pytest.mark.slow
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
-    class Told(Listener):
-        def remark(self, text: str) -> None:
-            told.append(text)
-
     told: list[str] = []
     foreign = tmp_path / "source"
     foreign.write_text("жжж\n" * 150, encoding="utf-8")
-    train(small(texts, out=tmp_path / "first"), baseline(), listener=Told())
+    train(small(texts, out=tmp_path / "first"), baseline(), remark=told.append)
     assert told == []
     common = {"out": tmp_path / "foreign", "init": str(tmp_path / "first" / "last"), "valid_source": None}
-    train(small(texts, source=foreign, valid_target=None, **common), baseline(), listener=Told())
+    train(small(texts, source=foreign, valid_target=None, **common), baseline(), remark=told.append)
     assert len(told) == 1 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[0]
     counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
     assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
@@ -463,7 +458,7 @@ def whole(texts: Path, tmp_path: Path) -> Iterator[Training]:
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: Training) -> None:
     config = small(texts, out=tmp_path / "run", dropout=0.3)
-    found = train(config, baseline(), listener=lessons.StopsAfter(4))
+    found = train(config, baseline(), progress=lessons.StopsAfter(4))
     assert found.reason == "interrupted" and found.update == 4
     assert train(config, baseline(), resume=True).reason == "updates"
     both = [(folder / "last" / "model.safetensors").read_bytes() for folder in (config.out, whole.folder)]

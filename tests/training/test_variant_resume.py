@@ -13,6 +13,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
+from headscope.progress import no_progress
 from headscope.training.config import TrainingPosition
 from headscope.training.swap_scores import head_scores
 from headscope.training.trainer import train
@@ -59,8 +60,9 @@ def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metric
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
         config = lessons.config(tmp_path / name, max_epochs=4, validate_every=1000, **SHORT)
-        for listener in [lessons.StopsAfter(13), None] if name == "parts" else [None]:
-            result = train(config, cls(cls.Options(gate_every=1)), listener=listener, resume=name == "parts")
+        displays: list[Any] = [lessons.StopsAfter(13), no_progress] if name == "parts" else [no_progress]
+        for shown in displays:
+            result = train(config, cls(cls.Options(gate_every=1)), progress=shown, resume=name == "parts")
         assert (result.reason, result.update) == ("epochs", 24)
         with (config.out / "metrics.csv").open(encoding="utf-8") as file:
             (line,) = csv.DictReader(file)
