@@ -56,7 +56,7 @@ UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which no
         ("disagreement", {"weight": 0.0}, {}, "--weight 0 adds nothing", "--weight 0 adds nothing"),
         ("disagreement", {}, {"heads": 1}, "no attention module of --sites has two heads", "has no gradient"),
         ("disagreement", {}, {}, None, None),
-        ("swap", {"dynamic": ("hard",)}, {}, "no heads of cross in 1 epochs", "no heads of cross"),
+        ("swap", {"dynamic": ("hard",)}, {}, "no heads of cross are swapped in 1 epochs", "no heads of cross"),
         ("swap", {"dynamic": ("hard",)}, {"max_epochs": 2}, None, None),
         (
             "swap",
