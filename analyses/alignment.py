@@ -191,7 +191,7 @@ class Alignment(Analysis):
         return ratios
 
     def _observe_template(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if self.links is None or not self.links.known or heads.batch.kind == "random":
+        if self.links is None or not self.links.has_links or heads.batch.kind == "random":
             return {}
         spans: list[SourceSpan] = heads.of_batch.get("alignment spans", heads.batch, lambda: self._spans(heads))
         ratios, weights = looks(heads, spans)
@@ -200,7 +200,7 @@ class Alignment(Analysis):
         for number, span, source_weights in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
             if number < KEPT and source_weights.shape[1]:
                 self.between.setdefault(number, {})[heads.layer] = source_weights
-                self.tables[number] = span.linked.numpy(), span.sure.numpy()
+                self.tables[number] = span.links.numpy(), span.sure.numpy()
         return ratios
 
     def _spans(self, heads: HeadBatch) -> list[SourceSpan]:

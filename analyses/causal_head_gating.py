@@ -122,7 +122,7 @@ class CausalHeadGating(Analysis):
         )
         if not examples:
             raise DataError(f"{corpus.name} has no token that a model could predict; causal_head_gating needs some")
-        self.truncated = losses.truncated
+        self.n_truncated = losses.n_truncated
         fit = GatingFit(
             fits=options.chg_fits,
             steps=options.chg_steps,
@@ -170,7 +170,7 @@ class CausalHeadGating(Analysis):
 
 
 def _table(gates: FittedGates) -> pd.DataFrame:
-    keep_gates, shed_gates = split_gates(gates.kept, gates.layout), split_gates(gates.shed, gates.layout)
+    keep_gates, shed_gates = split_gates(gates.plus, gates.layout), split_gates(gates.minus, gates.layout)
     return head_table(
         {
             place: {

@@ -87,7 +87,7 @@ class Composition(Analysis):
                     parts.setdefault(kind, []).append(scores)
             heads = [HeadId(*earlier, head) for earlier in output_spectra for head in range(checkpoint.layout[earlier])]
             for kind, part in parts.items():
-                self.compositions[later, kind] = LayerComposition(heads, PairScores.joined(part))
+                self.compositions[later, kind] = LayerComposition(heads, PairScores.concatenate(part))
             output_spectra[later] = spectra(reader.value, centred_output(reader))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -155,7 +155,7 @@ class PairScores:
     dimensions: int
 
     @classmethod
-    def joined(cls, parts: list[PairScores]) -> PairScores:
+    def concatenate(cls, parts: list[PairScores]) -> PairScores:
         """Those of several earlier layers."""
         score, variance, highest = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("score", "variance", "highest")

@@ -65,7 +65,7 @@ class CopySuppression(Analysis):
         HeadFunction("copy-suppression", "⊖", "x", "#aa4466", "lowers the logit of what it attends to", order=15),
     )
     Options = CopySuppressionOptions
-    lowered: dict[SiteLayer, Tensor]
+    suppression: dict[SiteLayer, Tensor]
     chance: float
 
     @classmethod
@@ -80,7 +80,7 @@ class CopySuppression(Analysis):
             plain[torch.randperm(len(plain), generator=generator)[: self.options.copy_suppression_tokens]].sort().values
         )
         self.chance = LOWEST / len(stream.readout.weight)
-        self.lowered = {
+        self.suppression = {
             site_layer: lowest(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
             for site_layer, states in read_states(stream, ids).items()
         }
@@ -91,7 +91,7 @@ class CopySuppression(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         statistics = {}
-        for site_layer, is_lowest in self.lowered.items():  # [n h]
+        for site_layer, is_lowest in self.suppression.items():  # [n h]
             count = torch.ones(len(is_lowest), 1)
             statistics[(self.name, *site_layer)] = Ratio(is_lowest, count)
             statistics[("copy_suppression_chance", *site_layer)] = Ratio(torch.full_like(is_lowest, self.chance), count)

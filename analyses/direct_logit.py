@@ -71,14 +71,14 @@ class DirectLogit(Analysis):
         assert isinstance(readout, Readout)
         self.readout = readout
         for site_layer, matrices in output_slices(checkpoint).items():
-            if site_layer in readout.written and isinstance(matrices, Tensor):
-                self.slices[site_layer] = readout.written[site_layer].folded(matrices)
+            if site_layer in readout.writing and isinstance(matrices, Tensor):
+                self.slices[site_layer] = readout.writing[site_layer].fold(matrices)
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """The last norm's input and output, and 1/σ of norms on what layers write [b t 1], pass by pass."""
         assert self.readout is not None
-        norms = {place: writing.norm for place, writing in self.readout.written.items() if writing.norm is not None}
+        norms = {place: writing.norm for place, writing in self.readout.writing.items() if writing.norm is not None}
 
         def see(place: tuple[Site, int] | None, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             x, y = inputs[0].detach(), output.detach()

@@ -149,9 +149,9 @@ class ExplainedShares(Analysis):
         sampler = Sampler(
             self._readers(site),
             seed=self.run.seed,
-            each=-(-self.options.explained_rows // self.sentences),
+            rows=-(-self.options.explained_rows // self.sentences),
             per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
-            counted=self.run.counted,
+            token_filter=self.run.token_filter,
         )
         examples = self.examples.setdefault(site, Examples())
         examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
@@ -163,7 +163,7 @@ class ExplainedShares(Analysis):
     def _settle(self) -> None:
         """Move what was observed of earlier batches to the CPU, and sort it in."""
         rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
-        arrays = fetch([*rows, *(sharp.found for *_, sharp in self.waiting_sharp)])
+        arrays = fetch([*rows, *(sharp.places for *_, sharp in self.waiting_sharp)])
         for (site, layer, choices, *_), weights, visible in zip(self.waiting, arrays[::2], arrays[1::2], strict=False):
             sizes = [len(part.positions) for part in choices]
             parts = zip(weights.split(sizes), visible.bool().split(sizes), strict=True)
@@ -175,7 +175,7 @@ class ExplainedShares(Analysis):
                 )  # [n s h]
                 self.samples[site].add(layer, part.number, sampled_rows)
         for (site, layer, sharp), sharpest in zip(self.waiting_sharp, arrays[len(rows) :], strict=True):
-            self.examples[site].add(layer, sharp._replace(found=sharpest))
+            self.examples[site].add(layer, sharp._replace(places=sharpest))
         self.waiting, self.waiting_sharp = [], []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -188,7 +188,7 @@ class ExplainedShares(Analysis):
             tables["examples"] += [about | row for row in self.examples[site].rows(self._readers(site))]
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
-            query_choice = self.run.counted
+            query_choice = self.run.token_filter
             if query_choice.exclude_sinks or (not query_choice.keep_special and sample.resting() > MANY_SINKS):
                 self.beyond.add(site)
             for layers in sample.same_view():
@@ -272,13 +272,13 @@ def _estimates(
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
     before = torch.zeros_like(shares.room)
     parts = {}
-    for group, gained_sum in shares.gained.items():
+    for group, gained_sum in shares.gains.items():
         parts[f"explained_{group}"] = gained_sum - before
         before = gained_sum
     parts["explained"] = before
     ratios = {name: (gain, shares.room) for name, gain in parts.items()} | {"explained_unmet": shares.unmet}
     if beyond_sinks:
-        ratios["beyond_sinks"] = stack.counted
+        ratios["beyond_sinks"] = stack.row_sums
     for name, (total, room) in ratios.items():
         for place, heads in _split(stack, site):
             sums = GroupSums()

@@ -90,7 +90,7 @@ class Positional(Analysis):
         b, h, t = heads.argmax_position.shape
         reach = max(1, min(heads.keys.shape[1] - 1, REACH + 1))
         cells = (heads.offsets if reach <= REACH else heads.offsets.clamp(-reach, reach)) + reach  # [b h t]
-        is_query, _ = heads.counted(torch.float32)
+        is_query, _ = heads.query_weights(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, is_query[:, None].expand(b, h, t))
         able = heads.shared("queries by offset", lambda: _able(heads, reach))
@@ -138,7 +138,7 @@ class Positional(Analysis):
 
 def _able(heads: HeadBatch, reach: int) -> Tensor:
     """How many queries have a key at each offset [b 1 o], the same for all heads."""
-    is_query, _ = heads.counted(torch.float32)
+    is_query, _ = heads.query_weights(torch.float32)
     visible = (heads.visible & heads.keys[:, None]).float()
     return queries_by_offset(is_query, visible, heads.first_query, reach)
 

@@ -216,9 +216,9 @@ class Retrieval(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         lengths = torch.tensor([[float(trial.prompt.length)] for trial in self.trials])  # [n 1]
-        answered_trials, statistics = [trial for trial in self.trials if trial.said], {}
-        for site_layer in self.trials[0].copied if self.trials else ():
-            copies = [trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
+        answered_trials, statistics = [trial for trial in self.trials if trial.has_answer], {}
+        for site_layer in self.trials[0].copies if self.trials else ():
+            copies = [trial.copies[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials]
             statistics[(self.name, *site_layer)] = Ratio(torch.stack(copies), lengths)
             if answered_trials:
                 scores = torch.stack([trial.program_score(site_layer) for trial in answered_trials])
@@ -283,8 +283,8 @@ class Trial:
 
     prompt: Prompt
     depth: float
-    written: list[int]
-    copied: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
+    output: list[int]
+    copies: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, prompt: Prompt, steps: Sequence[WrittenToken], *, depth: float) -> Trial:
@@ -295,23 +295,23 @@ class Trial:
             rows = [max_and_position(step.weights[place])[1].cpu() + step.first[place] for step in steps]  # [h] each
             argmax = torch.stack(rows)  # [steps h]
             at = argmax[..., None] == torch.arange(prompt.start, prompt.end)  # [steps h n]
-            trial.copied[place] = at & (answer == torch.tensor(trial.written)[:, None])[:, None]
+            trial.copies[place] = at & (answer == torch.tensor(trial.output)[:, None])[:, None]
         return trial
 
     @property
     def recall(self) -> float:
         """Share of the answer's tokens that were written, in whatever order."""
-        common = Counter(self.prompt.answer) & Counter(self.written)
+        common = Counter(self.prompt.answer) & Counter(self.output)
         return sum(common.values()) / self.prompt.length
 
     @property
-    def said(self) -> bool:
+    def has_answer(self) -> bool:
         """Whether more than half of them were."""
         return self.recall > RECALLED
 
     def program_score(self, place: tuple[Site, int]) -> Tensor:
         """The score of the authors' program [h]: steps that copy, over the tokens of the needle."""
-        return self.copied[place].any(dim=-1).sum(dim=0).double() / self.prompt.length
+        return self.copies[place].any(dim=-1).sum(dim=0).double() / self.prompt.length
 
     def row(self, checkpoint: Checkpoint) -> dict[str, object]:
         """A line of retrieval.csv."""
@@ -321,8 +321,8 @@ class Trial:
             "start": self.prompt.start,
             "tokens": self.prompt.length,
             "recall": self.recall,
-            "counted_by_program": self.said,
-            "written": " ".join(checkpoint.subwords(self.written, side="target")),
+            "counted_by_program": self.has_answer,
+            "written": " ".join(checkpoint.subwords(self.output, side="target")),
         }
 
 
@@ -339,7 +339,7 @@ def _head_scores(trials: Sequence[Trial]) -> str:
     """One line of JSON: the scores of every head in the trials that count, by "layer-head"."""
     scores: dict[str, list[float]] = {}
     for trial in trials:
-        for site, layer in trial.copied:
+        for site, layer in trial.copies:
             for head, score in enumerate(trial.program_score((site, layer)).tolist()):
                 scores.setdefault(f"{layer}-{head}", []).append(score)
     return json.dumps(scores) + "\n"

@@ -154,7 +154,7 @@ class JensenShannon(Analysis):
 
 def _tokens(heads: HeadBatch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """How many queries count in each sentence [b 1 1], and in all [1]."""
-    count = heads.counted(dtype)[1][:, None]
+    count = heads.query_weights(dtype)[1][:, None]
     return count, count.sum()[None]
 
 

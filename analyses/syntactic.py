@@ -94,7 +94,7 @@ class Syntactic(Analysis):
         self.unaligned = False
 
     def sample(self, corpus: Corpus) -> Corpus | str:
-        alone = self.run.counted.queries != "all"
+        alone = self.run.token_filter.queries != "all"
         return f"is of all words; leave out {flag.queries}, which counts one position" if alone else corpus
 
     def read(self, corpus: Corpus) -> None:
@@ -114,7 +114,7 @@ class Syntactic(Analysis):
         if not (aligned := heads.batch.aligned_of(heads.key_side)):
             return {}
         self.unaligned |= None in aligned
-        name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.counted.exclude_sinks
+        name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.token_filter.exclude_sinks
         plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))
         block = plan.block(heads)
         hits = plan.hits(heads, block)  # [n h]
@@ -262,14 +262,14 @@ def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, has_unal
 class _Block(NamedTuple):
     """What there is to do for a block of queries, which touch w words.
 
-    `mean` [b w q] averages over the queries of words; `begun` are the places among them of words that began before it,
-    `unfinished` of those that go on after it. `due` [4 n] are the instances whose word ends here: row, word (its place
+    `mean` [b w q] averages over the queries of words; `words_before` are the places of words that began before,
+    `words_after` of those that go on after it. `due` [4 n] are the instances whose word ends here: row, word (its place
     among the w), end and cell; `instances` [b cells], on the CPU, count them.
     """
 
     mean: Tensor
-    begun: Tensor
-    unfinished: Tensor
+    words_before: Tensor
+    words_after: Tensor
     due: Tensor
     instances: Tensor
 
@@ -310,7 +310,7 @@ class _Plan:
         offset = (self.end - self.start).clamp(-REACH, REACH) + REACH
         self.offsets = self._count(self.cell * reach + offset, reach)
         self.blocks: dict[tuple[int, int], _Block] = {}
-        self.begun = member[:0]
+        self.words_so_far = member[:0]
         device, dtype = heads.context.device, heads.context.dtype
         self.member = upload(member.to(dtype), device)  # [b w s]
         self.no_word = upload(~is_word, device)[:, None, None]  # [b 1 1 w]
@@ -330,7 +330,7 @@ class _Plan:
 
     def _block(self, queries: slice, like: Tensor) -> _Block:
         block_words = self._words((self.first < queries.stop) & (self.last >= queries.start))  # [w]
-        begun, unfinished = (
+        words_before, words_after = (
             torch.searchsorted(block_words, self._words((self.first < at) & (self.last >= at)))
             for at in (queries.start, queries.stop)
         )
@@ -340,8 +340,8 @@ class _Plan:
         places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
         return _Block(
             upload(self.mean[:, block_words, queries].to(like.dtype), like.device),
-            upload(begun, like.device),
-            upload(unfinished, like.device),
+            upload(words_before, like.device),
+            upload(words_after, like.device),
             upload(places, like.device),
             self._count(self.cell[due], 1)[..., 0],
         )
@@ -358,10 +358,10 @@ class _Plan:
         """
         to_words = torch.einsum("bhts,bws->bhtw", heads.weights, self.member)
         words = torch.einsum("bhtv,bwt->bhwv", to_words, block.mean)  # [b h w v]
-        if len(block.begun):
-            words.index_add_(2, block.begun, self.begun)
-        if len(block.unfinished):
-            self.begun = words.index_select(2, block.unfinished)
+        if len(block.words_before):
+            words.index_add_(2, block.words_before, self.words_so_far)
+        if len(block.words_after):
+            self.words_so_far = words.index_select(2, block.words_after)
         _, argmax_position = max_and_position(words.masked_fill(self.no_word, -1.0))  # [b h w]
         row, word, end, _ = block.due
         is_hit: Tensor = argmax_position[row, :, word] == end[:, None]

@@ -73,7 +73,7 @@ class HeadVocabulary(Analysis):
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
         self.directions: list[dict[str, Any]] = []
-        self.named: list[dict[str, Any]] = []
+        self.tokens: list[dict[str, Any]] = []
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -92,7 +92,7 @@ class HeadVocabulary(Analysis):
                     rows = words.directions(circuit, svd, self.options.vocabulary_directions)
                     self.directions += [about | row for row in rows]
                     circuit_ranks.setdefault(circuit, []).append(svd.rank)
-                self.named += [about | row for token in named_tokens for row in words.named(token, heads, head)]
+                self.tokens += [about | row for token in named_tokens for row in words.relations(token, heads, head)]
             for circuit, values in circuit_ranks.items():
                 ranks = Estimate.exact(torch.tensor(values, dtype=torch.float64))
                 self.exact.setdefault(f"{circuit}_rank", {})[site_layer] = ranks
@@ -100,8 +100,8 @@ class HeadVocabulary(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         report.tables["vocabulary"] = pd.DataFrame(self.directions)
-        if self.named:
-            report.tables["vocabulary_tokens"] = pd.DataFrame(self.named)
+        if self.tokens:
+            report.tables["vocabulary_tokens"] = pd.DataFrame(self.tokens)
         shared = sum(row["group"] > 1 and row["end"] == "±" for row in self.directions)
         if shared:
             report.remarks.append(
@@ -171,7 +171,7 @@ class _Words:
         scores = self.embeddings @ directions
         return scores - scores.mean(dim=0)
 
-    def written(self, directions: Tensor) -> Tensor:
+    def logits(self, directions: Tensor) -> Tensor:
         """The logits of what is written [d n], less their mean [v n]."""
         scores = self.stream.unembed(directions.T, self.plain.to(directions.device)).T
         return scores - scores.mean(dim=0)
@@ -181,7 +181,7 @@ class _Words:
         total = float(svd.sizes.double().square().sum())
         for group in svd.groups(count):
             left_scores = self.read(svd.left[:, group])
-            right = (self.written if circuit == "ov" else self.read)(svd.right[:, group])
+            right = (self.logits if circuit == "ov" else self.read)(svd.right[:, group])
             size = group.stop - group.start
             ends = {"±": (left_scores.norm(dim=1), right.norm(dim=1))}
             if size == 1:
@@ -198,14 +198,14 @@ class _Words:
                     "to": self.top(second),
                 }
 
-    def named(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
+    def relations(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
         """Lines of vocabulary_tokens.csv about a token, by its place in the vocabulary."""
         own, token_scores = self.embeddings[token], dict[str, Tensor]()
         if heads.query is not None and heads.key is not None:
             token_scores["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
             token_scores["is looked at by"] = self.read(heads.query[head] @ (own @ heads.key[head])[:, None])
-        token_scores["raises"] = self.written(((own @ heads.value[head]) @ heads.output[head])[:, None])
-        name = self.reader.named(int(self.plain[token]))
+        token_scores["raises"] = self.logits(((own @ heads.value[head]) @ heads.output[head])[:, None])
+        name = self.reader.label(int(self.plain[token]))
         yield from (
             {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in token_scores.items()
         )
@@ -213,7 +213,7 @@ class _Words:
     def top(self, scores: Tensor) -> str:
         """The tokens with the largest of the scores [v], the largest first."""
         best = scores.cpu().topk(min(TOKENS, len(scores))).indices
-        return BETWEEN.join(self.reader.named(int(number)) for number in self.plain[best])
+        return BETWEEN.join(self.reader.label(int(number)) for number in self.plain[best])
 
     def find(self, token: str) -> int:
         """The place of a token, as tables have it or as text: one that begins a word, if any; ConfigError for none."""

@@ -76,7 +76,7 @@ def main() -> None:
         return OutputUnits(torch.arange(n)[:, None], classes.T, torch.ones(n, 1))
 
     def voita() -> None:
-        record_trace(model, lambda: model(ids[0], ids[1]), start, settings=settings).explained()
+        record_trace(model, lambda: model(ids[0], ids[1]), start, settings=settings).explain()
 
     forward()
     voita()

@@ -32,7 +32,7 @@ class FigureFile:
         help="File to write: .png, .svg, .pdf, or .html of report. For several runs a directory, or a name with {run} "
         "in it.",
         metavar="PATH",
-        written=True,
+        is_output=True,
     )
     force: bool = option(False, "Replace a file that exists.")
     as_json: bool = option(False, "Print what was written as JSON.", name="json")

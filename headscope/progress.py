@@ -107,7 +107,7 @@ class Timer:
         self.reported = now
         return True
 
-    def elapsed(self) -> float:
+    def seconds(self) -> float:
         """Seconds since the beginning."""
         return self.clock() - self.begun
 
@@ -121,13 +121,13 @@ def lines(
 
     def step(count: int, note: str = "") -> None:
         nonlocal count_done, earlier
-        if not count_done and timer.elapsed() < AT_ONCE:
+        if not count_done and timer.seconds() < AT_ONCE:
             earlier = count
         count_done += count
         if timer.due():
             before = earlier if count_done > earlier else 0
             of_total, left = ("", None) if total is None else (f" of {total:,}", total - before)
-            now = f"{count_done:,}{of_total} {unit}, {pace(count_done - before, left, timer.elapsed(), unit)}"
+            now = f"{count_done:,}{of_total} {unit}, {pace(count_done - before, left, timer.seconds(), unit)}"
             say(f"{title}: {now}{note and f', {note}'}")
 
     yield step
@@ -144,9 +144,9 @@ def stages(*, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
 
     def tell() -> None:
         while not over.wait(INTERVAL):
-            what, started = stage
+            what, start = stage
             if what:
-                say(f"{what} for {duration(time.monotonic() - started)}")
+                say(f"{what} for {duration(time.monotonic() - start)}")
 
     teller = Thread(target=tell, daemon=True)
     teller.start()

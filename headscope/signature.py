@@ -51,7 +51,7 @@ def signature_of(
     if checkpoint is not None:
         named_values["ckpt"] = f"{checkpoint.format}-sha256={checkpoint.digest[:12]}"
         named_values |= off or {}
-        of_type = f" of {checkpoint.dequantised}" if checkpoint.dequantised else ""
+        of_type = f" of {checkpoint.quantization}" if checkpoint.quantization else ""
         named_values["dtype"] = str(checkpoint.dtype).removeprefix("torch.") + of_type
         named_values["device"] = checkpoint.device.type
     named_values["torch"] = version("torch")

@@ -240,7 +240,7 @@ class Model(OpenModel):
         values |= {"text": "tokenised-lowercase"} if tokenised else {}
         intact = self._intact()
         if isinstance(against, OpenModel):
-            intact = Against(partial(Intact, against.checkpoint), named=True)
+            intact = Against(partial(Intact, against.checkpoint), is_explicit=True)
         else:
             values["against"] = against
         config = self._options(EvaluateConfig, values, what="evaluate")

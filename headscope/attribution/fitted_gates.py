@@ -61,13 +61,13 @@ class GatingFit:
 
 @dataclass(frozen=True)
 class FittedGates:
-    """Gates [r N] of r fits: `kept` with λ > 0 (G⁺), `shed` with λ < 0 (G⁻), heads as `split_gates` has them.
+    """Gates [r N] of r fits: `plus` with λ > 0 (G⁺), `minus` with λ < 0 (G⁻), heads as `split_gates` has them.
 
-    `losses` [3 r] are means over the last tenth of the updates: without penalty, of `kept` and of `shed`.
+    `losses` [3 r] are means over the last tenth of the updates: without penalty, of both.
     """
 
-    kept: Tensor
-    shed: Tensor
+    plus: Tensor
+    minus: Tensor
     losses: Tensor
     layout: Layout
 
@@ -95,7 +95,7 @@ def fit_gates(checkpoint: Checkpoint, examples: Sequence[Batch], fit: GatingFit)
 
 def scores(gates: FittedGates) -> dict[str, Tensor]:
     """Facilitation G⁻, interference 1 − G⁺ and irrelevance G⁺ (1 − G⁻) [r N] of every fit (Nam et al., table 1)."""
-    return {"facilitation": gates.shed, "interference": 1 - gates.kept, "irrelevance": gates.kept * (1 - gates.shed)}
+    return {"facilitation": gates.minus, "interference": 1 - gates.plus, "irrelevance": gates.plus * (1 - gates.minus)}
 
 
 def gated_losses(checkpoint: Checkpoint, gates: Tensor, batch: Batch, layout: Layout) -> Tensor:

@@ -79,7 +79,7 @@ class GateFunction:
         with self.prefix_cache.activate():
             with torch.no_grad():
                 self.prefix_cache.value(split_gates(torch.ones(self.size), self.layout), keep=True)
-            self.prefix_cache.instead = self.closed_contexts(self.prefix_cache.cached.contexts)
+            self.prefix_cache.instead = self.closed_contexts(self.prefix_cache.prefix.contexts)
             yield self
 
     def __call__(self, gates: Tensor) -> Tensor:

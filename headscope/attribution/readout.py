@@ -65,7 +65,7 @@ class StreamWriting:
     factor: float = 1.0
     norm: Norm | None = None
 
-    def folded(self, slices: Tensor) -> Tensor:
+    def fold(self, slices: Tensor) -> Tensor:
         """Slices of W_O [h k d] that write as it comes into the stream, but for the norm's 1/σ and shift."""
         slices = slices * self.factor
         return slices if self.norm is None else self.norm.centre(slices) * self.norm.gain.to(slices.dtype)
@@ -75,13 +75,13 @@ class StreamWriting:
 class Readout:
     """logits = factor · weight · norm(x) + const, weight [V d]; `norm` None where there is none.
 
-    `written` says of every layer of the decoder's heads how what they write comes into x.
+    `writing` says of every layer of the decoder's heads how what they write comes into x.
     """
 
     weight: Tensor
     factor: float
     norm: Norm | None
-    written: Mapping[tuple[Site, int], StreamWriting]
+    writing: Mapping[tuple[Site, int], StreamWriting]
 
     def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The direction [n d] on which a vector added to x [n d] raises the logit of labels [n] over the mean logit.

@@ -92,7 +92,7 @@ class ResidualStream:
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
         slices = output_slices_at(self.checkpoint, site_layer)
         assert isinstance(slices, Tensor), "find_stream has seen them"
-        output, heads = self.readout.written[site_layer].folded(constant(slices)), len(slices)
+        output, heads = self.readout.writing[site_layer].fold(constant(slices)), len(slices)
         assert projections.value is not None, "find_stream has seen it"
         value, after = _reading(projections.value, norm, heads, None), self.of_heads[site_layer]
         query, key = (

@@ -172,7 +172,7 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         metavar="FILE|-",
         common=True,
     )
-    out: Path = output_option(help="Directory for the results.", metavar="DIR", written=True)
+    out: Path = output_option(help="Directory for the results.", metavar="DIR", is_output=True)
     figures: bool = output_option(True, "Draw the standard figures.")
     write_alignment: Path | None = output_option(
         None,
@@ -180,7 +180,7 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         "transformers, alignment_layer and alignment_heads of one of CTranslate2.",
         metavar="MODEL",
         identity=False,
-        written=True,
+        is_output=True,
     )
     alignment_heads: int = output_option(
         6,

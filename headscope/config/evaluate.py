@@ -68,10 +68,10 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
         common=True,
     )
     out: Path | None = each_option(
-        None, "Write the table of all heads.", metavar="FILE.csv", written=True, common=True, of="each_head"
+        None, "Write the table of all heads.", metavar="FILE.csv", is_output=True, common=True, of="each_head"
     )
     per_sentence: Path | None = output_option(
-        None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", written=True, common=True
+        None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", is_output=True, common=True
     )
     force: bool = output_option(False, "Replace an earlier result.", identity=False, common=True)
 

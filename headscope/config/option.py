@@ -60,7 +60,7 @@ def option(
     above: float | None = None,
     below: float | None = None,
     of: str = "",
-    written: bool = False,
+    is_output: bool = False,
     identity: bool = True,
     unset: str = "",
 ) -> Any:
@@ -82,7 +82,7 @@ def option(
     about["common"] = common or argument or default is MISSING
     about |= {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
     about |= {"repeat": repeat, "flagless": flagless, "of": of, "unset": unset}
-    return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
+    return field(default=default, metadata={**about, "is_output": is_output, "identity": identity and not is_output})
 
 
 _TYPES: dict[Any, dict[str, Any]] = {}

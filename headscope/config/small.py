@@ -101,7 +101,7 @@ class HubOptions:
 class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
     """The options of `headscope convert`."""
 
-    out: Path = option(help="Directory to write.", metavar="OUT", argument=True, written=True)
+    out: Path = option(help="Directory to write.", metavar="OUT", argument=True, is_output=True)
     to: str = output_option(
         help="native, huggingface or fairseq; or for an engine, which runs it first (`headscope list engines`)."
     )
@@ -114,7 +114,7 @@ class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
 class DemoConfig:
     """The options of `headscope demo`."""
 
-    out: Path = option(Path("demo"), "Directory for the results.", metavar="DIR", written=True)
+    out: Path = option(Path("demo"), "Directory for the results.", metavar="DIR", is_output=True)
     force: bool = option(False, "Replace an earlier demonstration.", identity=False)
 
 

@@ -78,9 +78,9 @@ def sentence_limit(checkpoint: Any, max_length: int | None = None) -> int:
 class Omissions:
     """Counts of what was truncated or could not be used while the corpus was read."""
 
-    truncated: int = 0
-    unaligned: Counter[str] = field(default_factory=Counter)
-    fused: int = 0
+    n_truncated: int = 0
+    misalignments: Counter[str] = field(default_factory=Counter)
+    n_fused: int = 0
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
 
 
@@ -146,7 +146,7 @@ def encode_window(
                 f"{location}:{entry.sentence.number + 1}: {limit + cut} subwords, the limit is {limit}; shorten the "
                 f"line, raise {flag.max_length}, or take {flag('long', 'truncate')}"
             )
-        losses.truncated += bool(cut)
+        losses.n_truncated += bool(cut)
     return ready
 
 
@@ -261,9 +261,9 @@ def _align(
     if sentence.cut:
         aligned = "cut off at the length limit"
     if isinstance(aligned, str):
-        losses.unaligned[aligned] += 1
+        losses.misalignments[aligned] += 1
         return None
-    losses.fused += aligned.fused
+    losses.n_fused += aligned.n_fused
     return aligned
 
 

@@ -27,13 +27,13 @@ DISORDER = "pieces out of order"
 class Aligned:
     """Word units of a sentence: the positions of the subwords of the fewest tokens that no subword crosses.
 
-    `relations` are (relation, head unit, dependent unit), without `fused` ones within a unit; `tags` and `lemmas` are
+    `relations` are (relation, head unit, dependent unit), without `n_fused` ones within a unit; `tags` and `lemmas` are
     those of first tokens.
     """
 
     units: list[list[int]]
     relations: list[tuple[str, int, int]]
-    fused: int
+    n_fused: int
     tags: tuple[str, ...] = field(default=(), compare=False)
     lemmas: tuple[str, ...] = field(default=(), compare=False)
 

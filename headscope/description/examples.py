@@ -28,7 +28,7 @@ class Sharpest(NamedTuple):
     """
 
     numbers: list[int]
-    found: Tensor
+    places: Tensor
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Examples:
 
     def add(self, layer: int, sharpest: Sharpest) -> None:
         """Take in a batch, on the CPU."""
-        weight, n_keys, query, key = sharpest.found.double().numpy()
+        weight, n_keys, query, key = sharpest.places.double().numpy()
         times = weight * n_keys
         for head in range(weight.shape[1]):
             best = self.best.setdefault((layer, head), [])
@@ -98,8 +98,8 @@ class Examples:
                         "sentence": number,
                         "weight": -times / n_keys,
                         "keys_seen": n_keys,
-                        "query": query_reader.named(int(queries[query])),
-                        "key": key_reader.named(int(keys[key])),
+                        "query": query_reader.label(int(queries[query])),
+                        "key": key_reader.label(int(keys[key])),
                         "query_position": query,
                         "key_position": key,
                         "query_text": window(query_reader, queries, query),
@@ -131,7 +131,7 @@ def window(reader: TokenReader, ids: Numbers, at: int) -> str:
 class TokenPairs:
     """Sums over all sampled rows of pairs of tokens [u]: weights [u h], those expected from position [u h], counts.
 
-    `whole` [u h] is how much these rows count (`Block.counted`), what weights are shares of.
+    `whole` [u h] is how much these rows count (`Block.mass`), what weights are shares of.
     """
 
     query: Numbers
@@ -162,7 +162,7 @@ def token_pairs(stack: Laid, position: Sequence[Tensor], heads: slice) -> TokenP
     unique, place = flat.unique(return_inverse=True)
     count = torch.bincount(place, minlength=len(unique))
     sums = []
-    row_weights = [block.counted[:, :, None].expand_as(block.weights) for block in stack.blocks]
+    row_weights = [block.mass[:, :, None].expand_as(block.weights) for block in stack.blocks]
     for parts in ([block.weights for block in stack.blocks], position, row_weights):
         values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
         sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
@@ -224,8 +224,8 @@ def _lines(
         {
             **about,
             "rank": rank,
-            "query": readers[0].named(int(stack.ids[0][pairs.query[at]])),
-            "key": readers[1].named(int(stack.ids[1][pairs.key[at]])),
+            "query": readers[0].label(int(stack.ids[0][pairs.query[at]])),
+            "key": readers[1].label(int(stack.ids[1][pairs.key[at]])),
             "score": float(values[at]),
             "weight": float(pairs.weight[at, head] / pairs.whole[at, head]),
             "expected": float(pairs.expected[at, head] / pairs.whole[at, head]),

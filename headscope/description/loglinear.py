@@ -101,7 +101,7 @@ class Block:
 
     `weights` [b n s h]; `visible` [b n s], nothing in rows that only fill; `features` [f b n s], numbers of
     categories that are distinct over all features; `queries` [b n] and `keys` [b s] rows of the tables of embeddings;
-    `counted` [b n 1] or [b n h] how much each row counts, which is what its weights sum to: 1, less where some keys are
+    `mass` [b n 1] or [b n h] how much each row counts, which is what its weights sum to: 1, less where some keys are
     left out, 0 of rows that only fill; `sentences` [b] their numbers in the corpus.
     """
 
@@ -110,7 +110,7 @@ class Block:
     features: Tensor
     queries: Tensor
     keys: Tensor
-    counted: Tensor
+    mass: Tensor
     sentences: Tensor
 
     @property
@@ -121,13 +121,13 @@ class Block:
     @property
     def even(self) -> Tensor:
         """The entropy of even weights, summed over the rows of each sentence [b 1] or [b h]."""
-        even: Tensor = (self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log()[..., None] * self.counted).sum(1)
+        even: Tensor = (self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log()[..., None] * self.mass).sum(1)
         return even
 
     @property
     def entropy(self) -> Tensor:
         """The entropies of the rows of each sentence, summed [b h]."""
-        terms, whole = (torch.special.xlogy(part, part) for part in (self.weights, self.counted))
+        terms, whole = (torch.special.xlogy(part, part) for part in (self.weights, self.mass))
         entropy: Tensor = whole.sum(dim=1) - terms.sum(dim=(1, 2))
         return entropy
 
@@ -137,7 +137,7 @@ class Block:
         lines, rows = max(1, PIECE // (n * s * h)), max(LEAST_ROWS, PIECE // (s * h))
         for line, row in product(range(0, b, lines), range(0, n, rows)):
             some = (slice(line, line + lines), slice(row, row + rows))
-            cut = {name: getattr(self, name)[some] for name in ("weights", "visible", "queries", "counted")}
+            cut = {name: getattr(self, name)[some] for name in ("weights", "visible", "queries", "mass")}
             of_lines = {name: getattr(self, name)[some[0]] for name in ("keys", "sentences")}
             yield some[0], replace(self, features=self.features[(slice(None), *some)], **cut, **of_lines)
 
@@ -217,7 +217,7 @@ def loss_and_gradient(
         losses = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
         loss += (losses * is_chosen[:, None]).sum(dim=0)
         watched_loss += (losses * ~is_chosen[:, None]).sum(dim=0)
-        error = logs.exp_().mul_(block.counted[:, :, None]).sub_(block.weights)  # [b n s h]
+        error = logs.exp_().mul_(block.mass[:, :, None]).sub_(block.weights)  # [b n s h]
         error *= is_chosen[:, None, None, None]
         flat = error.flatten(0, 2)
         for feature in features:
@@ -270,7 +270,7 @@ def fit_description(
 
 def _number(blocks: Sequence[Block], rows: Sequence[Tensor]) -> Tensor:
     """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
-    counts = [block.counted[is_chosen].sum(dim=(0, 1)) for block, is_chosen in zip(blocks, rows, strict=True)]
+    counts = [block.mass[is_chosen].sum(dim=(0, 1)) for block, is_chosen in zip(blocks, rows, strict=True)]
     return torch.stack(counts).sum(dim=0).clamp(min=1.0)
 
 
@@ -304,7 +304,7 @@ def with_pairs(
         len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device
     )
     for block, is_chosen in zip(blocks, rows, strict=True):
-        even = description.log_probabilities(block, features, None).exp_().mul_(block.counted[:, :, None])
+        even = description.log_probabilities(block, features, None).exp_().mul_(block.mass[:, :, None])
         error = (block.weights - even) * is_chosen[:, None, None, None]
         expected_keys = error.transpose(-1, -2) @ tables[1][block.keys][:, None]  # [b n h s] [b 1 s p]
         onto.index_add_(0, block.queries.flatten(), expected_keys.flatten(0, 1))

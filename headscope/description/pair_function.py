@@ -72,7 +72,7 @@ class Masses:
     """Sums of every sentence, in the order of the blocks, of pair functions c.
 
     `mass` [b h c] is the weight on keys of which a function holds, `even` [b 1 c] that of even weights, of `count`
-    [b 1 c] queries that see such a key; [b h c] where queries count by the head (`Block.counted`). The parts with
+    [b 1 c] queries that see such a key; [b h c] where queries count by the head (`Block.mass`). The parts with
     `hard` are those at queries where the key at the best fixed `offset` [c] is none of them; there `hard_position`
     [b h c] is what the description by position puts there.
     """
@@ -98,7 +98,7 @@ def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Te
     """Of all sentences; `position` [b n s h] are the probabilities of every block under position alone."""
     flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(stack.blocks, stack.pairs, strict=True)]
     due = [
-        (matching.any(dim=-1) & (block.counted > 0).any(dim=-1))
+        (matching.any(dim=-1) & (block.mass > 0).any(dim=-1))
         for matching, block in zip(flags, stack.blocks, strict=True)
     ]  # [c b n]
     right = [_at_offsets(matching, pairs) for matching, pairs in zip(flags, stack.pairs, strict=True)]  # [o c b n]
@@ -115,7 +115,7 @@ def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Te
             parts.setdefault(name, []).append(_on(of, weights, where))
         parts.setdefault("hard_position", []).append(_on(expected, weights, hard))
         for name, values in (("even", even * dues), ("hard_even", even * hard), ("count", dues), ("hard_count", hard)):
-            parts.setdefault(name, []).append(torch.einsum("bnh,cbn->bhc", block.counted, values.to(even.dtype)))
+            parts.setdefault(name, []).append(torch.einsum("bnh,cbn->bhc", block.mass, values.to(even.dtype)))
     concatenation: Mapping[str, Tensor] = {name: torch.cat(part) for name, part in parts.items()}
     return Masses(functions, offset=(best - REACH).tolist(), **concatenation)
 

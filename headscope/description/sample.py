@@ -91,16 +91,16 @@ class SiteSample:
 
 @dataclass
 class Sampler:
-    """Chooses query rows: `each` of a sentence, fewer of long ones, the same whatever the batches.
+    """Chooses query rows: `rows` of a sentence, fewer of long ones, the same whatever the batches.
 
     `readers` are those of the sides of queries and keys.
     """
 
     readers: tuple[TokenReader, TokenReader]
     seed: int
-    each: int
+    rows: int
     per_sentence: int
-    counted: CountedTokens
+    token_filter: CountedTokens
 
     def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
         """The sampled queries of every sentence of a batch on the CPU, whose tokens are put into the sample."""
@@ -117,11 +117,11 @@ class Sampler:
 
     def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
         """Sorted positions [n]; None for a sentence whose rows are too long to keep any."""
-        queries, keys = self.counted.queries_of(sides[0])[row], self.counted.keys_of(sides[1])[row]
+        queries, keys = self.token_filter.queries_of(sides[0])[row], self.token_filter.keys_of(sides[1])[row]
         places = queries.nonzero()[:, 0]
         if not len(places) or not keys.any():
             return places[:0]
-        count = min(self.each, len(places), self.per_sentence // int(sides[1].real[row].sum()))
+        count = min(self.rows, len(places), self.per_sentence // int(sides[1].real[row].sum()))
         if not count:
             return None
         order = np.random.default_rng([self.seed, *draw]).permutation(len(places))[:count]
@@ -149,9 +149,9 @@ class Laid:
     inventory: Inventory
 
     @property
-    def counted(self) -> tuple[Tensor, Tensor]:
+    def row_sums(self) -> tuple[Tensor, Tensor]:
         """How much the rows of every sentence count, and how many there are, each a sum [b h]."""
-        weight_sums = torch.cat([block.counted.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
+        weight_sums = torch.cat([block.mass.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
         rows = torch.cat([block.visible.any(dim=-1).sum(dim=1) for block in self.blocks])
         return weight_sums, rows[:, None].to(weight_sums.dtype).expand_as(weight_sums)
 
@@ -238,5 +238,5 @@ def _without_sinks(block: Block, sentences: Sequence[Pairs]) -> Block:
     for line, pairs in enumerate(sentences):
         is_no_sink[line, 1 : len(pairs.key)] = torch.from_numpy(~pairs.key.special[1:])
     weights = block.weights * is_no_sink[:, None, :, None]
-    row_weights = weights.sum(dim=2) * (block.counted > 0)  # [b n h]
-    return replace(block, weights=weights, visible=block.visible & is_no_sink[:, None], counted=row_weights)
+    row_weights = weights.sum(dim=2) * (block.mass > 0)  # [b n h]
+    return replace(block, weights=weights, visible=block.visible & is_no_sink[:, None], mass=row_weights)

@@ -39,7 +39,7 @@ class Explained:
     """
 
     sentences: Tensor
-    gained: Mapping[str, Tensor]
+    gains: Mapping[str, Tensor]
     room: Tensor
     position: Sequence[Tensor]
     pairs: Sequence[Tables]
@@ -102,7 +102,7 @@ def _held_out(
         if group == "position":
             position = [
                 description.log_probabilities(block, features_used, None).exp()
-                * (block.counted * rows[:, None, None])[:, :, None]
+                * (block.mass * rows[:, None, None])[:, :, None]
                 for block, rows in zip(stack.blocks, held_out, strict=True)
             ]
     known_words, unmet = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), list[Tensor]()
@@ -157,5 +157,5 @@ def _words(block: Block) -> Tensor:
 
 def _of_half(block: Block, half: int) -> Block:
     mine = half_of(block.sentences) == half
-    names = ("weights", "visible", "queries", "keys", "counted", "sentences")
+    names = ("weights", "visible", "queries", "keys", "mass", "sentences")
     return replace(block, features=block.features[:, mine], **{name: getattr(block, name)[mine] for name in names})

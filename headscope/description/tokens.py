@@ -119,11 +119,11 @@ class TokenReader:
             self.texts[number] = self.checkpoint.subwords([number], side=self.side)[0] or ""
         return self.texts[number]
 
-    def shown(self, ids: Iterable[int]) -> list[str]:
+    def display(self, ids: Iterable[int]) -> list[str]:
         """Subwords as people read them."""
         return [display_subword(self.subword(number), self.marks) for number in ids]
 
-    def named(self, number: int) -> str:
+    def label(self, number: int) -> str:
         """A subword without marks, as tables write it."""
         return bare(self.subword(number), self.marks) or self.subword(number)
 

@@ -68,9 +68,9 @@ class Aggregator:
     budget: int
     detail: bool = False
     sums: Sums = field(default_factory=dict)
-    detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
+    details: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
     stacks: dict[Packed, GroupSums] = field(default_factory=dict)
-    others: dict[Statistic, GroupSums] = field(default_factory=dict)
+    separate_sums: dict[Statistic, GroupSums] = field(default_factory=dict)
     analyses: dict[str, Analysis] = field(default_factory=dict)
 
     def add(self, batch: Batch, observations: Sequence[Observation]) -> Iterator[Tensor]:
@@ -87,11 +87,11 @@ class Aggregator:
             if observation.single:
                 by_device.setdefault(ratio.total.device, []).append(observation)
             else:
-                if observation.statistic not in self.others:
+                if observation.statistic not in self.separate_sums:
                     groups = FOLDS if ratio.per_batch else GROUPS
-                    self.others[observation.statistic] = GroupSums(groups=groups, budget=self.budget)
+                    self.separate_sums[observation.statistic] = GroupSums(groups=groups, budget=self.budget)
                 numbers = torch.tensor([batch.fold]) if ratio.per_batch else batch.indices
-                self.others[observation.statistic].add(numbers, ratio)
+                self.separate_sums[observation.statistic].add(numbers, ratio)
                 if not ratio.centred:  # histograms are whole numbers
                     yield ratio.total
         for device, group in by_device.items():
@@ -120,11 +120,11 @@ class Aggregator:
                 sums.total, sums.count = stack.total[:, begin:middle].clone(), stack.total[:, middle:end].clone()
                 self._merge(statistic.analysis, statistic.key, sums)
                 begin = end
-        for statistic, sums in self.others.items():
+        for statistic, sums in self.separate_sums.items():
             sums.settle()
             self._merge(statistic.analysis, statistic.key, sums)
         self.stacks.clear()
-        self.others.clear()
+        self.separate_sums.clear()
 
     def merge(self, sums: Sums, sentence_values: Mapping[str, dict[str, dict[int, Tensor]]]) -> None:
         """Add the sums of another process, and its values of single sentences."""
@@ -132,7 +132,7 @@ class Aggregator:
             for key, statistic in statistics.items():
                 self._merge(name, key, statistic)
         for name, sentences in sentence_values.items():
-            self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
+            self.details[name] = {**self.details.get(name, {}), **sentences}
 
     def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
         columns, statistics, count_on_device = [], [], {}
@@ -156,7 +156,7 @@ class Aggregator:
 
     def _keep_sentences(self, statistic: Statistic, batch: Batch, ratio: Ratio) -> None:
         values = (ratio.total / ratio.count.to(ratio.total.device)).float().cpu()  # [b h]
-        by_sentence = self.detailed.setdefault(statistic.name, {})
+        by_sentence = self.details.setdefault(statistic.name, {})
         for sentence, value in zip(batch.indices.tolist(), values, strict=True):
             by_sentence.setdefault(f"{sentence}/{statistic.site}", {})[statistic.layer] = value
 

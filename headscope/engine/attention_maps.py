@@ -26,10 +26,10 @@ LOOKED_AT = 50  # lines for each sentence that is wanted: where all are long, th
 class Maps:
     """The attention of one sentence: what was captured, and the encoded sides."""
 
-    captured: Captured
+    tensors: Captured
     sides: Mapping[SideName, Encoded]
 
-    def between(self, site: Site) -> tuple[SideName, SideName]:
+    def side_names(self, site: Site) -> tuple[SideName, SideName]:
         """The sides of queries and keys."""
         text: SideName = "target" if "target" in self.sides else "source"
         return ("source" if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else "source")
@@ -78,13 +78,13 @@ def _example(
     texts = {"source": sentence.source if sentence.second is None else f"{sentence.source} ‖ {sentence.second}"}
     if "target" in sides and sentence.target:
         texts["target"] = sentence.target
-    subwords: dict[str, list[str]] = {name: readers[name].shown(side.ids) for name, side in sides.items()}
+    subwords: dict[str, list[str]] = {name: readers[name].display(side.ids) for name, side in sides.items()}
     weights: dict[str, Bytes] = {}
     for site in SITES:
         layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
-        if layers and all((site, layer) in maps.captured.calls for layer in layers):
+        if layers and all((site, layer) in maps.tensors.calls for layer in layers):
             layer_weights = [
-                maps.captured[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers
+                maps.tensors[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers
             ]  # [h t s]
             weights[site.value] = torch.cat(layer_weights).round().to(torch.uint8).cpu().numpy()
     return Example(sentence.number, texts, subwords, weights)

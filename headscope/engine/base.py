@@ -48,7 +48,7 @@ LONG = 1024
 class RunOptions:
     """What shapes the numbers of a run beside the data: the same for all of its analyses.
 
-    `counted` says which tokens count as queries and keys. `ranks` [V] has the
+    `token_filter` says which tokens count as queries and keys. `ranks` [V] has the
     frequency rank of every id; `parse` and `frequencies` say where those came from, for the signature. `objective` is
     what importances explain (the driver puts the default for an empty name). `detail` says that values of single
     sentences will be written. `attention` says whether the matrices of weights are made
@@ -57,7 +57,7 @@ class RunOptions:
     values of options that analyses declare, by name.
     """
 
-    counted: CountedTokens = field(default_factory=CountedTokens)
+    token_filter: CountedTokens = field(default_factory=CountedTokens)
     parse: str = ""
     ranks: Tensor | None = None
     frequencies: str = ""
@@ -71,8 +71,8 @@ class RunOptions:
     @property
     def of_largest_weights(self) -> str:
         """What shares of queries are of whose largest weight on the counted keys is somewhere."""
-        left_out = "first and special tokens" if self.counted.exclude_sinks else "special tokens"
-        return "of its largest weights" + ("" if self.counted.keep_special else f" ({left_out} left out)")
+        left_out = "first and special tokens" if self.token_filter.exclude_sinks else "special tokens"
+        return "of its largest weights" + ("" if self.token_filter.keep_special else f" ({left_out} left out)")
 
     def of(self, cls: type[Analysis]) -> Any:
         """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""

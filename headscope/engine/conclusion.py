@@ -196,7 +196,7 @@ def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
 def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
     detail = {
         name: {key: stack_layers(layers) for key, layers in sentences.items()}
-        for name, sentences in aggregator.detailed.items()
+        for name, sentences in aggregator.details.items()
     }
     for report in reports:
         for name, arrays in report.detail.items():

@@ -78,7 +78,7 @@ class HeadSets:
     role: str
     heads: Sequence[HeadId]
     text: str
-    others: Sequence[Sequence[HeadId]]
+    random_sets: Sequence[Sequence[HeadId]]
 
     @property
     def layers(self) -> set[tuple[Site, int]]:
@@ -129,7 +129,7 @@ class Together(Analysis):
             intact = ablated_batch.f(ablated_batch.gates)
             for number, group in enumerate(self.groups):
                 damages = []
-                for heads in (group.heads, *group.others):
+                for heads in (group.heads, *group.random_sets):
                     gates = ablated_batch.gates.clone()
                     gates[:, [places[head] for head in heads]] = 0
                     damages.append(intact - ablated_batch.f(gates))
@@ -187,7 +187,7 @@ def joint_ablation(
     tables, signature, numbers = [], dict[str, str](), []
     for name, text in texts.items():
         own = [group for group in groups if group.text == name]
-        passes = 1 + sum((1 + len(group.others)) * (index.above(group.layers) if index else 1) for group in own)
+        passes = 1 + sum((1 + len(group.random_sets)) * (index.above(group.layers) if index else 1) for group in own)
         part = affordable(text, passes, options.analysis_options.get("ablation_passes") or 0)
         if not own:
             continue

@@ -205,7 +205,7 @@ def mhr_pickles(
             last.clear()
             native = cast(TransformerCheckpoint, checkpoint)  # where rows are batches
             if rows == "generate" and native.two_sided and native.target is not None:
-                native.searched(batch.source, native.search)
+                native.beam_search(batch.source, native.search)
             else:
                 checkpoint.forward(batch)
             for at, call in last.items():

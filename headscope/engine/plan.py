@@ -133,7 +133,7 @@ def run_options(
     sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
     parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
-        counted=CountedTokens(config.keep_special, config.exclude_sinks, config.queries),
+        token_filter=CountedTokens(config.keep_special, config.exclude_sinks, config.queries),
         parse=parse_name,
         seed=config.seed,
         objective=config.objective,
@@ -208,7 +208,7 @@ def analyze(
                         else:
                             step(len(batch.indices))
     except KeyboardInterrupt:
-        if not partial or not runner.done[""]:
+        if not partial or not runner.counts[""]:
             raise
         complete = False
     _, *parts = processes.gather((runner.part(), complete))
@@ -225,11 +225,11 @@ def analyze(
         "left_out": [*map(asdict, left_out), *study.record["left_out"]],
         "remarks": [*losses.unknown.remarks(checkpoint), *study.record["remarks"]],
         "data": {
-            "sentences": runner.done[""] if reads_text else sentences_read(),
-            "truncated": losses.truncated,
+            "sentences": runner.counts[""] if reads_text else sentences_read(),
+            "truncated": losses.n_truncated,
             "unknown_pieces": losses.unknown.to_json(),
-            "unaligned": dict(losses.unaligned),
-            "relations_within_a_word": losses.fused,
+            "unaligned": dict(losses.misalignments),
+            "relations_within_a_word": losses.n_fused,
         },
         "seconds": time.monotonic() - began,
     }

@@ -39,17 +39,17 @@ from headscope.signature import count_of
 class PartialResult:
     """What one of several processes measured: sums, values of single sentences, omissions, states of analyses.
 
-    `streamed` is the number of sentences whose attention was streamed, `unmeasured` that of those that an analysis
-    could not measure so; `done` counts the sentences of the common pass (under "") and of analyses' own passes.
+    `n_streamed` is the number of sentences whose attention was streamed, `n_unmeasured` that of those that an analysis
+    could not measure so; `counts` counts the sentences of the common pass (under "") and of analyses' own passes.
     """
 
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
-    detailed: dict[str, dict[str, dict[int, Tensor]]]
-    refused: list[LeftOut]
+    details: dict[str, dict[str, dict[int, Tensor]]]
+    refusals: list[LeftOut]
     states: dict[str, Any]
-    streamed: int
-    unmeasured: Counter[str]
-    done: Counter[str]
+    n_streamed: int
+    n_unmeasured: Counter[str]
+    counts: Counter[str]
 
 
 class StopForward(BaseException):
@@ -71,17 +71,17 @@ class AnalysisRunner:
     aggregator: Aggregator = field(init=False)
     batch: Batch = field(init=False)
     observers: Sequence[Analysis] = ()
-    observed: ObservedBatch | None = None
+    view: ObservedBatch | None = None
     head_contexts: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
     observations: dict[Statistic, Observation] = field(default_factory=dict)
-    refused: list[LeftOut] = field(default_factory=list)
+    refusals: list[LeftOut] = field(default_factory=list)
     checks: DeferredChecks = field(init=False)
     contexts: list[Tensor] = field(default_factory=list)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
-    streamed: int = 0
-    unmeasured: Counter[str] = field(default_factory=Counter)
-    done: Counter[str] = field(default_factory=Counter)
+    n_streamed: int = 0
+    n_unmeasured: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.options = self.running[0].run
@@ -119,8 +119,8 @@ class AnalysisRunner:
             else:
                 self._look(on_device, self.running)
         if batch.kind == "text" and self.streams(batch):
-            self.streamed += len(batch.indices)
-            self.unmeasured.update(
+            self.n_streamed += len(batch.indices)
+            self.n_unmeasured.update(
                 {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
             )
 
@@ -153,7 +153,7 @@ class AnalysisRunner:
             for values in self.aggregator.add(batch, list(self.observations.values())):
                 self.checks.add(values, self.aggregator.refuse_non_finite)
             if batch.kind == "text":
-                self.done[name] += len(batch.indices)
+                self.counts[name] += len(batch.indices)
         self.checks.batch_done()
 
     def streams(self, batch: Batch) -> bool:
@@ -179,7 +179,7 @@ class AnalysisRunner:
         if len(self.running) == 1:
             raise ConfigError(f"no analysis can run: {analysis.name}: {why}")
         self.running = [active for active in self.running if active is not analysis]
-        self.refused.append(LeftOut(analysis.name, why))
+        self.refusals.append(LeftOut(analysis.name, why))
 
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
@@ -222,12 +222,12 @@ class AnalysisRunner:
     def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block these analyses see every call; NumericalError where a context is not finite."""
         self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
-        self.observed = ObservedBatch(batch, self.options.counted)
+        self.view = ObservedBatch(batch, self.options.token_filter)
         try:
             yield
             contexts = self.contexts
         finally:
-            self.observers, self.observed, self.head_contexts, self.contexts, self.unseen = (), None, [], [], set()
+            self.observers, self.view, self.head_contexts, self.contexts, self.unseen = (), None, [], [], set()
 
         def refuse() -> None:
             with torch.no_grad():
@@ -238,10 +238,10 @@ class AnalysisRunner:
 
     def on_attention(self, attention_site: AttentionSite, call: AttentionCall) -> None:
         """Every analysis sees every call of the batch that is on its way."""
-        if not self.observers or self.observed is None:
+        if not self.observers or self.view is None:
             return
         with torch.no_grad():
-            heads = self.observed.heads(attention_site, call)
+            heads = self.view.heads(attention_site, call)
             padding = heads.cached_per_batch("padding", lambda: ~heads.query_side.real)  # [b t]
             # sums of contexts, which are finite only if the contexts of all tokens are
             self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
@@ -281,18 +281,18 @@ class AnalysisRunner:
     def part(self) -> PartialResult:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
-        measurements = (self.aggregator.sums, self.aggregator.detailed)
-        return PartialResult(*measurements, self.refused, states, self.streamed, self.unmeasured, self.done)
+        measurements = (self.aggregator.sums, self.aggregator.details)
+        return PartialResult(*measurements, self.refusals, states, self.n_streamed, self.n_unmeasured, self.counts)
 
     def merge(self, part: PartialResult) -> None:
         """Add what another process observed in its share of the batches."""
-        refused_names = {left_out.analysis for left_out in part.refused}
+        refused_names = {left_out.analysis for left_out in part.refusals}
         self.running = [analysis for analysis in self.running if analysis.name not in refused_names]
-        self.refused += [left_out for left_out in part.refused if left_out not in self.refused]
-        self.aggregator.merge(part.sums, part.detailed)
-        self.streamed += part.streamed
-        self.unmeasured += part.unmeasured
-        self.done += part.done
+        self.refusals += [left_out for left_out in part.refusals if left_out not in self.refusals]
+        self.aggregator.merge(part.sums, part.details)
+        self.n_streamed += part.n_streamed
+        self.n_unmeasured += part.n_unmeasured
+        self.counts += part.counts
         for analysis in self.running:
             if part.states.get(analysis.name) is not None:
                 analysis.add_state(part.states[analysis.name])
@@ -316,16 +316,16 @@ class AnalysisRunner:
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
             f"{flag.attention} dense makes it"
-            for name, count in self.unmeasured.items()
+            for name, count in self.n_unmeasured.items()
         }
         missing |= {
-            analysis.name: f"{INTERRUPTED} after {self.done[analysis.name]} of {texts[analysis.name].count} sentences"
+            analysis.name: f"{INTERRUPTED} after {self.counts[analysis.name]} of {texts[analysis.name].count} sentences"
             for analysis in self.running
-            if explains(analysis) and not complete and self.done[analysis.name] < texts[analysis.name].count
+            if explains(analysis) and not complete and self.counts[analysis.name] < texts[analysis.name].count
         }
         study = conclude(
             self.running,
-            self.refused,
+            self.refusals,
             self.aggregator,
             self.checkpoint.layout,
             bootstrap,
@@ -334,8 +334,8 @@ class AnalysisRunner:
             lambda: TokenReader.of(self.checkpoint, "target").marks,
             progress,
         )
-        if self.streamed:
-            study.record["remarks"].insert(0, f"attention: streamed for {count_of(self.streamed, 'sentence')}")
+        if self.n_streamed:
+            study.record["remarks"].insert(0, f"attention: streamed for {count_of(self.n_streamed, 'sentence')}")
         return study
 
 

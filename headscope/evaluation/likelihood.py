@@ -48,14 +48,14 @@ LOGITS = 2**27  # of a batch whose size nobody gave: half a gigabyte in single p
 
 @dataclass(frozen=True)
 class Labelled:
-    """A batch, the label of each of its positions [b t], and the number of sentences whose last row it has (`done`).
+    """A batch, the label of each of its positions [b t], and the number of sentences that end in it.
 
     `shares` [b] are what every row is of its sentence.
     """
 
     batch: Batch
     labels: Tensor
-    done: int
+    n_sentences: int
     shares: Array
 
 
@@ -165,10 +165,10 @@ def likelihood(
             sums.classes.add(indices, Ratio(classes, count[:, None]))
         for total, values in ((first, nll[:, 0].numpy()), (counts, count.numpy()), (shares, part.shares)):
             np.add.at(total, indices.numpy(), values)
-        return part.done
+        return part.n_sentences
 
     parts = with_labels(checkpoint, corpus, options, sums.losses)
-    return read_corpus(sums, parts, read, lambda part: part.done, progress, processes)
+    return read_corpus(sums, parts, read, lambda part: part.n_sentences, progress, processes)
 
 
 def default_positions(checkpoint: Checkpoint) -> int:

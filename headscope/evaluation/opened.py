@@ -112,10 +112,10 @@ class Intact:
 
 @dataclass(frozen=True)
 class Against:
-    """How the intact model is found, once it is needed; `named` says that the user asked for this one."""
+    """How the intact model is found, once it is needed; `is_explicit` says that the user asked for this one."""
 
     find: Callable[[], Intact] = Intact
-    named: bool = False
+    is_explicit: bool = False
 
 
 NO_OTHER = Against()
@@ -181,7 +181,7 @@ def open_all(
     checkpoint = checkpoint or open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
     if config.against is not None:
-        against = Against(partial(find_named, config.against, config), named=True)
+        against = Against(partial(find_named, config.against, config), is_explicit=True)
     against = against or Against(partial(find_recorded, config))  # the one that the record beside the checkpoint names
     return prepare_evaluation(checkpoint, corpus, config, against=against, has_gates=has_gates)
 
@@ -201,7 +201,7 @@ def prepare_evaluation(
     """
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
-    metrics = choose_metrics(config, checkpoint, against=against.named)
+    metrics = choose_metrics(config, checkpoint, against=against.is_explicit)
     why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
     if unfit := [name for name in metrics if why[METRICS.get(name).name]]:
         fitting = ", ".join(name for name, reason in why.items() if reason is None)

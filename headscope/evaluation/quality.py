@@ -52,15 +52,15 @@ class MeasuredMetrics:
     """
 
     sums: dict[str, Array] = field(default_factory=dict)
-    scored: Likelihood | None = None
-    compared: StateComparison | None = None
+    likelihood: Likelihood | None = None
+    states: StateComparison | None = None
     hypotheses: Sequence[str] = ()
     complete: bool = True
 
     @property
-    def done(self) -> int | None:
+    def n_sentences(self) -> int | None:
         """How many sentences all passes have done; None if there was none but translating."""
-        return min((read.sentences for read in (self.scored, self.compared) if read is not None), default=None)
+        return min((read.sentences for read in (self.likelihood, self.states) if read is not None), default=None)
 
 
 def measure(
@@ -84,11 +84,11 @@ def measure(
         with progress(step or title, setup.corpus.count) as report:
             read = over(*arguments, masks=masks, progress=report, processes=setup.processes)
         if kind == "likelihood":
-            measurement.scored = read
+            measurement.likelihood = read
             if read.complete:
                 check_predictions(read.counts.sum(), setup.corpus.name)
         else:
-            measurement.compared = read
+            measurement.states = read
         setup.unknown, measurement.complete = read.losses.unknown, read.complete
         measurement.sums |= {metric.name: metric.sums(read) for metric in metrics}
     if measurement.complete and setup.requested_metrics("translations"):
@@ -101,8 +101,8 @@ def measure(
             measurement.complete = False
             names = ", ".join(metric.title for metric in setup.requested_metrics("translations"))
             setup.remarks.append(f"translating was interrupted, so there is no {names}")
-    first = measurement.scored or measurement.compared
-    if first is not None and (cut := first.losses.truncated):
+    first = measurement.likelihood or measurement.states
+    if first is not None and (cut := first.losses.n_truncated):
         setup.remarks.append(f"cut off at the length limit: {cut} sentences ({flag.max_length}, {flag.long})")
     setup.remarks += setup.unknown.remarks(setup.checkpoint)
     return measurement
@@ -245,7 +245,7 @@ def score_corpus(setup: OpenedEvaluation, *, progress: Progress = no_progress) -
     with setup.configured_model():
         measurement = measure(setup, [()], progress)
     bootstrap, text = Bootstrap(seed=setup.config.seed, replicates=setup.config.bootstrap), setup.text
-    likelihood_sums, checkpoint = measurement.scored, setup.checkpoint
+    likelihood_sums, checkpoint = measurement.likelihood, setup.checkpoint
     return Evaluation(
         scores=[
             score_of(
@@ -255,7 +255,7 @@ def score_corpus(setup: OpenedEvaluation, *, progress: Progress = no_progress) -
             if metric.name in measurement.sums
         ],
         sentences=_per_sentence(setup.corpus.count, measurement),
-        signature=evaluation_signature(setup, sentences_done=measurement.done),
+        signature=evaluation_signature(setup, sentences_done=measurement.n_sentences),
         remarks=setup.remarks,
         unknown=setup.unknown,
         tokens=None if likelihood_sums is None else int(likelihood_sums.counts.sum()),
@@ -293,7 +293,7 @@ def text_score(
 def _per_sentence(count: int, measurement: MeasuredMetrics) -> pd.DataFrame:
     import pandas as pd
 
-    likelihood_sums = measurement.scored
+    likelihood_sums = measurement.likelihood
     table = pd.DataFrame(
         {
             "sentence": range(count),

@@ -124,15 +124,15 @@ def score_each_head(setup: OpenedEvaluation, *, progress: Progress = no_progress
     }
     with setup.configured_model():
         measurement = measure(setup, [(), *([head] for head in heads)], progress, step="each head")
-    if measurement.scored is not None:
-        columns |= loss_columns(measurement.scored, Bootstrap(seed=config.seed, replicates=config.bootstrap))
+    if measurement.likelihood is not None:
+        columns |= loss_columns(measurement.likelihood, Bootstrap(seed=config.seed, replicates=config.bootstrap))
     for name, sums in measurement.sums.items():
         metric = METRICS.get(name)
         columns |= metric.columns(metric.of(sums.sum(axis=0)))
     by, ascending = _order(setup, measurement)
     table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
     heads_off = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")  # the first row stays
-    sentences_done = setup.corpus.count if measurement.done is None else measurement.done
+    sentences_done = setup.corpus.count if measurement.n_sentences is None else measurement.n_sentences
     return EachHead(
         pd.concat([table.iloc[:1], heads_off], ignore_index=True),
         by,
@@ -162,7 +162,7 @@ def _order(setup: OpenedEvaluation, measurement: MeasuredMetrics) -> tuple[str, 
     """What heads are sorted by, and whether the lowest come first: translations, the loss, or states."""
     metrics = [metric for metric in setup.requested_metrics() if metric.name in measurement.sums]
     of_translations = [metric for metric in metrics if metric.reads == "translations"]
-    if not of_translations and measurement.scored is not None:
+    if not of_translations and measurement.likelihood is not None:
         return LOSS, False
     first = (of_translations or metrics)[0]
     return first.name, first.higher_is_better

@@ -34,7 +34,7 @@ class StateComparison(CorpusSums):
     The last axis is cosine and l2 distance.
     """
 
-    pooled: GroupSums = field(default_factory=GroupSums)
+    pooled_sums: GroupSums = field(default_factory=GroupSums)
     tokens: GroupSums = field(default_factory=GroupSums)
 
 
@@ -70,7 +70,7 @@ def compare_states(
 
     def read(batch: Batch) -> int:
         sentence_means, tokens, counts = _of_batch(checkpoint, whole, batch, masks)
-        sums.pooled.add(batch.indices, Ratio(sentence_means, torch.ones(len(sentence_means), 1, 1)))
+        sums.pooled_sums.add(batch.indices, Ratio(sentence_means, torch.ones(len(sentence_means), 1, 1)))
         sums.tokens.add(batch.indices, Ratio(tokens, counts[:, None, None]))
         return len(batch.indices)
 
@@ -97,7 +97,7 @@ def _of_batch(
         if changed_states.shape != intact.shape:
             widths = f"their widths are {changed_states.shape[-1]} and {intact.shape[-1]}"
             raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")
-        sentences = whole.pooled(intact, real), whole.pooled(changed_states, real)
+        sentences = whole.pool(intact, real), whole.pool(changed_states, real)
         tokens = [(measure(intact, changed_states) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
         columns.append(torch.stack([cosine(*sentences), relative_l2(*sentences), *tokens], dim=-1))  # [b 4]
     distances = torch.stack(columns, dim=1)

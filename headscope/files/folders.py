@@ -194,7 +194,7 @@ def check_writable(out: Path) -> None:
 
 def _holds_run_of(holding: Contents, kind: OutputKind) -> bool:
     """Whether a directory holds a run of a kind, finished or not."""
-    return holding.kind == kind.name or bool(holding.kind is None and holding.known and not holding.foreign)
+    return holding.kind == kind.name or bool(holding.kind is None and holding.own and not holding.foreign)
 
 
 def _base(out: Path) -> Path:

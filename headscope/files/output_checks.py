@@ -23,7 +23,7 @@ class OutputKind:
 
     `record` is the JSON file with `"kind": name` and the list of the other files (empty: no record, `writes` decides);
     `writes` are patterns of all files that the command may write; a directory without a record that contains only
-    `unfinished` files is that of an unfinished run. An `extensible` run may go on later and writes its record first, so
+    `partial` files is that of an unfinished run. An `extensible` run may go on later and writes its record first, so
     all files that match `writes` are its own.
     """
 
@@ -31,7 +31,7 @@ class OutputKind:
     title: str
     record: str
     writes: tuple[str, ...]
-    unfinished: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
     extensible: bool = False
 
     def describe(self, record: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
@@ -45,24 +45,24 @@ class OutputKind:
 
 @dataclass(frozen=True)
 class Contents:
-    """The files below a directory: `known` are of the run and may be removed, `foreign` are not.
+    """The files below a directory: `own` are of the run and may be removed, `foreign` are not.
 
     `kind` is that of the record, None without a readable record.
     """
 
-    known: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     kind: str | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether there are any files."""
-        return bool(self.known or self.foreign)
+        return bool(self.own or self.foreign)
 
     @property
     def files(self) -> tuple[str, ...]:
         """All files, foreign ones first."""
-        return (*self.foreign, *self.known)
+        return (*self.foreign, *self.own)
 
 
 def contents(folder: Path, kind: OutputKind) -> Contents:
@@ -83,8 +83,8 @@ def contents(folder: Path, kind: OutputKind) -> Contents:
             name for name in plain if name == kind.record or (matches(name, kind.writes) and name in record_files)
         }
         run_files |= {name for name in plain if kind.extensible and matches(name, kind.writes)}
-    elif kind.record not in files and kind.unfinished:
-        run_files = {name for name in plain if matches(name, kind.unfinished)}
+    elif kind.record not in files and kind.partial:
+        run_files = {name for name in plain if matches(name, kind.partial)}
     else:
         run_files = set()
     foreign = [name for name in files if name not in run_files]
@@ -142,7 +142,7 @@ def _named_values(options: Any) -> Iterator[tuple[str, str | Path]]:
         options = {
             entry.name: value
             for entry in fields(options)
-            if not entry.metadata.get("written") and not isinstance(value := getattr(options, entry.name), list)
+            if not entry.metadata.get("is_output") and not isinstance(value := getattr(options, entry.name), list)
         }
     for name, value in options.items():
         if isinstance(value, Mapping):

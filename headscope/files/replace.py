@@ -64,7 +64,7 @@ def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> No
     if new.resolve().parent == out:
         inner = out / OLD
         inner.mkdir()
-        run_files = {name.split("/")[0] for name in contents(out, kind).known}
+        run_files = {name.split("/")[0] for name in contents(out, kind).own}
         for name in sorted(run_files, key=lambda entry: entry != kind.record):
             (out / name).rename(inner / name)
         for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
@@ -168,7 +168,7 @@ def remove_temporary(folder: Path) -> None:
 
 def discard(folder: Path, kind: OutputKind) -> None:
     """Remove the known files below a directory, the record last, and directories that are then empty."""
-    run_files = contents(folder, kind).known
+    run_files = contents(folder, kind).own
     remove_temporary(folder)
     for name in sorted(run_files, key=lambda name: name == kind.record):
         (folder / name).unlink(missing_ok=True)

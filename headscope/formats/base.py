@@ -72,7 +72,7 @@ class Checkpoint(ABC):
     exclusive_labels: bool = True  # whether one of the labels that it predicts is right, and not several at once
     writes: str | None = None  # the language that it writes, as its files call it; None where nothing says
     prefix: str = ""  # beginning of all names of weights in its files, not in its model
-    dequantised: str = ""  # the type of its file's weights, such as Q4_K, where they were made plain numbers
+    quantization: str = ""  # the type of its file's weights, such as Q4_K, where they were made plain numbers
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""
@@ -239,7 +239,7 @@ class Checkpoint(ABC):
     def states(self, batch: Batch) -> Tensor:
         """Final states [b n d] of the last stack that runs: the decoder, or the encoder where there is no target."""
 
-    pooled = staticmethod(mean_pooled)
+    pool = staticmethod(mean_pooled)
 
     def class_scores(self, batch: Batch) -> Tensor:
         """Logits [b classes] of a classifier; CheckpointError for models that are none."""
@@ -271,7 +271,7 @@ class Checkpoint(ABC):
         """The id that stands for a hidden token; CheckpointError for models that have none."""
 
     @abstractmethod
-    def joined(self, text: str) -> str:
+    def join_subwords(self, text: str) -> str:
         """A reference as translations are written: where texts are given split into subwords, put together."""
 
     @abstractmethod

@@ -205,8 +205,8 @@ def common_prefix(info: Mapping[str, Any], model: nn.Module) -> tuple[str, dict[
     prefixes = ["", *accumulate(f"{part}." for part in shared)]
 
     def fitting(prefix: str) -> tuple[int, int]:
-        stripped = [name.removeprefix(prefix) for name in bare]
-        return sum(name in expected for name in stripped), sum(name in exact for name in stripped)
+        names = [name.removeprefix(prefix) for name in bare]
+        return sum(name in expected for name in names), sum(name in exact for name in names)
 
     best = max(prefixes, key=fitting)  # the shortest of those that fit as well
     wrappers = [wrapper for wrapper in WRAPPERS if any(wrapper in name for name in names)]

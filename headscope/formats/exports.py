@@ -23,8 +23,8 @@ from headscope.version import VERSION
 CHECKPOINTS = "json safetensors toml txt py pt npz model codes bpe voc vocab jinja md"
 MODEL_FILES = tuple(
     f"*.{ending}"
-    for written in (CHECKPOINTS.split(), *(each.endings for each in declared_engines()))
-    for ending in written
+    for patterns in (CHECKPOINTS.split(), *(engine.endings for engine in declared_engines()))
+    for ending in patterns
 )
 """Files of a folder that a model was written into: as a checkpoint of whatever format, and for engines."""
 

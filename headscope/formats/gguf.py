@@ -54,7 +54,7 @@ class GgufFormat(OpenedAsFolder):
         checkpoint = HuggingFaceCheckpoint(
             path=path, model=ready(model, device), tokenizer=tokenizer, digest=file_digest([file])
         )
-        checkpoint.format, checkpoint.dequantised = self.name, file_type
+        checkpoint.format, checkpoint.quantization = self.name, file_type
         return checkpoint
 
 

@@ -180,7 +180,7 @@ class TransformerCheckpoint(Checkpoint):
     def mask_id(self) -> int:
         raise CheckpointError(f"{self.path} is no masked language model")
 
-    def joined(self, text: str) -> str:
+    def join_subwords(self, text: str) -> str:
         splitter = self._side("target").splitter
         return splitter.join(text.split()) if splitter.codes is None else text
 
@@ -226,9 +226,9 @@ class TransformerCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
         source, limit, config = self._side("source"), self.reads(longest), config or self.search
         batch = pad_side([_encode(text, source, limit, reading=True) for text in texts]).to(self.device)
-        return self.searched(batch, config)
+        return self.beam_search(batch, config)
 
-    def searched(self, source: Side, config: SearchConfig) -> list[list[Hypothesis]]:
+    def beam_search(self, source: Side, config: SearchConfig) -> list[list[Hypothesis]]:
         """Search translations of encoded texts, within the positions that the decoder has."""
         target, limit = self._side("target"), self.model.config.decoder.max_positions
         if limit is not None:

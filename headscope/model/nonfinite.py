@@ -164,14 +164,14 @@ def first_non_finite(
 class _Trace:
     names: Mapping[int, str]
     site_of: Callable[[nn.Module], object]
-    counted: Callable[[Tensor], Tensor]
+    select: Callable[[Tensor], Tensor]
     location: str | None = None
     last: object = field(default=None)
 
     def context(self, call: AttentionCall, context: Tensor) -> None:
         """A tap: the contexts [b h t k] of one attention call."""
         attention_site = self.site_of(call.module)
-        if self.location is None and not is_finite(self.counted(call.context.transpose(1, 2))):
+        if self.location is None and not is_finite(self.select(call.context.transpose(1, 2))):
             name = self.names.get(id(call.module)) or type(call.module).__name__
             self.location = (
                 f"the attention of {name}" if attention_site is None else f"the attention of {attention_site} ({name})"
@@ -183,9 +183,9 @@ class _Trace:
         if self.location is not None:
             return
         owns = next(module.parameters(recurse=False), None) is not None  # other modules may make masks of -inf
-        if all(is_finite(self.counted(tensor), masked=not owns) for tensor in _tensors(output)):
+        if all(is_finite(self.select(tensor), masked=not owns) for tensor in _tensors(output)):
             return
-        input_broken = not all(is_finite(self.counted(tensor), masked=True) for tensor in _tensors(inputs))
+        input_broken = not all(is_finite(self.select(tensor), masked=True) for tensor in _tensors(inputs))
         name = self.names[id(module)] or "the model"
         after = "" if self.last is None else f", after {self.last}"
         self.location = f"{'the input of ' if input_broken else ''}{name}{after}"

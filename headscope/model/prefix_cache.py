@@ -190,7 +190,7 @@ class PrefixCache:
     work: Callable[[], Tensor]
     layer_index: LayerIndex | None
     instead: Mapping[SiteLayer, list[Tensor]] = field(default_factory=dict)
-    cached: CachedPrefix = field(default_factory=CachedPrefix)
+    prefix: CachedPrefix = field(default_factory=CachedPrefix)
     _plan: PassPlan = field(default_factory=lambda: PassPlan({}), init=False, repr=False)
 
     @contextmanager
@@ -204,7 +204,7 @@ class PrefixCache:
 
         With `keep` this pass is cached and later ones reuse it.
         """
-        prefix = self.cached
+        prefix = self.prefix
         if prefix.value is None:
             return self._full_pass(gates, keep=keep)
         changed_places = [
@@ -226,7 +226,7 @@ class PrefixCache:
         self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed_places: list[SiteLayer], keep: bool
     ) -> Tensor:
         first = min(changed_places, key=lambda site_layer: layer_index.of[site_layer].rank)
-        entry, prefix = layer_index.of[first], self.cached
+        entry, prefix = layer_index.of[first], self.prefix
         new_outputs = self._shift_outputs(entry, first, gates[first])
         results = _with_shifted(entry, prefix, new_outputs)
         if results is None:
@@ -245,15 +245,15 @@ class PrefixCache:
 
     def _finish(self, gates: Mapping[SiteLayer, Tensor], value: Tensor, *, keep: bool) -> Tensor:
         if keep:
-            self.cached.gates, self.cached.value = dict(gates), value
+            self.prefix.gates, self.prefix.value = dict(gates), value
         return value
 
     def _shift_outputs(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
-        step = gate - self.cached.gates[site_layer]
+        step = gate - self.prefix.gates[site_layer]
         heads = step.nonzero()[:, 0]
         results = []
-        for turn, result in enumerate(self.cached.outputs[entry.output]):
-            context = self.cached.contexts[site_layer][turn][:, heads]
+        for turn, result in enumerate(self.prefix.outputs[entry.output]):
+            context = self.prefix.contexts[site_layer][turn][:, heads]
             if site_layer in self.instead:
                 context = context - self.instead[site_layer][turn][:, heads]
             results.append(result + entry.project(context * step[heads].to(context)[:, None, None], heads))
@@ -267,7 +267,7 @@ class PrefixCache:
         if plan.keep_after is not None and (
             self.layer_index is None or self.layer_index.of[site_layer].rank > plan.keep_after
         ):
-            self.cached.contexts.setdefault(site_layer, []).append(context)
+            self.prefix.contexts.setdefault(site_layer, []).append(context)
             plan.weights = call.made_weights
         gate = plan.gates[site_layer]
         if bool((gate == 1).all()):
@@ -290,23 +290,23 @@ class PrefixCache:
 
     def _register_hooks(self, after: Rank, stack: ExitStack) -> None:
         """Register hooks that cache outputs, after dropping those of modules ranked after `after`."""
-        self.cached.value = None  # after an error there must be no cached pass
+        self.prefix.value = None  # after an error there must be no cached pass
         if self.layer_index is None:
-            self.cached.contexts.clear()
+            self.prefix.contexts.clear()
             return
         ranked_modules = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
         for site_layer, entry in self.layer_index.of.items():
             ranked_modules += [(entry.rank, entry.attention), (entry.rank, entry.output)]
             if entry.rank > after:
-                self.cached.contexts.pop(site_layer, None)
+                self.prefix.contexts.pop(site_layer, None)
         later = [module for rank, module in ranked_modules if rank > after]
-        self.cached.outputs.update({module: [] for module in later})
+        self.prefix.outputs.update({module: [] for module in later})
         stack.enter_context(watch_modules(later, self._cache_output))
 
     def _cache_output(self, module: nn.Module, _: Any, output: Any) -> None:
         """Cache an output without its attention weights, which are large and read by no layer."""
         weights = self._plan.weights
-        self.cached.outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
+        self.prefix.outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
 
 
 def _with_shifted(entry: LayerEntry, prefix: CachedPrefix, new_outputs: list[Tensor]) -> list[Any] | None:

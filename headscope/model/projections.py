@@ -37,7 +37,7 @@ class Slices:
     stored matrix (`--export laguna`).
     """
 
-    stored: Tensor | StoredWeight
+    parameter: Tensor | StoredWeight
     axis: int
     units: tuple[Tensor, ...]
     gate: float = 1.0
@@ -45,7 +45,7 @@ class Slices:
     @property
     def weight(self) -> Tensor:
         """The whole matrix, as contexts see it: with what they are multiplied by."""
-        weight = self.stored.load() if isinstance(self.stored, StoredWeight) else self.stored
+        weight = self.parameter.load() if isinstance(self.parameter, StoredWeight) else self.parameter
         return weight if self.gate == 1 else weight * self.gate
 
     def matrices(self) -> Tensor:
@@ -259,15 +259,15 @@ class WeightOwners:
         """Names and modules of a projection; none where its weight is no module's own."""
         if slices is None:
             return []
-        if isinstance(slices.stored, StoredWeight):
-            return [self._modules[id(slices.stored.module)]]
-        return self._weights.get(id(slices.stored), [])
+        if isinstance(slices.parameter, StoredWeight):
+            return [self._modules[id(slices.parameter.module)]]
+        return self._weights.get(id(slices.parameter), [])
 
     def of(self, slices: Slices | None) -> tuple[str, nn.Module] | None:
         """Name and module of a projection; the last where several share its weight."""
         return next(reversed(self.all(slices)), None)
 
-    def named(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
         """Every module that has a weight, by its name."""
         return {name: part for name, part in self._modules.values() if hasattr(part, "weight")}
 

@@ -53,7 +53,7 @@ CHOICE = OutputKind(
         *("removed.txt", "kept.txt", "ranking.csv", "gates.csv", STATE),
         *(f"{folder}/{name}" for folder in (MODEL, PRUNED) for name in MODEL_FILES),
     ),
-    unfinished=(STATE,),
+    partial=(STATE,),
 )
 """A choice of heads, by whichever command."""
 

@@ -264,7 +264,7 @@ SHRINK = OutputKind(
     "run of `headscope prune shrink`",
     RECORD,
     (*MODEL_FILES, PAGE, *SWEEP.in_folder(SIZES)),
-    unfinished=SWEEP.in_folder(SIZES),
+    partial=SWEEP.in_folder(SIZES),
 )
 """A removal with the sizes that were tried, and a page."""
 

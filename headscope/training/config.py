@@ -30,7 +30,7 @@ Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 class TrainConfig(BleuOption):
     """The shared options; those of the variant are in its own class. Help texts say what each means."""
 
-    out: Path = run_option(Path("run"), "Directory of the run.", metavar="DIR", written=True, common=True)
+    out: Path = run_option(Path("run"), "Directory of the run.", metavar="DIR", is_output=True, common=True)
     preset: str | None = model_option(None, "tiny or small: defaults of model and recipe.", common=True)
 
     source: Path | None = data_option(None, "Training text, one sentence a line (.gz too).", common=True)

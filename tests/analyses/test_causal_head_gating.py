@@ -43,13 +43,13 @@ def test_fits_are_those_of_loops(kind: str) -> None:
     ours = fit_gates(its, examples(kind), fit)
     asked = [speakers.asked(kind, sentence) for sentence in speakers.corpus(kind, count=SENTENCES)]
     modules, more = causal_gates.projections(kind, its.model), {"steps": steps}
-    start = torch.rand(2, ours.kept.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    start = torch.rand(2, ours.plus.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for number, theta in enumerate(torch.log(start / (1 - start))):
         theta = causal_gates.descended(its, modules, asked, theta, pull=0.0, rates=rates[0], **more)
-        for pull, gates in ((0.3, ours.kept), (-0.3, ours.shed)):
+        for pull, gates in ((0.3, ours.plus), (-0.3, ours.minus)):
             expected = causal_gates.descended(its, modules, asked, theta, pull=pull, rates=rates[1], **more)
             torch.testing.assert_close(gates[number], expected.sigmoid(), rtol=1e-7, atol=1e-8)
-    assert (ours.kept - ours.shed).abs().max() > 0.1
+    assert (ours.plus - ours.minus).abs().max() > 0.1
 
 
 def test_fits_are_those_of_the_authors_program() -> None:
@@ -67,7 +67,7 @@ def test_fits_are_those_of_the_authors_program() -> None:
         penalty=theirs["penalty"],
     )
     ours = fit_gates(open_checkpoint(str(DATA / "induction"), dtype="float64"), texts, fit)
-    for gates, name in ((ours.kept, "positive"), (ours.shed, "negative")):
+    for gates, name in ((ours.plus, "positive"), (ours.minus, "negative")):
         torch.testing.assert_close(gates[0], torch.tensor(theirs[name], dtype=torch.float64), rtol=1e-5, atol=1e-6)
     last = [theirs["nll"][name][-1] for name in ("none", "positive", "negative")]
     assert ours.losses[:, 0].tolist() == pytest.approx(last, rel=1e-6)

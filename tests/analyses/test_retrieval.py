@@ -102,9 +102,9 @@ def trial(steps: list[tuple[int, int]], *, needle: list[int], start: int) -> Tri
 def test_published_example() -> None:
     steps = [(10, 7), (11, 8), (3, 9), (12, 9)]
     one = trial(steps, needle=[7, 8, 9, 9], start=10)
-    assert one.program_score(PLACE).item() == 3 / 4 and one.recall == 1 and one.said
+    assert one.program_score(PLACE).item() == 3 / 4 and one.recall == 1 and one.has_answer
     more = trial([*steps, (12, 9)], needle=[7, 8, 9, 9], start=10)
-    assert more.program_score(PLACE).item() == 1 and more.copied[PLACE].any(dim=0).sum() == 3
+    assert more.program_score(PLACE).item() == 1 and more.copies[PLACE].any(dim=0).sum() == 3
 
 
 @cache
@@ -136,7 +136,7 @@ def test_steps_are_those_of_whole_passes(kind: str) -> None:
         for (layer, head), score in scores["program"].items():
             assert found.program_score((Site.DECODER_SELF, layer))[head].item() == pytest.approx(score)
         for (layer, head), score in scores["paper"].items():
-            copied = found.copied[Site.DECODER_SELF, layer][:, head].any(dim=0)
+            copied = found.copies[Site.DECODER_SELF, layer][:, head].any(dim=0)
             assert copied.double().mean().item() == pytest.approx(score)
 
 

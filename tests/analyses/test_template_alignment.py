@@ -135,9 +135,9 @@ class Made(Alignment):
         at = heads.argmax_position.clone()
         for row, span in enumerate(self._spans(heads)):
             columns, n = span.columns, len(span.columns)
-            for word, query in enumerate(span.fed.tolist()):
-                linked = int(span.linked[word].nonzero())
-                following = int(span.linked[word + 1].nonzero()) if word + 1 < n else 0
+            for word, query in enumerate(span.last.tolist()):
+                linked = int(span.links[word].nonzero())
+                following = int(span.links[word + 1].nonzero()) if word + 1 < n else 0
                 at[row, :, query] = columns[[linked, word, 0, min(linked + 1, n - 1), following, 0]]
                 at[row, 2, query] = max(query - 8, 0)
         return super().observe(looking(heads, at))

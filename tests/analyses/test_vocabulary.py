@@ -47,7 +47,7 @@ def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
                 expected = {
                     tuple(
                         BETWEEN.join(
-                            reader.named(int(plain[n])) for n in (sign * part[plain, direction]).topk(TOKENS)[1]
+                            reader.label(int(plain[n])) for n in (sign * part[plain, direction]).topk(TOKENS)[1]
                         )
                         for part in (read, written)
                     )
@@ -61,7 +61,7 @@ def test_named_tokens() -> None:
     its, kind = speakers.checkpoint("gpt2"), "gpt2"
     reader, plain = TokenReader.of(its, "target"), torch.tensor(its.plain_ids(side="target"))
     number = int(plain[5])
-    table = run(kind, vocabulary_tokens=(reader.named(number),)).tables["vocabulary_tokens"]
+    table = run(kind, vocabulary_tokens=(reader.label(number),)).tables["vocabulary_tokens"]
     assert set(table["relation"]) == {"looks at", "is looked at by", "raises"} and len(table) % 3 == 0
     own, e = full_circuits.matrices(kind, its, 1, 0), full_circuits.embedding(kind, its)
     qk = e @ own["q"] @ own["k"].T @ e.T
@@ -69,7 +69,7 @@ def test_named_tokens() -> None:
     for relation, scores in (("looks at", qk[number]), ("is looked at by", qk[:, number]), ("raises", logits[number])):
         row = table[(table["layer"] == 1) & (table["head"] == 0) & (table["relation"] == relation)].iloc[0]
         best = plain[scores[plain].topk(TOKENS)[1]]
-        assert row["tokens"] == BETWEEN.join(reader.named(int(token)) for token in best)
+        assert row["tokens"] == BETWEEN.join(reader.label(int(token)) for token in best)
     with pytest.raises(ConfigError, match="--vocabulary-tokens"):
         run(kind, vocabulary_tokens=("no such thing",))
 

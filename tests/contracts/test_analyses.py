@@ -94,7 +94,7 @@ def study(
     its: Studied, analyses: list[type[Analysis]], *, tokens: int = 101, seed: int = 1, keep: bool = False
 ) -> Study:
     """Analyses on a tiny model."""
-    options = replace(OPTIONS, counted=CountedTokens(keep), seed=seed)
+    options = replace(OPTIONS, token_filter=CountedTokens(keep), seed=seed)
     return analyze(*its, analyses=analyses, options=options, batching=BatchingOptions(tokens=tokens), replicates=19)
 
 

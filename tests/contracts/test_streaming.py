@@ -121,7 +121,7 @@ def both_studies(
             checkpoint,
             corpus,
             analyses=chosen,
-            options=replace(OPTIONS, attention=attention, counted=CountedTokens(exclude_sinks=exclude_sinks)),
+            options=replace(OPTIONS, attention=attention, token_filter=CountedTokens(exclude_sinks=exclude_sinks)),
             replicates=3,
         )
 

@@ -304,7 +304,7 @@ def test_real_treebank_with_real_tokenizer(shared: Path, tokenizers: dict[str, A
         spans = subword_spans(tokenizer, parse.text, tokenizer(parse.text, verbose=False)["input_ids"])
         aligned = None if spans is None else align(parse, spans)
         if isinstance(aligned, Aligned):
-            fused += aligned.fused
+            fused += aligned.n_fused
             counts.update(relation for relation, _, _ in aligned.relations)
         else:
             failed += 1

@@ -223,7 +223,7 @@ def test_windows_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
 def test_long_sentences_are_cut_and_counted() -> None:
     losses = Omissions()
     found = cut(corpus([3, 8, 9, 200]), limit=9, losses=losses)
-    assert losses.truncated == 2  # 8 words and the special token just fit
+    assert losses.n_truncated == 2  # 8 words and the special token just fit
     lengths = {
         int(number): int(length)
         for batch in found
@@ -245,18 +245,18 @@ def test_words_and_relations_come_along() -> None:
         length = [4, 2, 3][int(batch.indices)]
         assert aligned is not None and aligned.units == [[place + 1] for place in range(length)]
         assert aligned.relations == [("nsubj", place, place - 1) for place in range(1, length)]
-    assert not losses.unaligned and losses.fused == 0
+    assert not losses.misalignments and losses.n_fused == 0
 
 
 def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = Omissions()
     found = cut(corpus([4, 30], parsed=True), limit=9, losses=losses)
     assert [batch.aligned[0] is None for batch in found] == [False, True]
-    assert losses.unaligned == {"cut off at the length limit": 1}
+    assert losses.misalignments == {"cut off at the length limit": 1}
     monkeypatch.setattr(Words, "spans", lambda *_, **__: None)
     losses = Omissions()
     cut(corpus([4, 5], parsed=True), losses=losses)
-    assert losses.unaligned == {"pieces cannot be located in the text": 2}
+    assert losses.misalignments == {"pieces cannot be located in the text": 2}
 
 
 def test_side_pads_on_the_right() -> None:

@@ -233,7 +233,7 @@ def test_a_byte_level_model_has_its_text_back() -> None:
     its = HuggingFaceCheckpoint(path="tiny", model=decoder("llama"), tokenizer=tokenizer, digest="0" * 64)
     reader = TokenReader.of(its, "source")
     for text in ("A man in a hat,\n and more\tof it", " 'tis so"):
-        found = reader.shown(tokenizer(text)["input_ids"])
+        found = reader.display(tokenizer(text)["input_ids"])
         assert found[0] == "<s>" and "".join(found[1:]) == visible(text)
 
 

@@ -208,7 +208,7 @@ def found(laid: Laid) -> tuple[Explained, Masses]:
 
 def shares(found: Explained) -> dict[str, np.ndarray]:
     room = found.room.sum(0)
-    return {group: (gained.sum(0) / room).numpy() for group, gained in found.gained.items()}
+    return {group: (gained.sum(0) / room).numpy() for group, gained in found.gains.items()}
 
 
 @pytest.mark.slow
@@ -262,8 +262,8 @@ def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
         )
         for rest in (0.0, 0.96)
     )
-    whole, rows = (part.sum(0) for part in busy.counted)
-    assert torch.allclose(idle.counted[0].sum(0), 0.04 * whole, rtol=1e-4) and bool((whole <= rows + 1e-3).all())
+    whole, rows = (part.sum(0) for part in busy.row_sums)
+    assert torch.allclose(idle.row_sums[0].sum(0), 0.04 * whole, rtol=1e-4) and bool((whole <= rows + 1e-3).all())
     every, little = explain_shares(busy), explain_shares(idle)
     for group, share in shares(every).items():
         assert shares(little)[group] == pytest.approx(share, abs=0.02, nan_ok=True)

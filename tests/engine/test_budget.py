@@ -232,8 +232,8 @@ def test_the_first_short_sentences_are_kept_with_the_weights_of_every_head(kind:
     (first, *_) = corpus
     maps = attention_maps(checkpoint, first, limit=61)
     for site in SIDES[kind]:
-        assert maps.between(Site(site)) == SIDES[kind][site]
-        captured = maps.captured[site, 1]["weights"][0].float().numpy()
+        assert maps.side_names(Site(site)) == SIDES[kind][site]
+        captured = maps.tensors[site, 1]["weights"][0].float().numpy()
         np.testing.assert_allclose(kept[0].weights[site][-len(captured) :] / 255, captured, atol=0.003)
 
 

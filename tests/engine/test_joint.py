@@ -195,7 +195,7 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
     model: Any = its.model
     model.set_attn_implementation("eager")
     for queries, place in (("first", 0), ("last", -1)):
-        options = RunOptions(counted=CountedTokens(queries=queries))  # type: ignore[arg-type]
+        options = RunOptions(token_filter=CountedTokens(queries=queries))  # type: ignore[arg-type]
         study = analyze(its, corpus, analyses=[ANALYSES.get("confidence")], options=options, replicates=7)
         heads = study.heads.set_index(["site", "layer", "head"])["confidence"]
         largest = torch.zeros(its.layout[Site.ENCODER_SELF, 1], dtype=torch.float64)
@@ -212,7 +212,7 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
 def test_relations_of_words_are_left_out_with_the_reason() -> None:
     text, syntactic = speakers.corpus("bert", count=5), ANALYSES.get("syntactic")
     assert syntactic(RunOptions()).sample(text) is text
-    assert "leave out --queries" in str(syntactic(RunOptions(counted=CountedTokens(queries="last"))).sample(text))
+    assert "leave out --queries" in str(syntactic(RunOptions(token_filter=CountedTokens(queries="last"))).sample(text))
 
 
 # Measures that compare the heads of one layer order no heads of several layers, wherever heads are ordered.

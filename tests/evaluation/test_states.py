@@ -126,7 +126,7 @@ def test_masked_removed_and_gated_are_the_same() -> None:
     ones = {layer: torch.ones(count) for layer, count in its.layout.items()}
     with gated(its.model, ones):
         by_ones = compare_states(its, corpus(), options)
-    for name in ("pooled", "tokens"):
+    for name in ("pooled_sums", "tokens"):
         wanted = getattr(by_mask, name).total[:, 0]
         torch.testing.assert_close(getattr(by_removal, name).total[:, 0], wanted, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(getattr(by_masks, name).total[:, 1], wanted, rtol=1e-9, atol=1e-12)

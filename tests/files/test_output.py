@@ -32,7 +32,7 @@ from headscope.pruning.removal.remove import REMOVAL
 from headscope.pruning.selection import choice_by
 from headscope.pruning.shrink import SHRINK
 
-KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
+KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), partial=("state.pt",))
 OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
 
 

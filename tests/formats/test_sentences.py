@@ -75,7 +75,7 @@ def test_vectors_and_places_are_those_of_sentence_transformer(tmp_path: Path, na
     encoded = checkpoint.encode(TEXTS, side="source", limit=checkpoint.context)
     batch = Batch(torch.arange(len(TEXTS)), 0, pad_side(encoded), None)
     with torch.no_grad():
-        ours = checkpoint.pooled(checkpoint.states(batch), batch.source.real)
+        ours = checkpoint.pool(checkpoint.states(batch), batch.source.real)
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS, convert_to_tensor=True)
     torch.testing.assert_close(ours, theirs.cpu(), rtol=1e-4, atol=1e-5)
     for text, each in zip(TEXTS, encoded, strict=True):

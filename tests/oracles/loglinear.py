@@ -13,16 +13,16 @@ from headscope.description.sample import Laid
 
 
 def in_double(block: Block) -> Block:
-    weights, counted = block.weights.double(), block.counted.double()
+    weights, counted = block.weights.double(), block.mass.double()
     weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-9) * counted[:, :, None]
-    return replace(block, weights=weights, counted=counted)
+    return replace(block, weights=weights, mass=counted)
 
 
 def _rows(block: Block) -> list[tuple[int, int, int, Tensor]]:
     """Sentence, line, row and seen keys of every row that counts."""
     found = []
     for line, number in enumerate(block.sentences.tolist()):
-        for row in range(block.counted.shape[1]):
+        for row in range(block.mass.shape[1]):
             if block.visible[line, row].any():
                 found.append((number, line, row, block.visible[line, row].nonzero()[:, 0]))
     return found

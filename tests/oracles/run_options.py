@@ -17,4 +17,4 @@ def run_options(**options: Any) -> RunOptions:
     counted = CountedTokens(**{name: value for name, value in options.items() if name in COUNTED})
     own = {name: value for name, value in options.items() if name not in SHARED | COUNTED}
     shared = {name: value for name, value in options.items() if name in SHARED}
-    return RunOptions(**{"counted": counted, **shared}, analysis_options=own)
+    return RunOptions(**{"token_filter": counted, **shared}, analysis_options=own)

@@ -329,9 +329,9 @@ def test_groups_give_what_the_whole_batch_gives(
     rule_set: Any = RULE_SETS.get(name)
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
-    expected = recorded_voita(checkpoint, batch, settings=rule_set.settings, target=target).explained(neurons=False)
+    expected = recorded_voita(checkpoint, batch, settings=rule_set.settings, target=target).explain(neurons=False)
     found = rule_set.explain(checkpoint, batch, target=target, steps="each")
-    assert torch.equal(found.counts, expected.explained.float()) and torch.equal(found.values, found.counts)
+    assert torch.equal(found.counts, expected.is_explained.float()) and torch.equal(found.values, found.counts)
     assert found.relevance.keys() == expected.heads.keys()
     for place, heads in expected.heads.items():
         for each in fields(Relevance):

@@ -78,7 +78,7 @@ def test_the_program_gives_the_same(
 ) -> None:
     reference = np.load(oracles / "story-of-heads" / f"{name}.npz")
     for number, text in enumerate(texts(oracles)[:3]):
-        found = recorded_voita(story, sentence(story, text), settings=settings).explained()
+        found = recorded_voita(story, sentence(story, text), settings=settings).explain()
         key = f"s{number:02}"
         compare_heads(found, reference, key, heads)
         tokens_read, inputs = (part.abs().sum(dim=-1) for part in found.inputs)
@@ -138,7 +138,7 @@ def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> 
         lambda: model(source, TARGET, source_mask=mask, target_mask=real[1]),
         lambda logits: top(logits, real[1]),
         settings=settings,
-    ).explained(**options)
+    ).explain(**options)
 
 
 def top(logits: Tensor, real: Tensor | None = None) -> OutputUnits:
@@ -180,7 +180,7 @@ def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta", attention_constant=constant)
     found = whole_batch(model, settings)
     agree_with_oracle(model, found, slow.Program(signed=signed, constant=constant), 1e-7 if signed else 1e-10)
-    assert found.explained.tolist() == [[True, True, True], [True, True, True], [True, False, True]]
+    assert found.is_explained.tolist() == [[True, True, True], [True, True, True], [True, False, True]]
     assert found.classes[2, 1] == -1
 
 
@@ -236,7 +236,7 @@ def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: A
     for p in range(3):
         one = record_trace(
             model, lambda: model(SOURCE[:1], TARGET[:1]), partial(one_unit, p=p), settings=settings
-        ).explained()
+        ).explain()
         for place, heads in one.heads.items():
             close(heads.raw[0, 0], whole.heads[place].raw[p, 0], 1e-8)
 
@@ -373,10 +373,10 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
     for mode in ("alpha-beta", "eps"):
         settings = VoitaSettings(mode=mode)
-        whole = record_trace(model, lambda: forward(slice(None), 7, 5), top, settings=settings).explained()
+        whole = record_trace(model, lambda: forward(slice(None), 7, 5), top, settings=settings).explain()
         for b in range(3):
             n, m = int(reals[b]), int(lengths[b])
-            alone = record_trace(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings).explained()  # noqa: B023
+            alone = record_trace(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings).explain()  # noqa: B023
             assert len(alone.heads) == (6 if two_sided else 2)
             for place, heads in alone.heads.items():
                 close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
@@ -409,10 +409,10 @@ def test_a_converted_model_has_the_same_relevance(tmp_path: Path) -> None:
     bart = transformers.BartForConditionalGeneration(config).eval()
     copy_to_bart(model, bart)
     source, target = torch.tensor([[5, 3, 9, 4, 7]]), torch.tensor([[2, 5, 9]])
-    ours = record_trace(model, lambda: model(source, target), top).explained()
+    ours = record_trace(model, lambda: model(source, target), top).explain()
     theirs = record_trace(
         bart, lambda: bart(input_ids=source, decoder_input_ids=target, use_cache=False).logits, top
-    ).explained()
+    ).explain()
     for place, heads in ours.heads.items():
         close(theirs.heads[place].raw, heads.raw, 1e-4)
 
@@ -441,11 +441,11 @@ def copy_to_bart(model: Transformer, bart: Any) -> None:
 def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
     text = texts(oracles)[0]
     plain = sentence(story, text)
-    likeliest = recorded_voita(story, plain).explained()
+    likeliest = recorded_voita(story, plain).explain()
     labels = likeliest.classes[:, :1].T.clone()
     labels[0, 2] = IGNORED
-    found = recorded_voita(story, replace(plain, labels=labels), target="reference").explained()
-    assert found.explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
+    found = recorded_voita(story, replace(plain, labels=labels), target="reference").explain()
+    assert found.is_explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
     for place, heads in likeliest.heads.items():
         assert not found.heads[place].raw[2].any()
         close(found.heads[place].raw[3], heads.raw[3], 1e-12)
@@ -470,18 +470,18 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), 5)[None].double()
 
     with torch.inference_mode():  # as analyses run
-        classes = record_trace(classifier, lambda: class_scores(slice(None), 7), likeliest).explained()
+        classes = record_trace(classifier, lambda: class_scores(slice(None), 7), likeliest).explain()
         vectors = record_trace(
             encoder, lambda: states(slice(None), 7), lambda found: projection_shares(found, real)
-        ).explained()
+        ).explain()
         for b, n in enumerate((7, 4, 6)):
             rows = slice(b, b + 1)
-            one = record_trace(classifier, lambda: class_scores(rows, n), likeliest).explained()  # noqa: B023
+            one = record_trace(classifier, lambda: class_scores(rows, n), likeliest).explain()  # noqa: B023
             two = record_trace(
                 encoder,
                 lambda: states(rows, n),  # noqa: B023
                 lambda found: projection_shares(found, real[rows, :n]),  # noqa: B023
-            ).explained()
+            ).explain()
             for place in one.heads:
                 close(classes.heads[place].raw[:, b], one.heads[place].raw[:, 0], 1e-10)
                 close(vectors.heads[place].raw[:, b], two.heads[place].raw[:, 0], 1e-10)

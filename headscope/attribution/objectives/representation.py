@@ -34,7 +34,7 @@ class FinalStates(Objective):
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         real = (batch.source if batch.target is None else batch.target).real
-        return self.project(precise(output), real, aim, checkpoint.pooled)
+        return self.project(precise(output), real, aim, checkpoint.pool)
 
     @abstractmethod
     def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
@@ -80,12 +80,12 @@ class StateDistance(FinalStates):
     zero.
     """
 
-    def compared(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    def select(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         """What is compared [b n d] of final states [b t d] at real positions [b t], and how many they are [b]."""
         return states * real[..., None], real.sum(dim=-1)
 
     def project(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
-        states, counts = self.compared(states, real, pool)
+        states, counts = self.select(states, real, pool)
         directions = torch.nn.functional.normalize(states.detach(), dim=-1) if aim is None else aim
         return ObjectiveOutput((states * directions).sum(dim=(1, 2)), counts, directions, states=states)
 
@@ -106,7 +106,7 @@ class RepresentationL2(StateDistance):
     summary = "mean-pooled final state, relative l2 distance for ablations"
     damage_words = "relative l2 distance"
 
-    def compared(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    def select(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         return pool(states, real)[:, None], real.any(dim=-1).long()
 
 

@@ -105,7 +105,7 @@ def _damage(
 
 def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, step: Step) -> PerformanceDrop:
     """BLEU of the translations under every mask: as the checkpoint translates, detokenised."""
-    references = [checkpoint.joined(sentence.target or "") for sentence in corpus]
+    references = [checkpoint.join_subwords(sentence.target or "") for sentence in corpus]
     scores = []
     for heads in masks:
         with masked(checkpoint.model, heads):

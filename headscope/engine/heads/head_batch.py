@@ -272,10 +272,10 @@ class HeadBatch:
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
         """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
-        weights, count = self.counted(values.dtype, only)
+        weights, count = self.query_weights(values.dtype, only)
         return Ratio((values @ weights[:, :, None])[..., 0], count)  # [b h t] · [b t 1]
 
-    def counted(self, dtype: torch.dtype, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def query_weights(self, dtype: torch.dtype, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Which queries count (of those of `only`) as numbers [b t], and how many [b 1]."""
 
         def make() -> tuple[Tensor, Tensor]:
@@ -321,7 +321,7 @@ class ObservedBatch:
     """A batch on its way through the model, and which tokens count as queries and keys."""
 
     batch: Batch
-    counted: CountedTokens = field(default_factory=CountedTokens)
+    token_filter: CountedTokens = field(default_factory=CountedTokens)
     shared: SharedTensors = field(default_factory=SharedTensors)
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
@@ -374,7 +374,7 @@ class ObservedBatch:
     def _count_tokens(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         """Which queries [b t] count, on the CPU and on the device, and which keys [b s] there."""
         query_side, key_side = batch.on_host.sides(site)
-        queries, keys = self.counted.queries_of(query_side), self.counted.keys_of(key_side)
+        queries, keys = self.token_filter.queries_of(query_side), self.token_filter.keys_of(key_side)
         queries = queries & keys.any(dim=-1, keepdim=True)
         device = batch.source.ids.device
         return queries, upload(queries, device), upload(keys, device)

@@ -48,21 +48,21 @@ SAID = 20  # lines with links that show from where words are counted
 
 @dataclass
 class SentenceLinks:
-    """The links of a corpus: `filed` are those of a file, line by line; else they are made by `aligner`.
+    """The links of a corpus: `links` are those of a file, line by line; else they are made by `aligner`.
 
     With `positions`, how many the recording of each line has, these are its source words.
     """
 
     corpus: Corpus
     name: str = "none"
-    filed: Sequence[Links] | None = None
+    links: Sequence[Links] | None = None
     aligner: Aligner | None = None
     positions: Sequence[int] | None = None
     remarks: list[str] = field(default_factory=list)
     donors: list[tuple[Sentence, Links]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.known:
+        if self.has_links:
             odd_lines = sum(has_other_spaces(text) for line in self.corpus for text in line.lines)
             if odd_lines:
                 remark_start = (
@@ -77,14 +77,14 @@ class SentenceLinks:
                 table[links.pairs[:, 0], links.pairs[:, 1]] = True
 
     @property
-    def known(self) -> bool:
+    def has_links(self) -> bool:
         """Whether there are links."""
-        return self.filed is not None or self.aligner is not None
+        return self.links is not None or self.aligner is not None
 
     def of(self, sentences: Sequence[Sentence]) -> list[Links]:
         """The links of sentences."""
-        if self.filed is not None:
-            return [self.filed[sentence.number] for sentence in sentences]
+        if self.links is not None:
+            return [self.links[sentence.number] for sentence in sentences]
         assert self.aligner is not None
         return self.aligner.align([sentence.lines for sentence in sentences])
 
@@ -165,7 +165,7 @@ def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
         raise DataError(f"{path}: no link is of word 0; are words counted from 1 ({flag('alignments_first', 1)})?")
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
-    return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", filed=links_by_line, remarks=remarks)
+    return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", links=links_by_line, remarks=remarks)
 
 
 def distinct(numbers: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Places(NamedTuple):
 
     on_offset: Tensor
     on_diagonal: Tensor
-    counted: Tensor
+    with_links: Tensor
     due: Tensor
 
 
@@ -228,7 +228,7 @@ class LinkedWords:
                 :, ahead : ahead + looking.shape[1]
             ]
             self.about[name] = torch.where(looking, shifted_words, -1)
-        if links.known:
+        if links.has_links:
             self._link(links, sentences, (of_source, of_target))
 
     def _words(self, side: Side, texts: Sequence[str], checkpoint: Checkpoint, name: SideName) -> tuple[Ints, Tensor]:
@@ -298,9 +298,9 @@ class LinkedWords:
         ratios = {f"links_{name}": Ratio(sizes.float(), places.due[:, None, None])}  # [b h 3]
         kinds = self.kinds_of(pairs)
         hits = torch.stack([kinds & POSSIBLE, kinds & SHUFFLED]) > 0  # [2 b h t]
-        hits_by_kind = hits.float() @ places.counted  # [2 b h 2]
+        hits_by_kind = hits.float() @ places.with_links  # [2 b h 2]
         for number, part in enumerate(("", "hard_")):
-            count = places.counted[..., number].sum(-1)[:, None]
+            count = places.with_links[..., number].sum(-1)[:, None]
             for kind, hit in zip(("aligned", "shuffled"), hits_by_kind[..., number], strict=True):
                 ratios[f"{part}{kind}_{name}"] = Ratio(hit, count)
         return ratios
@@ -356,8 +356,8 @@ class LinkedWords:
     def baselines(self, name: str, offset: int) -> dict[str, Ratio]:
         """What a fixed offset, the diagonal and even weight get [b 3], the last also at hard positions [b 1]."""
         places = self.places(name, offset)
-        count = places.counted.sum(1)  # [b 2]
-        even = self._even(self.about[name], places.counted)  # [b 2]
+        count = places.with_links.sum(1)  # [b 2]
+        even = self._even(self.about[name], places.with_links)  # [b 2]
         baseline_hits = torch.stack([places.on_offset.sum(-1), places.on_diagonal.sum(-1), even[:, 0]], dim=-1)
         return {
             f"others_{name}": Ratio(baseline_hits, count[:, :1]),

@@ -39,14 +39,14 @@ class TargetQueries(NamedTuple):
 class SourceSpan:
     """Words of one text: the `columns` [k] of its source's subwords, and the source word of each of them.
 
-    `fed` [m] are the last subwords of target words; `linked` and `sure` [m n] are the links.
+    `fed` [m] are the last subwords of target words; `links` and `sure` [m n] are the links.
     """
 
     columns: Tensor
     words: Tensor
-    fed: Tensor
+    last: Tensor
     relations: dict[str, TargetQueries]
-    linked: Tensor
+    links: Tensor
     sure: Tensor
 
     @classmethod
@@ -132,10 +132,10 @@ def _hits(weights: Tensor, span: SourceSpan, name: str) -> Tensor:
 
 
 def _between_words(weights: Tensor, span: SourceSpan) -> Tensor:
-    if not span.linked.numel():  # of a text that was cut
+    if not span.links.numel():  # of a text that was cut
         return weights.new_zeros(len(weights), 0, 0)
-    of_word = torch.nn.functional.one_hot(span.words, span.linked.shape[1]).to(weights.dtype)  # [k n]
-    of_words = weights[:, span.fed] @ of_word
+    of_word = torch.nn.functional.one_hot(span.words, span.links.shape[1]).to(weights.dtype)  # [k n]
+    of_words = weights[:, span.last] @ of_word
     return of_words / of_words.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 

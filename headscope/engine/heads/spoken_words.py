@@ -31,7 +31,7 @@ def links_of_recordings(corpus: Corpus, checkpoint: Checkpoint, path: Path | Non
         counts.append(recording.special.count(False))
         pairs = _said_at(times, counts[-1])
         links_by_line.append(Links(pairs, np.zeros(len(pairs), dtype=bool)))
-    return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", filed=links_by_line, positions=counts)
+    return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", links=links_by_line, positions=counts)
 
 
 def _word_times(corpus: Corpus, path: Path) -> Iterator[Floats]:

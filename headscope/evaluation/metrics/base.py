@@ -140,14 +140,14 @@ class Metric(ABC):
         """How much a model of this value can lose at most."""
         return value - self.worst if self.higher_is_better else math.inf
 
-    def lost(self, sums: Array) -> Array:
+    def worst_sums(self, sums: Array) -> Array:
         """Sums [g c] as they are where all sentences of a group are lost altogether; as a rule values at the worst."""
         return np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)
 
     def largest_loss(self, sums: Array) -> float:
         """The most that one of the groups with sums [g c] can lose, as `non_inferiority.influences` measures losses."""
         total = sums.sum(axis=0)
-        values = self.of(np.vstack([total, total - sums + self.lost(sums)]))
+        values = self.of(np.vstack([total, total - sums + self.worst_sums(sums)]))
         return float(len(sums) * np.nanmax(self.worse(values[1:], values[0])))
 
 
@@ -222,7 +222,7 @@ class StateMetric(Metric):
 
     def sums(self, read: StateComparison) -> Array:
         """Sums and counts of the measure [g mask 2]."""
-        return total_and_count(read.tokens if self.tokens else read.pooled, self.column)
+        return total_and_count(read.tokens if self.tokens else read.pooled_sums, self.column)
 
     def columns(self, values: Array) -> dict[str, Array]:
         return {self.name: values}
@@ -231,7 +231,7 @@ class StateMetric(Metric):
         comparison = compare_states(checkpoint, data.corpus, data.reading, intact=data.intact)
         if not comparison.complete:
             raise KeyboardInterrupt
-        loss = total_and_count(comparison.tokens if self.tokens else comparison.pooled, 0)[:, 0]
+        loss = total_and_count(comparison.tokens if self.tokens else comparison.pooled_sums, 0)[:, 0]
         loss[:, 0] = loss[:, 1] - loss[:, 0]
         return SentenceScores(self.sums(comparison)[:, 0], loss)
 
@@ -317,7 +317,7 @@ def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood
 
 def reference_texts(checkpoint: Checkpoint, corpus: Corpus) -> list[str]:
     """References as translations are written, pieces put together."""
-    return [checkpoint.joined(sentence.target or "") for sentence in corpus]
+    return [checkpoint.join_subwords(sentence.target or "") for sentence in corpus]
 
 
 def ratio_of(sums: Array) -> Array:

@@ -114,7 +114,7 @@ class MacroF1(LikelihoodMetric):
     def of(self, sums: Array) -> Array:
         return macro_f1(sums.reshape(len(sums), -1, 3))
 
-    def lost(self, sums: Array) -> Array:
+    def worst_sums(self, sums: Array) -> Array:
         worst: Array = sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
         return worst
 

@@ -54,7 +54,7 @@ class Bleu(TranslationMetric):
 
         return np.array([corpus_bleu(row) for row in sums.tolist()])
 
-    def lost(self, sums: Array) -> Array:
+    def worst_sums(self, sums: Array) -> Array:
         return np.hstack([np.zeros_like(sums[:, :ORDERS]), sums[:, ORDERS:]])
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
@@ -90,14 +90,14 @@ class Chrf(TranslationMetric):
         chrf = sacrebleu_chrf()
         return np.array([chrf._compute_score_from_stats(row).score for row in sums.tolist()])
 
-    def lost(self, sums: Array) -> Array:
+    def worst_sums(self, sums: Array) -> Array:
         worst: Array = sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
         return worst
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         texts = reference_texts(checkpoint, data.corpus)
-        unrelated = self.sums(Translations([*texts[1:], *texts[:1]], texts, data.text)).sum(axis=0)
-        return Floor(float(self.of(unrelated)[0]), "what the translation of the next sentence reaches")
+        floor_sums = self.sums(Translations([*texts[1:], *texts[:1]], texts, data.text)).sum(axis=0)
+        return Floor(float(self.of(floor_sums)[0]), "what the translation of the next sentence reaches")
 
     def signature(self, text: TextMode) -> str:
         chrf = sacrebleu_chrf(raw=text.raw)

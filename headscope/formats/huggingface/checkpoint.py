@@ -231,10 +231,10 @@ class HuggingFaceCheckpoint(Predicting):
         ]
         return [*[None] * has_start, *own]
 
-    def pooled(self, states: Tensor, real: Tensor) -> Tensor:
+    def pool(self, states: Tensor, real: Tensor) -> Tensor:
         if self.sentences is None:
-            return super().pooled(states, real)
-        return self.sentences.pooled(states, real, prompt=self._prompt_length)
+            return super().pool(states, real)
+        return self.sentences.pool(states, real, prompt=self._prompt_length)
 
     @cached_property
     def _prompt_length(self) -> int:
@@ -276,7 +276,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def facts(self) -> dict[str, Any]:
         facts = super().facts()
-        return facts | {"dtype": f"{facts['dtype']} of {self.dequantised}"} if self.dequantised else facts
+        return facts | {"dtype": f"{facts['dtype']} of {self.quantization}"} if self.quantization else facts
 
     def _languages(self) -> dict[str, Any] | None:
         return languages(self.tokenizer, self.model)

@@ -43,11 +43,11 @@ def _problems(values: dict[str, Any]) -> list[str]:
         return [f"block_configs has {len(blocks)} layers, and num_hidden_layers is {values['num_hidden_layers']}"]
     problems = [name for name in ("attention_bias", "mlp_bias") if values.get(name)]
     for layer, block in enumerate(blocks):
-        unexpected = {
+        extras = {
             part: {name for name in block[part] if block[part][name]} - expected_names
             for part, expected_names in _KNOWN.items()
         }
-        problems += [f"layer {layer} has {part}.{name}" for part, names in unexpected.items() for name in sorted(names)]
+        problems += [f"layer {layer} has {part}.{name}" for part, names in extras.items() for name in sorted(names)]
         if block["ffn"]["no_op"]:
             problems.append(f"layer {layer} has no feed-forward layer (ffn.no_op)")
         group_size = block["attention"].get("n_heads_in_group")

@@ -202,7 +202,7 @@ class Predicting(Checkpoint):
             raise CheckpointError(f"the tokenizer of {self.path} has no mask token, so no token can be hidden")
         return mask
 
-    def joined(self, text: str) -> str:
+    def join_subwords(self, text: str) -> str:
         return text
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:

@@ -59,15 +59,15 @@ BETWEEN = "what it reads are not the contexts of the heads: a norm or a mixture 
 class StateParts:
     """The parameters that one kind of states (queries, keys, values, gates) is made of, by head or by group.
 
-    `rows` of matrices and `entries` of other parameters go with their unit. `selected` are the weights of a norm over
-    all units: it needs all of them, so nothing before it can go (`whole`), and what stays is selected behind it.
+    `rows` of matrices and `entries` of other parameters go with their unit. `norm_weights` are those of a norm over all
+    units: it needs all of them, so nothing before it can go (`whole`), and what stays is selected behind it.
     `own` are parameters of one unit alone, by unit: modules in a list that has one for each (StableLM's norms).
     `why` says what is in the way where the parts of the units cannot be told.
     """
 
     rows: tuple[Slices, ...] = ()
     entries: tuple[Slices, ...] = ()
-    selected: Slices | None = None
+    norm_weights: Slices | None = None
     whole: tuple[Tensor, ...] = ()
     own: tuple[tuple[Tensor, ...], ...] = ()
     why: str = ""
@@ -157,7 +157,7 @@ def _side(states: Tensor) -> StateParts:
     if rows:
         return StateParts(rows=tuple(rows), entries=entries, own=_own(units, leaves))
     if len(entries) == 1 and entries[0].weight.ndim == 1 and sources:
-        return StateParts(selected=entries[0], whole=tuple(sources))
+        return StateParts(norm_weights=entries[0], whole=tuple(sources))
     return StateParts(why=SHARED)
 
 
@@ -323,7 +323,7 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
 def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
     """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
     layer_name = f"{place[0]}.{place[1]}"
-    if parts.key.selected is not None or parts.value.selected is not None:
+    if parts.key.norm_weights is not None or parts.value.norm_weights is not None:
         raise ConfigError(
             f"{flag.merge_kv}: a norm over all heads makes the keys or values of {layer_name}, so none has a mean"
         )

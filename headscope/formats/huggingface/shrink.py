@@ -218,9 +218,9 @@ class _Cutter:
         """Behind a norm over all units those that stay are selected; of modules with one for each, theirs stay."""
         if side.own:
             self._pick(side.own, stays)
-        if side.selected is not None:
-            for owner in self._owners(side.selected.weight):
-                self.narrowing.selected[owner] = torch.cat([side.selected.units[unit] for unit in stays]).tolist()
+        if side.norm_weights is not None:
+            for owner in self._owners(side.norm_weights.weight):
+                self.narrowing.selected[owner] = torch.cat([side.norm_weights.units[unit] for unit in stays]).tolist()
 
     def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
         """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""

@@ -91,7 +91,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         if not (n_languages := len(prompts.languages)):
             return None
         spoken = prompts.spoken()
-        return {"reads": spoken and spoken.language, "writes": spoken and spoken.written, "known": n_languages}
+        return {"reads": spoken and spoken.language, "writes": spoken and spoken.description, "known": n_languages}
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         spoken = Prompts(self.model, self.tokenizer, self.path).spoken()

@@ -48,13 +48,13 @@ class Spans:
     end: Tensor
 
     @classmethod
-    def between(cls, first: Tensor, end: Tensor) -> Spans:
+    def from_ends(cls, first: Tensor, end: Tensor) -> Spans:
         """Spans that are empty where `end` lies before `first`."""
         return cls(first, torch.maximum(first, end))
 
     def clip(self, keys: Spans) -> Spans:
         """Only the keys [b 1] of other spans."""
-        return Spans.between(torch.maximum(self.first, keys.first), torch.minimum(self.end, keys.end))
+        return Spans.from_ends(torch.maximum(self.first, keys.first), torch.minimum(self.end, keys.end))
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """First keys and ends [b t] on a device."""
@@ -76,7 +76,7 @@ class LazyMask(Tensor):
 
     block: Callable[[slice, slice], Tensor]
     """Of queries and keys, as slices with a start and a stop: [b 1 q s] boolean."""
-    known: Spans | None
+    known_spans: Spans | None
 
     @staticmethod
     def __new__(
@@ -89,7 +89,7 @@ class LazyMask(Tensor):
         spans: Spans | None = None,
     ) -> LazyMask:
         mask = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
-        mask.block, mask.known = block, spans
+        mask.block, mask.known_spans = block, spans
         return mask
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -105,8 +105,8 @@ class LazyMask(Tensor):
     @cached_property
     def spans(self) -> Spans | None:
         """What every query sees as a span of keys; None if some query's keys do not lie side by side."""
-        if self.known is not None:
-            return self.known
+        if self.known_spans is not None:
+            return self.known_spans
         b, _, t, s = self.shape
         return _spans(self.block(queries, slice(0, s))[:, 0] for queries in query_blocks(t, b * s * CELL_SCANNED))
 

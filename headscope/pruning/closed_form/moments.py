@@ -162,7 +162,7 @@ class ContextTap:
         self.before_mixing = {
             place for projection in projections if projection.mixing_folded for place in projection.places
         }
-        owners = WeightOwners(checkpoint.model).named()
+        owners = WeightOwners(checkpoint.model).modules()
         self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
         self.counting = False
         self.place: Place | None = None

@@ -256,7 +256,7 @@ class FeedForwardOutput:
 
 def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwardOutput]:
     """Those that a pass over a batch reaches, in the order in which they are called."""
-    owners = WeightOwners(checkpoint.model).named()
+    owners = WeightOwners(checkpoint.model).modules()
     attention = {owners[projection.owner]: projection.places for projection in output_projections(checkpoint)}
     names = {module: name for name, module in checkpoint.model.named_modules()}
     linear = [

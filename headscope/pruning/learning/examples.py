@@ -90,7 +90,7 @@ def training_examples(
         rows += add_labels(ready, checkpoint, limit) if with_labels and not hides else ready
     if not rows:
         raise DataError(f"{corpus.name} holds no sentence")
-    return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.truncated)
+    return TrainingExamples(rows, checkpoint, hiding, corpus.digest, losses.n_truncated)
 
 
 def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, epoch: int) -> Batch:

@@ -46,7 +46,7 @@ Freeze = Literal["none", "encoder", "decoder", "model"]
 class PruningFolder(ValidatedTextFiles, CheckpointOptions):
     """What goes into which folder: the options of every command of `headscope prune`."""
 
-    out: Path = output_option(help="Directory to write.", metavar="DIR", written=True)
+    out: Path = output_option(help="Directory to write.", metavar="DIR", is_output=True)
     force: bool = output_option(
         False, "Replace the run of the same command in the output.", identity=False, common=True
     )

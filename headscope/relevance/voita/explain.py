@@ -1,4 +1,4 @@
-"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `recorded_voita(…).explained()`.
+"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `recorded_voita(…).explain()`.
 
 The paper's own program, as it is since June 2021, forms (length · width)² Jacobians and runs once per target position.
 Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
@@ -51,7 +51,7 @@ def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, qua
     """The relevance that an output starts with; position p is explained at p."""
     if quantity == "representation":
         real = (batch.source if batch.target is None else batch.target).real
-        return projection_shares(output, real, checkpoint.pooled)
+        return projection_shares(output, real, checkpoint.pool)
     dtype = precise_type(output.dtype)
     classes, is_explained = (part.to(output.device) for part in explained_units(checkpoint, batch, output, quantity))
     if classes.ndim == 1:  # of a classifier
@@ -85,7 +85,7 @@ class VoitaRelevance:
     heads: dict[tuple[Site, int], Relevance]
     inputs: tuple[Tensor, ...]
     memory: Tensor | None
-    explained: Tensor
+    is_explained: Tensor
     classes: Tensor
 
 
@@ -122,7 +122,7 @@ class RecordedTrace:
     start: Tensor | OutputUnits
     settings: VoitaSettings
 
-    def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
+    def explain(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
         """Propagate relevance; the model is not run again, so that several of these can run in parallel.
 
         `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the
@@ -220,7 +220,7 @@ def length_groups(lengths: Sequence[int], *, pairs: int | None) -> list[Tensor]:
 
 def _joined_groups(parts: Sequence[VoitaRelevance], groups: Sequence[Tensor]) -> Explanation:
     """The sentences of all groups in the order of the batch; positions beyond those of a group are not explained."""
-    counts = _scatter_groups([part.explained.float() for part in parts], groups)
+    counts = _scatter_groups([part.is_explained.float() for part in parts], groups)
 
     def join_groups(layer: tuple[Site, int], name: str) -> Any:
         columns = [getattr(part.heads[layer], name) for part in parts]
@@ -263,7 +263,7 @@ class Voita(RuleSet):
         for rows in groups:
             part = batch.rows(rows.to(batch.source.ids.device))
             trace = recorded_voita(checkpoint, part, settings=self.settings, target=target)
-            parts.append(trace.explained(neurons=False))
+            parts.append(trace.explain(neurons=False))
         return _joined_groups(parts, groups)
 
 

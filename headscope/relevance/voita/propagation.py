@@ -188,8 +188,8 @@ class _Propagation:
     def undo(self, step: Step, relevance: Any) -> None:
         """Hand the relevance of a step's output to its inputs."""
         for tensor in step.inputs:
-            if id(tensor) in self.trace.spoiled:
-                _refuse(self.trace.spoiled[id(tensor)])
+            if id(tensor) in self.trace.overwrites:
+                _refuse(self.trace.overwrites[id(tensor)])
         if isinstance(relevance, OutputUnits) and step.kind not in ("linear", "same"):
             relevance = relevance.dense(step.output.shape)
         rules, inputs, parts = self.rules, step.inputs, tuple[Tensor | None, ...]()

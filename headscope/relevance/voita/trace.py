@@ -63,10 +63,10 @@ class Trace:
     steps: list[Step] = field(default_factory=list)
     contexts: dict[int, tuple[AttentionSite, Tensor]] = field(default_factory=dict)
     roots: dict[str, Tensor] = field(default_factory=dict)
-    tracked: set[int] = field(default_factory=set)
-    spoiled: dict[int, str] = field(default_factory=dict)
+    tensor_ids: set[int] = field(default_factory=set)
+    overwrites: dict[int, str] = field(default_factory=dict)
     inside: list[str] = field(default_factory=list)
-    paused: bool = False
+    is_paused: bool = False
 
     def describe(self, function: str) -> str:
         """A function and the type of the module that calls it."""
@@ -74,12 +74,12 @@ class Trace:
 
     def follows(self, value: Any) -> bool:
         """Whether a value is a tensor that depends on a stack's input."""
-        return isinstance(value, Tensor) and id(value) in self.tracked
+        return isinstance(value, Tensor) and id(value) in self.tensor_ids
 
     def add(self, step: Step) -> None:
         """Append a step; its output is from now on one that depends on a stack's input."""
         self.steps.append(step)
-        self.tracked.add(id(step.output))
+        self.tensor_ids.add(id(step.output))
 
 
 Follows = Callable[[Any], bool]
@@ -180,7 +180,7 @@ class _Recorder(TorchFunctionMode):
             func, name = OUT_OF_PLACE[name]
         output = func(*args, **kwargs)
         if (name.endswith("_") and not name.startswith("__")) or name == "__setitem__":
-            trace.spoiled[id(args[0])] = trace.describe(name)
+            trace.overwrites[id(args[0])] = trace.describe(name)
             return output
         if isinstance(output, Tensor):
             self._note(func, name, args, kwargs, output, None)
@@ -191,13 +191,13 @@ class _Recorder(TorchFunctionMode):
 
     def _depends(self, name: str, args: Any, kwargs: Any) -> bool:
         follows = self.trace.follows
-        if not self.trace.tracked or self.trace.paused:
+        if not self.trace.tensor_ids or self.trace.is_paused:
             return False
         return follows(args[0]) if name in LIKE else any(map(follows, _tensors(args, kwargs)))
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, index: int | None) -> None:
         trace = self.trace
-        if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.tracked:
+        if not isinstance(output, Tensor) or not output.is_floating_point() or id(output) in trace.tensor_ids:
             return
         inputs = tuple(value for value in _tensors(args, kwargs) if trace.follows(value))
         kind, detail, own = operation_of(name, trace.follows, args, kwargs, output) or ("unknown", None, inputs)
@@ -228,7 +228,7 @@ def trace_model(model: nn.Module) -> Iterator[Trace]:
             attention_site = current[0] = tracker.attention_site(call.module)
             if attention_site is None or not any(map(trace.follows, (call.query, call.key, call.value))):
                 return
-            trace.tracked.discard(id(call.context))
+            trace.tensor_ids.discard(id(call.context))
             inputs = call.query, call.key, call.value
             trace.add(Step("attention", "attend", inputs, call.context, AttentionDetail(attention_site, call)))
 
@@ -264,11 +264,11 @@ def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
     """The forward function of a mixture of experts, its factors constants: the gate gets no relevance."""
 
     def mix(context: Tensor, queries: Queries) -> Tensor:
-        trace.paused = True
+        trace.is_paused = True
         try:
             factors = experts.factors(queries)
         finally:
-            trace.paused = False
+            trace.is_paused = False
         return weighted(context, factors)
 
     return mix

@@ -67,10 +67,10 @@ def draw_attention(run: Study, sheet: Sheet, options: AttentionOptions) -> None:
     checkpoint, _, maps = sentence_maps(run, options)
     refuse_absent(heads, checkpoint.layout)
     site = heads[0].site
-    if (site, heads[0].layer) not in maps.captured.calls:
+    if (site, heads[0].layer) not in maps.tensors.calls:
         raise ConfigError(f"{site} heads need the translation too; give {flag.target} TEXT")
-    weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
-    words = [TokenReader.of(checkpoint, side).shown(maps.sides[side].ids) for side in maps.between(site)]
+    weights = [maps.tensors[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
+    words = [TokenReader.of(checkpoint, side).display(maps.sides[side].ids) for side in maps.side_names(site)]
     draw_maps(sheet, dict(zip(map(str, heads), weights, strict=True)), words, model=run.model)
 
 
@@ -157,8 +157,8 @@ def draw_glance(run: Study, sheet: Sheet, options: SentenceOptions) -> None:
     sites: dict[str, Matrices] = {}
     for site in SITES:
         layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
-        if layers and all((site, layer) in maps.captured.calls for layer in layers):
-            sites[site.value] = [maps.captured[site, layer]["weights"][0].float().cpu().numpy() for layer in layers]
+        if layers and all((site, layer) in maps.tensors.calls for layer in layers):
+            sites[site.value] = [maps.tensors[site, layer]["weights"][0].float().cpu().numpy() for layer in layers]
     if not sites:
         raise ConfigError(f"no site was seen on this sentence; give {flag.target} TEXT for an encoder-decoder")
     sizes = [(max(map(len, layers)) * SIDE, len(layers) * SIDE) for layers in sites.values()]

@@ -210,7 +210,7 @@ class Spoken(NamedTuple):
     task: str
 
     @property
-    def written(self) -> str:
+    def description(self) -> str:
         """The language of the transcripts: translations are English."""
         return ENGLISH if self.task == "translate" else self.language
 
@@ -290,7 +290,7 @@ class Prompts:
             return None
         task = companions.task or (TASKS[target != language] if target else default.task if default else TASKS[0])
         spoken = Spoken(language, task)
-        if target not in (None, spoken.written):
+        if target not in (None, spoken.description):
             raise ConfigError(
                 f"{flag.tgt_lang} {target}: {self._path} writes the language of the recording ({language}; {flag.task} "
                 f"transcribe), or English ({flag.task} translate)"

@@ -93,7 +93,7 @@ class SentenceEncoder:
         ids = tokenizer(self.prompt)["input_ids"]
         return len(ids) - (ids[-1] in tokenizer.all_special_ids)
 
-    def pooled(self, states: Tensor, real: Tensor, *, prompt: int) -> Tensor:
+    def pool(self, states: Tensor, real: Tensor, *, prompt: int) -> Tensor:
         """Vectors [b d] of final states [b t d] at real positions [b t], before a normalisation at the end."""
         if prompt and not self.pools_prompt:
             real = real & (torch.arange(real.shape[1], device=real.device) >= prompt)
