@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stderr
+from collections import Counter
+from contextlib import AbstractContextManager, redirect_stderr
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -43,8 +46,8 @@ class GgufFormat(OpenedAsFolder):
         from headscope.formats.huggingface.opening import loading, ready
 
         file = Path(path)
-        file_type = storage_type(file)
-        with loading(path), redirect_stderr(io.StringIO()):  # a progress bar that nothing else silences
+        file_type, once = read_once(file)
+        with loading(path), once, redirect_stderr(io.StringIO()):  # a progress bar that nothing else silences
             where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
             compute_dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype)
             model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=compute_dtype, **where)
@@ -58,24 +61,28 @@ class GgufFormat(OpenedAsFolder):
         return checkpoint
 
 
-def storage_type(path: Path) -> str:
-    """The type of most weights of a GGUF file, such as Q4_K; CheckpointError for a broken file."""
+def read_once(path: Path) -> tuple[str, AbstractContextManager[Any]]:
+    """The type of most weights of a GGUF file, such as Q4_K, and a context in which transformers parses it no more.
+
+    It would three times, and make an index of all names for every module. CheckpointError for a broken file.
+    """
     try:
-        from gguf import GGUFReader
+        import gguf
     except ImportError:
         raise CheckpointError(f"{path} is a GGUF file, which needs the package gguf: pip install gguf") from None
     try:
-        sizes: dict[str, int] = {}
-        for tensor in GGUFReader(path).tensors:
-            kind = tensor.tensor_type.name
-            sizes[kind] = sizes.get(kind, 0) + int(tensor.n_elements)
+        reader, sizes = gguf.GGUFReader(path), Counter[str]()
+        for tensor in reader.tensors:
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
     except Exception as error:  # whatever the reader raises at a cut or damaged file
         raise CheckpointError(
             f"{path} is a truncated or broken GGUF file ({type(error).__name__}); fetch it again"
         ) from None
     if not sizes:
         raise CheckpointError(f"{path} holds no weights; give the GGUF file of a model")
-    return max(sizes, key=lambda kind: sizes[kind])
+    names = cache(gguf.get_tensor_name_map)
+    once = patch.multiple(gguf, GGUFReader=lambda _: reader, get_tensor_name_map=names)
+    return sizes.most_common(1)[0][0], once
 
 
 FORMATS.register("gguf", GgufFormat(), where=__name__)

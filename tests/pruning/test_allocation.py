@@ -19,10 +19,11 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.shared_layers import SharedLayers
-from headscope.pruning.closed_form import allocation
+from headscope.pruning.closed_form import allocation, divergence
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.divergence import Divergence
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout
@@ -33,6 +34,7 @@ from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.results.ranking import Ranking
 from tests.oracles import checkpoints, speakers
+from tests.oracles.speakers import V
 
 pytestmark = pytest.mark.slow
 
@@ -49,10 +51,7 @@ def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, list[OutputPr
 
 def damage_without(kind: str, heads: Sequence[HeadId]) -> float:
     """Mean growth of the loss of a model that is refitted anew, sentence by sentence, without padding."""
-    checkpoint, moments, _, _ = measured(kind)
-    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, OPTIONS)).model
-    intact, altered = loss(kind, checkpoint.model), loss(kind, made)
-    return altered - intact
+    return loss(kind, altered_model(kind, heads)) - loss(kind, speakers.checkpoint(kind).model)
 
 
 def loss(kind: str, model: nn.Module) -> float:
@@ -68,9 +67,9 @@ def loss(kind: str, model: nn.Module) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
-    checkpoint, moments, meter, projections = measured(kind)
+    checkpoint, _, meter, projections = measured(kind)
     heads = [head for projection in projections for head in projection.units[0]]
-    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, OPTIONS)).model
+    made = altered_model(kind, heads)
     performance = meter.measure(made)
     assert performance.objective == "loss" and performance.sentences == 7
     assert performance.value == pytest.approx(loss(kind, made), rel=1e-9)
@@ -78,6 +77,38 @@ def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
     intact = meter.measure()
     assert intact.damage == 0 and intact.value == pytest.approx(loss(kind, checkpoint.model), rel=1e-9)
     assert intact.predictions == performance.predictions >= 7
+
+
+@pytest.mark.parametrize("words", [3, 999])
+@pytest.mark.parametrize("kind", KINDS)
+def test_divergence_tells_the_likeliest_words_apart(kind: str, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KL(intact ‖ altered), sentence by sentence, no padding: of all words, or the less likely ones as one."""
+    monkeypatch.setattr(divergence, "WORDS", words)
+    checkpoint, _, _, projections = measured(kind)
+    corpus = speakers.corpus(kind, count=19).first(7)
+    meter = DamageMeter.of(checkpoint, corpus, objective=Divergence())
+    altered = altered_model(kind, [head for projection in projections for head in projection.units[0]])
+    total, count = 0.0, 0
+    for sentence in corpus:
+        question = speakers.asked(kind, sentence)
+        with torch.no_grad():
+            p, q = (question.logits(each).softmax(-1) for each in (checkpoint, checkpoint.with_model(altered)))
+        for place in question.labels:
+            order = p[place].argsort(descending=True)
+            (p_top, p_rest), (q_top, q_rest) = (
+                each[place][order].split([min(words, V), V - min(words, V)]) for each in (p, q)
+            )
+            pairs = [*zip(p_top, q_top, strict=True)] + [(p_rest.sum(), q_rest.sum())] * (words < V)
+            total += sum(float(a * (a / b).log()) for a, b in pairs)
+            count += 1
+    performance = meter.measure(altered)
+    assert performance.damage == performance.value == pytest.approx(total / count, rel=1e-9) and total > 1e-4
+    assert performance.predictions == count and meter.measure().damage == pytest.approx(0, abs=1e-12)
+
+
+def altered_model(kind: str, heads: Sequence[HeadId]) -> nn.Module:
+    checkpoint, moments, _, _ = measured(kind)
+    return RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, OPTIONS)).model
 
 
 def search(kind: str) -> MeasuredAllocation:

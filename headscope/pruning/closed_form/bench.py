@@ -6,11 +6,11 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from torch import nn
 
-from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.attribution.objectives.base import OBJECTIVES, Objective
+from headscope.attribution.objectives.loss import LossObjective
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.errors import flag
@@ -29,6 +29,7 @@ from headscope.pruning.closed_form.anchors import (
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, best_candidate
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, compensate, heads_by_module
 from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.divergence import Divergence
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, OtherText, Refit, anchor_name
@@ -105,19 +106,22 @@ class RefitBench:
         return self._meter(corpus, objective), corpus
 
     def search_meters(self) -> list[DamageMeter]:
-        """Meters of parts of both texts, to measure many candidates by; of one if they have two objectives."""
+        """Meters of parts of both texts, to measure many candidates by; of one if they have two objectives.
+
+        Of words that are predicted it is measured how far predictions are from the intact model's, not their loss.
+        """
         held_out, (check, text) = self.held_out, self.check
-        meters = [(held_out, self.text.held_out), (check, text)]
+        objective = held_out.objective
+        corpora = [self.text.held_out] + [text] * (check.objective.name == objective.name)
+        if objective.name == LossObjective.name and self.checkpoint.predicts == "words":
+            objective = Divergence(seed=self.seed)
         return [
-            meter if short is corpus else self._meter(short, meter.objective.name)
-            for meter, corpus in meters
-            for short in [cap_corpus(self.checkpoint, corpus, positions=SEARCHED, fewest=FEWEST_SEARCHED)]
-            if meter.objective.name == held_out.objective.name
+            self._meter(cap_corpus(self.checkpoint, corpus, positions=SEARCHED, fewest=FEWEST_SEARCHED), objective)
+            for corpus in corpora
         ]
 
-    def _meter(self, corpus: Corpus, objective: str) -> DamageMeter:
-        reading: dict[str, Any] = {"batching": self.batching, "objective": objective, "seed": self.seed}
-        return DamageMeter.of(self.checkpoint, corpus, **reading)
+    def _meter(self, corpus: Corpus, objective: str | Objective) -> DamageMeter:
+        return DamageMeter.of(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
 
     def compensated(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure what that does."""

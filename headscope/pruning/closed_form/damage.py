@@ -54,13 +54,14 @@ class DamageMeter:
         corpus: Corpus,
         *,
         batching: BatchingOptions | None = None,
-        objective: str = "",
+        objective: str | Objective = "",
         seed: int = 1,
     ) -> DamageMeter:
         """Run the intact model once over a corpus; `objective` "" is the default one of model and text."""
         stream = text_batches(checkpoint, corpus, batching, labels=True)
-        name = choose_objective(objective, checkpoint, **corpus.comes_with)
-        meter = cls(checkpoint, OBJECTIVES.get(name)(seed=seed), corpus.count)
+        if isinstance(objective, str):
+            objective = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
+        meter = cls(checkpoint, objective, corpus.count)
         with eval_mode(checkpoint.model), torch.no_grad():
             for batch in stream:
                 on_device = batch.to(checkpoint.device)

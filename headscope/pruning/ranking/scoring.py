@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 from torch import Tensor
@@ -24,6 +23,9 @@ from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+
+HALF = 0.5
+"""How far modules are refitted in a search where words are predicted: the whole way is often too far on other text."""
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
@@ -134,8 +136,8 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     if bench.compares:
         estimates = dict.fromkeys(estimates, 0.0)
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
-    options = Refit(damping=AUTO_DAMPING if context.damping == DAMPING else context.damping)
-    options = replace(options, add_bias=bench.add_bias)
+    damping = AUTO_DAMPING if context.damping == DAMPING else context.damping
+    options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
 
