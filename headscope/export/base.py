@@ -142,14 +142,14 @@ STEPS = 8
 
 
 def greedy_difference(
-    step: Step, start: Tensor, model: Any, name: str = "input_ids", *, runtime: str, **read: Tensor
+    step: Step, start: Tensor, model: Any, name: str = "input_ids", *, runtime: str, steps: int = STEPS, **read: Tensor
 ) -> tuple[float, str]:
-    """How far 8 greedy steps of an engine through its cache are from a pass of the model over them, and a line on it.
+    """How far greedy `steps` of an engine through its cache are from a pass of the model over them, and a line on it.
 
     They follow `start` [b t], which the model takes by `name`, and what else it is to `read`.
     """
     ids, rows, cache, new = start, list[Tensor](), None, start
-    for _ in range(STEPS):
+    for _ in range(steps):
         logits, cache = step(new, torch.ones_like(ids), cache)
         rows.append(logits[:, -1].cpu())
         new = rows[-1].argmax(-1, keepdim=True).to(ids)
@@ -158,11 +158,11 @@ def greedy_difference(
     with torch.no_grad():
         expected_logits = model(**inputs, use_cache=False).logits.cpu()[:, start.shape[1] - 1 :]  # [b n V]
     same = int((expected_logits.argmax(-1) == ids[:, start.shape[1] :].cpu()).sum())
-    difference, steps = max_abs_difference(torch.stack(rows, dim=1), expected_logits), expected_logits[..., 0].numel()
-    return difference, f"greedy tokens through the cache: {same} of {steps} are the same in {runtime}"
+    note = f"greedy tokens through the cache: {same} of {steps * len(start)} are the same in {runtime}"
+    return max_abs_difference(torch.stack(rows, dim=1), expected_logits), note
 
 
-PROMPT = 8
+PROMPT, LONG_STEPS = 8, 32
 
 
 def folder_proof(checkpoint: Checkpoint, reopened: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
@@ -177,9 +177,10 @@ def folder_proof(checkpoint: Checkpoint, reopened: Any, data: InputTexts, *, n_p
             result, after = with_cache(reopened, cache, input_ids=new)
         return result.logits, after
 
-    (start,) = prompts(data, PROMPT, count=1)
-    ids = torch.tensor([start], device=checkpoint.device)
-    difference, note = greedy_difference(step, ids, checkpoint.model, runtime="transformers")
+    starts = prompts(data, PROMPT)
+    ids = torch.tensor([start[: min(map(len, starts))] for start in starts], device=checkpoint.device)
+    steps = min(LONG_STEPS, (checkpoint.limit or LONG_STEPS + PROMPT) - ids.shape[1])
+    difference, note = greedy_difference(step, ids, checkpoint.model, runtime="transformers", steps=steps)
     for batch in data.feeds:
         expected_logits = outputs(checkpoint.model, batch)
         difference = max(difference, max_abs_difference(outputs(reopened, batch), expected_logits))

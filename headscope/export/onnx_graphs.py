@@ -355,9 +355,14 @@ def export_seq2seq(
             outputs = run_session(following, {**inputs, **past})
         return outputs["logits"], {**(past or {}), **_following(outputs)}
 
-    read_source = {"input_ids": source_ids, "attention_mask": real}
     difference, note = greedy_difference(
-        step, ids[:, :1], model, "decoder_input_ids", runtime="onnxruntime", **read_source
+        step,
+        ids[:, :1],
+        model,
+        "decoder_input_ids",
+        runtime="onnxruntime",
+        input_ids=source_ids,
+        attention_mask=real,
     )
     return max(difference, max_logit_diff(step(ids, real, None)[0], checkpoint, batch)), note
 

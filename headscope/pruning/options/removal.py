@@ -204,8 +204,6 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
         sizes_given = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
         if len(sizes_given) > 1:
             raise ConfigError(f"{' and '.join(sizes_given)} both say how small the model gets; give one of them")
-        if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
-            raise ConfigError(f"{flag.feed_forward} needs {flag.compensate} {AUTO} or least-squares; give one")
         even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
             raise ConfigError(

@@ -17,7 +17,7 @@ from headscope.config.inputs import (
     model_option,
     output_option,
 )
-from headscope.config.option import SEED, WHOLE, TextLines, checked_value, option, plain_options, types_of
+from headscope.config.option import SEED, WHOLE, TextLines, check_fields, option, plain_options
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, flag
 from headscope.registry import unknown
@@ -203,9 +203,7 @@ class Refit:
     add_bias: bool = False
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            if entry.type != "OtherText":
-                checked_value(entry, types_of(Refit)[entry.name], getattr(self, entry.name))
+        check_fields(self)
         if self.method not in (*COMPENSATIONS, AUTO):
             raise ConfigError(unknown("compensation", self.method, [*COMPENSATIONS, AUTO]))
         refits = {flag.damping: self.damping is not None, flag.feed_forward: self.feed_forward}

@@ -123,7 +123,7 @@ def shrunk_record(
         "compensation": shrunk.compensated and shrunk.compensated.record(),
         "quality": shrunk.quality and shrunk.quality.record(),
         "elsewhere": shrunk.elsewhere and shrunk.elsewhere.record(),
-        "layers": shrunk.layers and shrunk.layers.record(),
+        "layers": shrunk.layers and asdict(shrunk.layers),
         "before": asdict(shrunk.before),
         "after": asdict(after),
         "signature": str(shrunk.signature),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,10 +40,6 @@ class WholeLayers:
     cache: float
     quality: float
     elsewhere: float | None
-
-    def record(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 def measure_whole_layers(

@@ -33,7 +33,7 @@ from headscope.files.reading import read_object, read_record
 from headscope.files.replace import discard
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically
-from headscope.formats.base import MASKED, Checkpoint, open_configured, write_checkpoint
+from headscope.formats.base import MASKED, Checkpoint, write_checkpoint
 from headscope.formats.native import DIRECTORY
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.model.removal_plan import plan_removal
@@ -254,13 +254,6 @@ def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
     for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
         with restate(ConfigError, flag.keep_models + ": {why}", ConfigError, CheckpointError):
             without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])
-
-
-def on_one_device(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpoint:
-    """The checkpoint with its weights in one place, from its files where --device-map had spread them."""
-    if options.device_map is None:
-        return checkpoint
-    return open_configured(replace(options, device_map=None, device="cpu"))
 
 
 def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:

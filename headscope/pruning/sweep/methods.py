@@ -57,7 +57,6 @@ from headscope.pruning.sweep.cells import (
     criterion_of,
     keep_model,
     labeller,
-    on_one_device,
     read_functions,
     write_scores,
 )
@@ -282,9 +281,8 @@ def _kept_model(
         return {"model": ""}
     if cell.control:
         return {"model": (run / RUN / facts["checkpoint"]).relative_to(config.out).as_posix()}
-    whole = on_one_device(checkpoint, config) if checkpoint is context.checkpoint else checkpoint
     try:
-        return {"model": keep_model(whole, heads_off, run / MODEL, config).relative_to(config.out).as_posix()}
+        return {"model": keep_model(checkpoint, heads_off, run / MODEL, config).relative_to(config.out).as_posix()}
     except OutputError:
         raise
     except HeadscopeError as error:

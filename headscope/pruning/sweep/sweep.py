@@ -43,7 +43,6 @@ from headscope.pruning.sweep.cells import (
     check_keeping,
     clear_cells,
     kept_remarks,
-    on_one_device,
     read_cells,
     write_cell,
 )
@@ -156,7 +155,7 @@ def open_sweep(config: SweepConfig) -> SweepContext:
     check_hiding(config, context.checkpoint, [context.metric])
     _ = context.functions, context.labeller
     if config.keep_models:
-        check_keeping(on_one_device(context.checkpoint, config), context.gating)
+        check_keeping(context.checkpoint, context.gating)
     return context
 
 
@@ -218,9 +217,7 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
 
 def difference(folder: Path, record: Mapping[str, Any], earlier_record: Mapping[str, Any]) -> str | None:
     """Options, texts or checkpoint in which cells of a directory differ by its `earlier_record`; None: in nothing."""
-    options, digests = earlier_record.get("options"), earlier_record.get("digests")
-    if not isinstance(options, dict) or not isinstance(digests, dict):
-        return f"{folder / RECORD} cannot be read; choose another {flag.out}, or {flag.force} to begin anew"
+    options, digests = earlier_record.get("options", {}), earlier_record.get("digests", {})
     instead, now = f"another {flag.out}, or {flag.force} to begin anew", record["options"]
     if changes := changed_options({name: now[name] for name in now if name in options}, options):
         return (
