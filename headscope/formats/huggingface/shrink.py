@@ -257,9 +257,9 @@ class _Cutter:
                     self._keep(parameter, slices.axis, slices.units[0].tolist())
             if side.own:
                 self._pick(side.own, (0,))
-            if side.selected is not None:
-                for weight in (side.selected.weight, *side.whole):
-                    rows |= {owner: set(side.selected.units[0].tolist()) for owner in self._owners(weight)}
+            if side.norm_weights is not None:
+                for weight in (side.norm_weights.weight, *side.whole):
+                    rows |= {owner: set(side.norm_weights.units[0].tolist()) for owner in self._owners(weight)}
         self.narrowing.zeros |= {owner: len(indices) for owner, indices in rows.items()}
         self.narrowing.biases += self._owners(output.weight)
         self.narrowing.empty.append(name)
