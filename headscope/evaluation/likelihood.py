@@ -158,7 +158,7 @@ def likelihood(
 
     def read(part: Labelled) -> int:
         indices = part.batch.indices
-        nll, right, count, classes = _under_masks(checkpoint, part, masks, layers)
+        nll, right, count, classes = under_masks(checkpoint, part, masks, layers)
         sums.nll.add(indices, Ratio(nll, count[:, None]))
         sums.right.add(indices, Ratio(right, count[:, None]))
         if checkpoint.label_names:
@@ -194,7 +194,7 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
     return None if longest is None else BatchTrial.of(longest, run)
 
 
-def _under_masks(
+def under_masks(
     checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]], layers: SharedLayers | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Σ -log p and hits [b mask], counts [b], and the counts of labels [b mask label 3].

@@ -29,29 +29,11 @@ from headscope.model.streaming.visibility import LazyMask, Spans, spans_of
 # Arguments that models pass and that eager attention ignores too: their effect is in the mask.
 _WITHOUT_EFFECT = frozenset(
     [
-        "is_causal",
-        "sliding_window",
-        "position_ids",
-        "cache_position",
-        "position_embeddings",
-        "use_cache",
-        "past_key_values",
-        "cache",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "deterministic",
-        "num_items_in_batch",
-        "output_router_logits",
-        "cu_seq_lens_q",
-        "cu_seq_lens_k",
-        "max_length_q",
-        "max_length_k",
-        "layer_idx",
-        "token_type_ids",
-        "encoder_hidden_states",
-        "encoder_attention_mask",
-        "logits_to_keep",
+        *("is_causal", "sliding_window", "position_ids", "cache_position", "position_embeddings", "layer_idx"),
+        *("use_cache", "past_key_values", "cache", "output_attentions", "output_hidden_states", "return_dict"),
+        *("deterministic", "num_items_in_batch", "output_router_logits", "logits_to_keep", "token_type_ids"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+        *("encoder_hidden_states", "encoder_attention_mask"),
     ]
 )
 

@@ -164,13 +164,6 @@ class Prepared:
                 counts.unknown[side] = 0 if vocabulary.unknown is None else int((texts.ids == vocabulary.unknown).sum())
         return counts
 
-    def why_unknown(self, side: SideName) -> str:
-        """What unknown subwords of a side probably come from, and what to do."""
-        vocabulary = self.source if side == "source" and self.source is not None else self.target
-        if vocabulary.splitter.codes is not None:
-            return "is it tokenised and cased as the text that the vocabulary was learnt from?"
-        return f"it was taken as split into subwords: give {flag.bpe} CODES, or split it with the codes of {flag.init}"
-
 
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
     """Of the source (None for language models) and the target: given, or learnt from the training text."""

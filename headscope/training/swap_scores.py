@@ -11,7 +11,7 @@ vector (AvgL2 of Azov & Landau).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -48,10 +48,11 @@ class SwapTiming:
 
 @dataclass(frozen=True)
 class Phase:
-    """Where dynamic swapping stands at one site: the swaps that are to be undone, and when they were made."""
+    """Where dynamic swapping stands at one site: swaps to undo, when they were made, and all `swapped`."""
 
     pending: tuple[Swap, ...] = ()
     last: int = 0
+    swapped: int = 0
 
 
 def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase]:
@@ -62,14 +63,14 @@ def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase
     swap, or at the start, comes a new one.
     """
     if coming < timing.start:
-        return "nothing", Phase()
+        return "nothing", Phase(swapped=phase.swapped)
     stays = coming - phase.last
     has_ended = timing.end is not None and coming > timing.end
     if phase.pending and (has_ended or stays == timing.frequency):
-        return "undo", Phase((), phase.last)
+        return "undo", replace(phase, pending=())
     if not has_ended and (stays == timing.frequency + timing.rest or coming == timing.start):
-        return "swap", Phase((), coming)
-    return "nothing", Phase((), phase.last) if has_ended else phase
+        return "swap", replace(phase, pending=(), last=coming)
+    return "nothing", replace(phase, pending=()) if has_ended else phase
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import torch
@@ -34,6 +34,7 @@ from headscope.training.checkpoints import (
     TRAINING,
     Progress,
     check_settings,
+    checkpoint,
     clean_workspace,
     load_state,
     read_state,
@@ -103,7 +104,7 @@ def _train(
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
-        for text in run.data.unknown.warnings(cast(Any, run.data)):  # which says why subwords are unknown
+        for text in run.data.unknown.warnings(checkpoint(run)):
             remark(text)
         if config.bleu_every and run.data.valid_texts is not None:
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError, flag, flags, restate
@@ -88,13 +88,6 @@ class SwapOptions(NoOptions):
         return SwapTiming(start, per_site(flag.dynamic_end, ends)[site], frequency, pause)
 
 
-class SwapHistory(NamedTuple):
-    """Where dynamic swapping of a site stands, and how many swaps of two heads it has made."""
-
-    phase: Phase
-    swapped: int
-
-
 @variant
 class SwapHeads(Variant):
     """Query, key and value projections of two heads change places, between epochs.
@@ -116,7 +109,7 @@ class SwapHeads(Variant):
     def __init__(self, options: SwapOptions) -> None:
         super().__init__(options)
         self.schedule: Mapping[int, Sequence[Swap]] = {}
-        self.histories: dict[Site, SwapHistory] = {}
+        self.phases: dict[Site, Phase] = {}
         self.scheduled = 0
 
     def check(self, config: TrainConfig) -> None:
@@ -139,7 +132,7 @@ class SwapHeads(Variant):
         for site, way in options.ways.items():
             if len(options.dynamic) == len(SITES) and site not in sites:
                 raise ConfigError(f"{flag.dynamic} {way} for {site}, which this model has not")
-        self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in sites}
+        self.phases = {site: Phase() for site in options.ways if site in sites}
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap]]:
         """The schedule, checked against the model and the length of the run."""
@@ -164,21 +157,21 @@ class SwapHeads(Variant):
             self.scheduled += len(swaps_due)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        from headscope.training.swap_scores import Phase, decide
+        from headscope.training.swap_scores import decide
 
         scores: dict[Site, Scores] | None = None
-        for site, history in self.histories.items():
-            action, phase = decide(history.phase, position.epoch + 1, self.options.timing(site))
+        for site, before in self.phases.items():
+            action, phase = decide(before, position.epoch + 1, self.options.timing(site))
             swaps: Sequence[Swap] = ()
             if action == "undo":
-                swaps = history.phase.pending if self.options.compat == "fork" else history.phase.pending[::-1]
+                swaps = before.pending if self.options.compat == "fork" else before.pending[::-1]
             elif action == "swap":
                 if scores is None:
                     scores = run.processes.broadcast(self._scores(run) if run.processes.main else None)
                 swaps = self._choose(run, site, scores)
-                phase = Phase(tuple(swaps), phase.last)
+                phase = replace(phase, pending=tuple(swaps))
             self._swap(run, swaps)
-            self.histories[site] = SwapHistory(phase, history.swapped + len(swaps))
+            self.phases[site] = replace(phase, swapped=before.swapped + len(swaps))
 
     def _swap(self, run: TrainingRun, swaps: Sequence[Swap]) -> None:
         from headscope.training.swaps import swap_heads, swap_heads_like_fork
@@ -217,9 +210,9 @@ class SwapHeads(Variant):
             f"{n_missed} of {total} scheduled swaps do not come: they are for epochs after {last}, where the run ends"
         )
         remarks = [remark] if n_missed else []
-        for site, history in self.histories.items():
-            n_unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
-            if history.swapped == n_unused and (has_ended or self.options.timing(site).start > last):
+        for site, phase in self.phases.items():
+            n_unused = len(phase.pending) if phase.last > last else 0  # made when all updates were done
+            if phase.swapped == n_unused and (has_ended or self.options.timing(site).start > last):
                 remarks.append(
                     f"no heads of {site} are swapped in {last} epochs ({flags('dynamic_start', 'dynamic_end')})"
                 )
@@ -228,27 +221,27 @@ class SwapHeads(Variant):
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
         values = {"swaps.schedule": float(self.scheduled)} if self.schedule else {}
-        for site, history in self.histories.items():
-            values[f"swaps.{site}"] = float(history.swapped)
-            values[f"swapped.{site}"] = float(len(history.phase.pending))
+        for site, phase in self.phases.items():
+            values[f"swaps.{site}"] = float(phase.swapped)
+            values[f"swapped.{site}"] = float(len(phase.pending))
         return values
 
     def state_dict(self) -> Mapping[str, Any]:
-        histories = {
+        phases = {
             site.value: {
-                "pending": [[str(swap.first), str(swap.second)] for swap in history.phase.pending],
-                "last": history.phase.last,
-                "swapped": history.swapped,
+                "pending": [[str(swap.first), str(swap.second)] for swap in phase.pending],
+                "last": phase.last,
+                "swapped": phase.swapped,
             }
-            for site, history in self.histories.items()
+            for site, phase in self.phases.items()
         }
-        return {"scheduled": self.scheduled, "histories": histories}
+        return {"scheduled": self.scheduled, "phases": phases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.swap_scores import Phase
         from headscope.training.swaps import Swap
 
         self.scheduled = state["scheduled"]
-        for name, site_state in state["histories"].items():
+        for name, site_state in state["phases"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
-            self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), site_state["swapped"])
+            self.phases[Site(name)] = Phase(pending, site_state["last"], site_state["swapped"])
