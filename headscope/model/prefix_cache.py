@@ -63,14 +63,10 @@ class LayerEntry:
 
 @dataclass(frozen=True)
 class LayerIndex:
-    """Entries of every (site, layer) that has heads, all layers of all stacks with their ranks, and the embeddings.
-
-    `embeddings` are the modules outside all layers that embed tokens and positions; no head influences their output.
-    """
+    """Entries of every (site, layer) that has heads, and all layers of all stacks with their ranks."""
 
     of: dict[SiteLayer, LayerEntry]
     layers: tuple[tuple[Rank, nn.Module], ...]
-    embeddings: tuple[nn.Module, ...]
 
     def above(self, changed_places: Iterable[SiteLayer]) -> float:
         """The share of all layers that a pass computes anew whose gates differ from a cached one's there."""
@@ -107,19 +103,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     layers = [
         ((number, row, END), layer) for number, (_, stack) in enumerate(stacks) for row, layer in enumerate(stack)
     ]
-    return LayerIndex(layer_index, tuple(layers), tuple(_embeddings(model, {id(layer) for _, layer in layers})))
-
-
-def _embeddings(part: nn.Module, layers: set[int]) -> Iterator[nn.Module]:
-    """The largest modules that contain embeddings and no layers, searched from the whole model down."""
-    inside = list(part.modules())
-    if not any(isinstance(module, nn.Embedding) for module in inside):
-        return
-    if not any(id(module) in layers for module in inside):
-        yield part
-    elif id(part) not in layers:
-        for child in part.children():
-            yield from _embeddings(child, layers)
+    return LayerIndex(layer_index, tuple(layers))
 
 
 def _stacks(
@@ -154,7 +138,6 @@ def _sites(layers: nn.ModuleList, attention_modules: list[tuple[AttentionSite, n
 
 
 BEFORE_ALL: Rank = (-1, 0, 0)
-EMBEDDINGS: Rank = (-1, 1, 0)
 
 
 @dataclass
@@ -232,7 +215,6 @@ class PrefixCache:
         if results is None:
             return self._full_pass(gates, keep=keep)
         answers = {layer: prefix.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
-        answers |= {part: prefix.outputs[part] for part in layer_index.embeddings}
         for earlier in layer_index.of.values():
             if entry.rank[:2] == earlier.rank[:2] and earlier.rank < entry.rank:
                 answers |= {module: prefix.outputs[module] for module in (earlier.attention, earlier.output)}
@@ -294,7 +276,7 @@ class PrefixCache:
         if self.layer_index is None:
             self.prefix.contexts.clear()
             return
-        ranked_modules = [*self.layer_index.layers, *((EMBEDDINGS, part) for part in self.layer_index.embeddings)]
+        ranked_modules = list(self.layer_index.layers)
         for site_layer, entry in self.layer_index.of.items():
             ranked_modules += [(entry.rank, entry.attention), (entry.rank, entry.output)]
             if entry.rank > after:

@@ -142,7 +142,7 @@ def test_what_lies_below_is_not_computed(name: str) -> None:
 
 def test_native_models_and_a_layer_without_heads() -> None:
     source, target, source_mask, target_mask = native.texts()
-    every: list[dict[str, Any]] = [{}, {"norm": "pre"}, {"self_mixing": "alpha"}]
+    every: list[dict[str, Any]] = [{}, {"norm": "pre"}, {"self_mixing": "alpha.v1"}]
     for options in every:
         model = native.model(**options)
         layout = {place: heads for place, heads in find_attention(model).layout.items() if heads}

@@ -185,7 +185,7 @@ def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -
 
 
 def test_mixed_heads_are_read_after_mixing() -> None:
-    model = native("pre", seed=4, self_mixing="alpha")
+    model = native("pre", seed=4, self_mixing="alpha.v1")
     found = whole_batch(model, VoitaSettings(mode="eps"))
     agree_with_oracle(model, found, slow.Program(signed=True, constant=False), 1e-7)
 
