@@ -193,7 +193,7 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     [
         ({"objective": "los", "only": ("gradient",)}, "'los'.*'loss'"),
         ({"objective": "loss", "only": ("gradient",)}, "--objective loss"),
-        ({"objective": "loss", "only": ("confidence",)}, "--objective loss.*--importance"),
+        ({"objective": "loss", "only": ("confidence",)}, "--objective is what.*--importance"),
         ({"only": ("importances",)}, "'importances'"),
     ],
 )
