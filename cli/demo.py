@@ -47,7 +47,5 @@ def demo(values: Mapping[str, Any]) -> None:
         rows.append((old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1]))
     table = AnswerTable(("", "before", "95 %", "after", "95 %"), tuple(rows))
     console.show(["", *answer_lines([Answer(title, "", table)], verbose=True, width=WIDTH)])
-    figures = [f"{part.analysis.folder}/figures/heads.png" for part in result.parts]
     smaller = [f"smaller checkpoint: {part.removal.path}" for part in result.parts]
-    figure_lines = [f"figure: {figure}" for figure in figures]
-    console.show(["", *smaller, *figure_lines, f"everything in one page, for a browser: {result.page}"])
+    console.show(["", *smaller, f"everything in one page, for a browser: {result.page}"])

@@ -23,7 +23,6 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import REMOVAL, run_removal
 from headscope.pruning.selection import CHOICE
 from headscope.report.page.write import write_page
-from headscope.report.registry import draw_standard
 from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study
@@ -43,8 +42,8 @@ DEMONSTRATION = OutputKind(
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
-EXPLAINED = 80  # sentences whose translations are explained: a backward pass for each of their tokens
-FITS = {"explained_rows": 700, "explained_steps": 8}  # enough to see what explains a head, in a fifth of the time
+EXPLAINED = 64  # sentences whose translations are explained: a backward pass for each of their tokens
+FITS = {"explained_rows": 550, "explained_steps": 8}  # enough to see what explains a head, in a fifth of the time
 MEASURE = "lrp"  # what heads of the translation model are ranked by
 SHARE = 0.5  # of the heads that stay
 ROUNDS = 2  # of timing
@@ -165,7 +164,6 @@ def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
     study = run_analysis(replace(config, page_examples=6, figures=False), progress=progress)
     if not study.complete:
         raise KeyboardInterrupt
-    draw_standard(config.out, only=("heads",))  # the page draws the others
     return study
 
 

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-LOSS = "nll_per_token"
+LOSS, LOSS_TITLE = "nll_per_token", "loss (nats)"
 
 
 @dataclass(repr=False)
 class EachHead(Result):
     """A row per masked head: every metric and its difference to the first row, where no further head is masked.
 
-    Heads are sorted `by` a column; `loss` is what the table's loss is called, of tokens or of labels.
+    Heads are sorted `by` a column; the loss is of tokens, or of the labels of a classifier.
     """
 
     table: pd.DataFrame
@@ -49,7 +49,6 @@ class EachHead(Result):
     signature: Signature
     remarks: list[str]
     sentences: int
-    loss: str = "nll/token"
     complete: bool = True
 
     def answers(self) -> list[Answer]:
@@ -66,7 +65,7 @@ class EachHead(Result):
         text = (
             f"{count_of(len(self.table) - 1, 'head')} off one by one, on {count_of(self.sentences, 'sentence')}{suffix}"
         )
-        parts = [Answer("", f"{self._most_needed(sites)}: {text}", caution=not self.complete)]
+        parts = [Answer("", f"{self._most_needed(sites)}; {text}", caution=not self.complete)]
         parts += [Answer("Heads, the most needed first", self._interval_note(), table)]
         return [*parts, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
 
@@ -78,9 +77,9 @@ class EachHead(Result):
         name, low, high = HeadId.of_row(row).name(sites), row.get(f"{change}_low"), row.get(f"{change}_high")
         if low is None or low != low:
             whole = self.table[self.by][0]
-            return f"{name} matters most ({self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all)"
-        size = f"{self._title(change)} {signed_text(row[change])}, 95 %: {signed_text(low)} to {signed_text(high)}"
-        return f"{name} matters most ({size})" if low > 0 else f"no head is shown to matter; the most {name} ({size})"
+            return f"{name} matters most: {self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all"
+        size = f"{self._title(change)} {signed_text(row[change])} (95 %: {signed_text(low)} to {signed_text(high)})"
+        return f"{name} matters most: {size}" if low > 0 else f"no head is shown to matter; the most {name}: {size}"
 
     def _interval_note(self) -> str:
         """For how many heads the interval of the difference contains zero."""
@@ -95,7 +94,7 @@ class EachHead(Result):
     def _title(self, name: str) -> str:
         """A column in words; the change of a metric from the model as it is, is marked."""
         metric, difference, _ = name.partition("_difference")
-        metric = self.loss if metric == LOSS else METRICS.get(metric).title.removesuffix(" to the intact model")
+        metric = LOSS_TITLE if metric == LOSS else METRICS.get(metric).title.removesuffix(" to the intact model")
         return f"Δ {metric}" if difference else metric
 
     @property
@@ -139,7 +138,6 @@ def score_each_head(setup: OpenedEvaluation, *, progress: Progress = no_progress
         evaluation_signature(setup, sentences_done=sentences_done),
         setup.remarks,
         sentences_done,
-        loss="loss" if setup.checkpoint.label_names else "nll/token",
         complete=measurement.complete,
     )
 

@@ -16,7 +16,7 @@ from headscope.results.answer import Answer, AnswerTable, interval_text, number_
 from headscope.results.result import Result
 from headscope.results.roles import NONE, role_of
 from headscope.results.study import Study
-from headscope.results.study_answers import LEVEL, main_importance
+from headscope.results.study_answers import LEVEL, importance_label, main_importance
 from headscope.results.study_tables import HEAD_COLUMNS
 from headscope.signature import count_of
 
@@ -76,7 +76,8 @@ class StudyComparison(Result):
         """What changed most, which roles, and whether measures order the heads alike."""
         one, named = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
         runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in named)
-        answers = [Answer("", f"{self.first.model}: " * one + " against ".join(runs))]
+        subject = f"{self.first.model}: " * one + " against ".join(runs)
+        answers = [Answer("", subject), *([Answer("Do heads differ", self._verdict())] if self.measure else [])]
         if others := [site for site in self.first.layout if site not in self.sites]:
             answers.append(Answer("Not compared", f"heads of {', '.join(others)}: the layouts differ", caution=True))
         if self.sites:
@@ -95,13 +96,15 @@ class StudyComparison(Result):
             p = row["p_adjusted"]
             p_text = "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
             rows.append((HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), p_text))
-        tested = heads["p_adjusted"].dropna()
-        tests = (
-            f"{(tested <= LEVEL).sum()} of {count_of(len(tested), 'head')} differ (adjusted p of at most {LEVEL:g}, "
-            "runs taken as independent samples)"
-        )
-        question = f"Which heads differ most in {measure_of(self.measure).words}"
-        yield from self._shown(question, tests if len(tested) else "no intervals to test by", columns, rows)
+        question = f"Which heads differ most: {importance_label(self.first, measure_of(self.measure))}"
+        yield from self._shown(question, "", columns, rows)
+
+    def _verdict(self) -> str:
+        """How many heads are shown to differ."""
+        tested, words = self.tables["heads"]["p_adjusted"].dropna(), measure_of(self.measure).words
+        count, heads = int((tested <= LEVEL).sum()), count_of(len(tested), "head")
+        test = f"by {words} (adjusted p of at most {LEVEL:g}, runs taken as independent samples)"
+        return f"{count or 'none'} of {heads}, {test}" if len(tested) else f"{words} has no intervals to test by"
 
     def _changed_roles(self) -> Iterator[Answer]:
         heads = self.tables["heads"]

@@ -19,6 +19,8 @@ from headscope.results.answer import (
 from headscope.signature import count_of
 
 QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
+WHEN = {"before": "all heads", "gated": "gates as learnt", "masked": "these heads off"}
+"""When a choice measures a loss, in words."""
 CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
 
 
@@ -39,15 +41,16 @@ def _costs(record: Mapping[str, Any]) -> Iterator[Answer]:
     """What a loss measures before, with the heads masked, and tuned."""
     values: Mapping[str, float] = next((record[name] for name in QUANTITIES if record.get(name)), {})
     if values:
-        numbers = ", ".join(f"{when} {round(value, 4) + 0.0:.4f}" for when, value in values.items())
-        yield Answer("What it costs", f"{record['title']}: {numbers}")
+        numbers = ", ".join(f"{WHEN.get(when, when)} {round(value, 4) + 0.0:.4f}" for when, value in values.items())
+        unit = " (nats)" if "nll" in record else ""
+        yield Answer("What it costs", f"{record['title'].replace('-', '−')}{unit}: {numbers}")
 
 
 def _gone(record: Mapping[str, Any]) -> Iterator[Answer]:
     """The heads that go, by short names where the model has one site, and where they have gone."""
     sites = record["kept_per_site"]
     names = [HeadId.parse(head).name(sites) for head in record["removed"]]
-    yield Answer("Go", list_text(names) or "none", heads=tuple(record["removed"]))
+    yield Answer("Heads that go", list_text(names) or "none", heads=tuple(record["removed"]))
     if record["removed_to"]:
         yield Answer("Smaller checkpoint", str(record["removed_to"]))
 

@@ -288,8 +288,8 @@ def checked(removal: Removal) -> Iterator[Answer]:
     yield Answer(
         "Checked",
         f"outputs equal those of the {'refitted ' if compensated else ''}model with {how} to "
-        f"{proof['difference']:.1e} (limit {proof['tolerance']:.0e}), on {count_of(proof['sentences'], 'line')}; "
-        f"reloaded {proof['reloaded'] or 0.0:.1e}",
+        f"{number_text(proof['difference'], 2)} (limit {number_text(proof['tolerance'], 1)}), on "
+        f"{count_of(proof['sentences'], 'line')}; reloaded {number_text(proof['reloaded'] or 0.0, 2)}",
     )
     for file in removal.engines:
         yield Answer("", file.proof, detail=True)
@@ -320,7 +320,7 @@ def proofs(removal: Removal) -> Iterator[Answer]:
     """The other comparisons: through the cache, and searches."""
     proof = removal.record["verified"]
     if proof["cached"] is not None:
-        yield Answer("Through the key/value cache", f"{proof['cached']:.1e}", detail=True)
+        yield Answer("Through the key/value cache", f"to {number_text(proof['cached'], 2)}", detail=True)
     if proof["searches"]:
         yield Answer("Beam search", f"{proof['searched']} of {proof['searches']} results are the same", detail=True)
 

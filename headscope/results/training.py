@@ -89,16 +89,19 @@ class Training(Result):
 
     def answers(self) -> list[Answer]:
         """How well the model does, where it is best, and where its checkpoints are."""
-        scores = [f"validation nll {self.nll:.4f}"] if self.nll is not None else []
+        scores = [f"validation loss {self.nll:.4f} nats"] if self.nll is not None else []
+        if self.nll is None and self.has("nll"):
+            scores = [f"training loss {self.line('nll', 'update')[1][-1]:.4f} nats"]
         scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
         spent = f"{count_of(self.update, 'update')} in {self.seconds:.0f} s"
         spent += f", {self.parameters:,} parameters" * bool(self.parameters)
         ended = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
         found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]
         if self.best is not None:
-            found.append(Answer("Best", f"{self.best:.4f} at update {self.best_update}"))
+            unit = "BLEU" if self.record.get("config", {}).get("best_by") == "bleu" else "nats"
+            found.append(Answer("Best", f"{self.best:.4f} {unit} at update {self.best_update}"))
         if written := [name for name in ("last", "best", "averaged") if (self.folder / name).is_dir()]:
-            found.append(Answer("Checkpoints", f"{self.folder}: {', '.join(written)}"))
+            found.append(Answer("Checkpoints", f"{', '.join(written)} in {self.folder}"))
         return [*found, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
 
     def line(self, column: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -105,11 +105,13 @@ def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -
     given = ("--each-head", "--heads", "cross.0.*", *metrics, "--device", "cpu", "--bootstrap", 50)
     status, shown, _ = command("evaluate", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
     assert status == 0 and "±" not in shown
-    assert "Δ nll/token" in shown and "Δ accuracy" in shown
+    assert "Δ loss (nats)" in shown and "Δ accuracy" in shown
     first, heading, none, most, *rest = shown.splitlines()
     name = most.split()[0]
-    assert re.match(rf"(no head is shown to matter; the most )?{name} .*\(?Δ nll/token [+-]0\.\d{{4}}, 95 %: ", first)
-    assert first.endswith(": 8 heads off one by one, on 12 sentences")
+    assert re.match(
+        rf"(no head is shown to matter; the most )?{name}.*: Δ loss \(nats\) [+−]0\.\d{{4}} \(95 %: ", first
+    )
+    assert first.endswith("; 8 heads off one by one, on 12 sentences")
     assert heading.startswith("Heads, the most needed first")
     assert none.split()[0] == "none" and name.startswith("0.")
     assert any("contains 0 for" in line and "of 8 heads" in line for line in rest)

@@ -125,7 +125,11 @@ def test_compare(run_dir: Path) -> None:
     lines = plot("compare", run_dir, other, "--measure", "distance", "--out", out).splitlines()
     said = Study.open(run_dir).compare(Study.open(other), measure="distance").answers()
     assert lines[0] == said[0].sentence and lines[1].startswith(said[1].question) and len(lines) <= 25
-    assert "distance" in said[1].question and lines[-1] == f"wrote {out}"
+    assert (
+        said[1].sentence.startswith("9 of 9 heads, by mean distance")
+        and "distance" in said[2].question
+        and lines[-1] == f"wrote {out}"
+    )
     answers = json.loads(plot("compare", run_dir, other, "--out", out, "--force", "--json"))["answers"]
     assert answers[0]["sentence"] == said[0].sentence
     assert "B − A · cross" in out.read_text(encoding="utf-8")
