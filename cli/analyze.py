@@ -102,7 +102,7 @@ def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     else:
         show_result(study, verbose=verbose, files=study_files(study), commands=after_analysis(study))
     if not study.complete:
-        lacking = [omission.analysis for omission in study.left_out if omission.interrupted]
+        lacking = [omission.analysis for omission in study.left_out if omission.is_interrupted]
         unused_names = f", without {', '.join(lacking)}" if lacking else ""
         what = f"what {study.sentences} sentences gave{unused_names}"
         console.say(f"interrupted: {study.folder} holds {what}; run.json says complete: false")
@@ -113,5 +113,5 @@ def study_files(study: Study) -> list[str]:
     """Where the files of a study are, what to cite, and how long it took."""
     assert study.folder is not None
     page = study.folder / PAGE
-    shown = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
-    return [f"{shown}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"]
+    place = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
+    return [f"{place}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"]

@@ -35,7 +35,7 @@ def demo(values: Mapping[str, Any]) -> None:
     if result.bert is not None:
         parts += [("What the heads of a pretrained BERT do, on parsed sentences", result.bert.analysis)]
         parts += [("Half of its heads go without training, the others are refitted", result.bert.removal)]
-    parts += [("Which heads of a translation model its translations rest on", result.translation.analysis)]
+    parts += [("What the heads of a translation model do", result.translation.analysis)]
     for number, (title, output) in enumerate(parts, start=4 - len(parts)):
         console.show(["", f"── {number}  {title} ".ljust(WIDTH, "─")])
         show_result(output)

@@ -110,9 +110,11 @@ def options_from(
 
 def set_names(entries: Iterable[Entry], owners: Owners | None) -> dict[str, str]:
     """How `--set` names options that have no flag: `integrated_gradients.ig-steps` of `ig_steps`."""
-    named = [("", entry) for entry, _ in entries if entry.metadata["flagless"]]
-    named += [(f"{owner}.", entry) for owner, cls in (owners or dict)().items() for entry, _ in declared_options(cls)]
-    return {option_name(entry): owner + option_name(entry).replace("_", "-") for owner, entry in named[::-1]}
+    flagless_entries = [("", entry) for entry, _ in entries if entry.metadata["flagless"]]
+    flagless_entries += [
+        (f"{owner}.", entry) for owner, cls in (owners or dict)().items() for entry, _ in declared_options(cls)
+    ]
+    return {option_name(entry): owner + option_name(entry).replace("_", "-") for owner, entry in flagless_entries[::-1]}
 
 
 def typed_option(entries: Iterable[Entry], owners: Owners | None, name: str, value: object = None) -> str:

@@ -42,8 +42,8 @@ DEMONSTRATION = OutputKind(
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
-EXPLAINED = 64  # sentences whose translations are explained: a backward pass for each of their tokens
-FITS = {"explained_rows": 550, "explained_steps": 8}  # enough to see what explains a head, in a fifth of the time
+EXPLAINED = 48  # sentences whose translations are explained: a backward pass for each of their tokens
+FITS = {"explained_rows": 450, "explained_steps": 8}  # enough to see what explains a head, in a fifth of the time
 MEASURE = "lrp"  # what heads of the translation model are ranked by
 SHARE = 0.5  # of the heads that stay
 ROUNDS = 2  # of timing

@@ -39,7 +39,7 @@ from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
 from headscope.model.taps import observing
-from headscope.results.study_files import nested
+from headscope.results.study_files import nest
 
 SEED = 1  # fairseq-generate's; it decides about the order of equally long sentences
 MULTIPLE = 8  # --required-batch-size-multiple
@@ -216,7 +216,7 @@ def mhr_pickles(
     files |= {f"{folder}/{name}": file_rows.matrices(kind) for kind, folder in MATRICES.items()}
     if alphas := fork_alphas(checkpoint):
         files[f"alphas_eval/{name}"] = alphas
-    return {f"mhr/{file}.pkl": nested(attention_sites) for file, attention_sites in files.items()}
+    return {f"mhr/{file}.pkl": nest(attention_sites) for file, attention_sites in files.items()}
 
 
 def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:

@@ -134,7 +134,9 @@ def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05)
         middle, reach = (low + high) / 2, 0.05 * largest or 0.5
         low, high = middle - reach, middle + reach
     edge = room * (high - low)
-    bars = axis == "y" and any(isinstance(drawn, BarContainer) for panel in panels for drawn in panel.containers)
+    bars = axis == "y" and any(
+        isinstance(container, BarContainer) for panel in panels for container in panel.containers
+    )
     for panel in panels:
         (panel.set_ylim if axis == "y" else panel.set_xlim)(low - edge * (not bars), high + edge)
 
@@ -190,8 +192,8 @@ def measure_limits(measure: Measure, arrays: Sequence[Array], ends: Sequence[flo
         return parse_range(ends)
     low, high = measure.range
     limits = value_limits(arrays, centred=measure.signed and None in measure.range)
-    declared = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
-    return declared if (declared.vmin or 0) < (declared.vmax or 0) else limits
+    norm = Normalize(limits.vmin if low is None else low, limits.vmax if high is None else high)
+    return norm if (norm.vmin or 0) < (norm.vmax or 0) else limits
 
 
 def parse_range(ends: Sequence[float]) -> Normalize:
@@ -236,11 +238,11 @@ def grids_of(run: Study, measure: str | None = None, *, sort: bool = False) -> l
             values[layer, head] = row[measure] if measure else np.nan
             functions[layer][head] = functions_of(row["functions"])
         grid = Grid(site, values, heads, functions)
-        grids.append(_sorted(grid) if sort else grid)
+        grids.append(_sort_heads(grid) if sort else grid)
     return grids
 
 
-def _sorted(grid: Grid) -> Grid:
+def _sort_heads(grid: Grid) -> Grid:
     """Every layer from its highest value to its lowest; heads without a value last, then empty slots."""
     keys = np.where(np.isnan(grid.values), np.inf, -grid.values)
     order = np.lexsort((keys, grid.heads < 0), axis=-1)
@@ -283,8 +285,8 @@ def draw_grid(
 def grid_entries(grids: Sequence[Grid], *more: Artist, colored: bool = False) -> list[Artist | str]:
     """Entries of the key: the functions that heads have, more, and what hatched slots are, if there are any."""
     functions = [function for grid in grids for row in grid.functions for cell in row for function in cell]
-    ragged = any((grid.heads < 0).any() for grid in grids)
-    blank = [swatch("white", "no such head in this layer", hatch="///")] if ragged else []
+    is_ragged = any((grid.heads < 0).any() for grid in grids)
+    blank = [swatch("white", "no such head in this layer", hatch="///")] if is_ragged else []
     return [*function_entries(functions, colored=colored), *more, *blank]
 
 
@@ -298,7 +300,7 @@ def _write_marks(axes: Axes, grid: Grid, shades: ScalarMappable, *, numbers: boo
         for slot, functions in enumerate(row):
             value = grid.values[layer, slot]
             ink = contrast(shades.to_rgba(value)) if np.isfinite(value) else "black"
-            lines = cell_lines(functions, wide * 0.95, most=room)
+            lines = cell_lines(functions, wide * 0.95, room=room)
             number = f"h{grid.heads[layer, slot]}"
             if numbers and grid.heads[layer, slot] >= 0 and len(lines) < room and text_width(number, size) < wide:
                 lines = [number, *lines]
@@ -313,10 +315,10 @@ def cell_inches(axes: Axes) -> tuple[float, float]:
     return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
 
 
-def cell_lines(functions: Sequence[Function], width: float, *, most: int) -> list[str]:
-    """A line per function; where there are more than `most`, the last line has an ellipsis."""
+def cell_lines(functions: Sequence[Function], width: float, *, room: int) -> list[str]:
+    """A line per function; where there are more than have `room`, the last line has an ellipsis."""
     size = float(rcParams["xtick.labelsize"])
-    lines = [fit(function, width, size) for function in functions[: max(most, 1)]]
+    lines = [fit(function, width, size) for function in functions[: max(room, 1)]]
     if len(lines) < len(functions):
         lines[-1] = fit(functions[len(lines) - 1], width - text_width("…", size), size) + "…"
     return lines
@@ -327,8 +329,8 @@ def layer_panels(
 ) -> dict[tuple[str, int], Axes]:
     """A panel of a `size` in ems for each of these layers that has heads; each site begins a line."""
     heads = [(site, layer, count) for site, counts in run.layout.items() for layer, count in enumerate(counts)]
-    shown = [(site, layer) for site, layer, count in heads if count and (site, layer) in layers]
-    several = len({site for site, _ in shown}) > 1
-    titles = [f"{site} · layer {layer}" if several else f"layer {layer}" for site, layer in shown]
-    starts = {number for number in range(1, len(shown)) if shown[number][0] != shown[number - 1][0]}
-    return dict(zip(shown, sheet.panels(titles, [size] * len(shown), starts=starts, **options), strict=True))
+    places = [(site, layer) for site, layer, count in heads if count and (site, layer) in layers]
+    several = len({site for site, _ in places}) > 1
+    titles = [f"{site} · layer {layer}" if several else f"layer {layer}" for site, layer in places]
+    starts = {number for number in range(1, len(places)) if places[number][0] != places[number - 1][0]}
+    return dict(zip(places, sheet.panels(titles, [size] * len(places), starts=starts, **options), strict=True))

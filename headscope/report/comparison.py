@@ -41,8 +41,8 @@ class StudyComparison(Result):
         self.sites = [site for site, counts in layouts[0].items() if layouts[1].get(site) == counts]
         self.shared = [name for name in self.first.measures if name in self.second.measures]
         self.measure = measure or compared_measure(self.first, self.second)
-        merged = self.first.heads.merge(self.second.heads, on=HEAD, suffixes=(":A", ":B"))
-        heads = merged[merged["site"].isin(self.sites)].reset_index(drop=True).copy()
+        pairs = self.first.heads.merge(self.second.heads, on=HEAD, suffixes=(":A", ":B"))
+        heads = pairs[pairs["site"].isin(self.sites)].reset_index(drop=True).copy()
         self.tables = {"heads": self._with_differences(heads), "measures": self._correlations(heads)}
         self.record = {"runs": dict(zip("AB", self.names, strict=True)), "measure": self.measure}
         self.signature = "\n".join(study.signature for study in studies)
@@ -74,12 +74,12 @@ class StudyComparison(Result):
 
     def answers(self) -> list[Answer]:
         """What changed most, which roles, and whether measures order the heads alike."""
-        one, named = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
-        runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in named)
+        one, studies = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
+        runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in studies)
         subject = f"{self.first.model}: " * one + " against ".join(runs)
         answers = [Answer("", subject), *([Answer("Do heads differ", self._verdict())] if self.measure else [])]
-        if others := [site for site in self.first.layout if site not in self.sites]:
-            answers.append(Answer("Not compared", f"heads of {', '.join(others)}: the layouts differ", caution=True))
+        if sites := [site for site in self.first.layout if site not in self.sites]:
+            answers.append(Answer("Not compared", f"heads of {', '.join(sites)}: the layouts differ", caution=True))
         if self.sites:
             answers += [*self._differences(), *self._changed_roles(), *self._orders()]
         return sorted(answers, key=lambda answer: answer.detail)
@@ -97,14 +97,14 @@ class StudyComparison(Result):
             p_text = "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
             rows.append((HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), p_text))
         question = f"Which heads differ most: {importance_label(self.first, measure_of(self.measure))}"
-        yield from self._shown(question, "", columns, rows)
+        yield from self._table(question, "", columns, rows)
 
     def _verdict(self) -> str:
         """How many heads are shown to differ."""
-        tested, words = self.tables["heads"]["p_adjusted"].dropna(), measure_of(self.measure).words
-        count, heads = int((tested <= LEVEL).sum()), count_of(len(tested), "head")
+        p_values, words = self.tables["heads"]["p_adjusted"].dropna(), measure_of(self.measure).words
+        count, heads = int((p_values <= LEVEL).sum()), count_of(len(p_values), "head")
         test = f"by {words} (adjusted p of at most {LEVEL:g}, runs taken as independent samples)"
-        return f"{count or 'none'} of {heads}, {test}" if len(tested) else f"{words} has no intervals to test by"
+        return f"{count or 'none'} of {heads}, {test}" if len(p_values) else f"{words} has no intervals to test by"
 
     def _changed_roles(self) -> Iterator[Answer]:
         heads = self.tables["heads"]
@@ -114,7 +114,7 @@ class StudyComparison(Result):
             if set(one) != set(other):
                 rows.append((HeadId.of_row(row), *(", ".join(own) or NONE for own in (one, other))))
         text = f"{len(rows):,} of {count_of(len(heads), 'head')} changed role from {self.names[0]} to {self.names[1]}"
-        yield from self._shown("Which heads changed role", text, ("head", *self.names), rows)
+        yield from self._table("Which heads changed role", text, ("head", *self.names), rows)
 
     def _orders(self) -> Iterator[Answer]:
         rows = [
@@ -129,9 +129,9 @@ class StudyComparison(Result):
         if rows:
             columns = ("measure", "Spearman", "95 %", f"{self.names[1]} − {self.names[0]}, mean")
             text = f"the least alike of {len(rows)} measures" if len(rows) > SHOWN else ""
-            yield from self._shown("Do they order the heads alike", text, columns, rows)
+            yield from self._table("Do they order the heads alike", text, columns, rows)
 
-    def _shown(
+    def _table(
         self, question: str, text: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
     ) -> Iterator[Answer]:
         """The first rows, and where there are more all of them as a detail; heads in rows by their short names."""

@@ -62,9 +62,9 @@ def similarity_run(path: Path) -> Study:
         return fork_run(path, _matrices(path, "matrices between heads"), own[1], note=_means_of([]))
     modules = _modules(path, "cosines or distances between heads", _means)
     cosine = all(np.allclose(matrix.diagonal(), 2, atol=1e-3) for matrix, _ in modules.values())
-    shifted = {at: matrix - cosine for at, (matrix, _) in modules.items()}
+    shifts = {at: matrix - cosine for at, (matrix, _) in modules.items()}
     note = _means_of([count for _, count in modules.values()])
-    return fork_run(path, shifted, "cosine" if cosine else "l2", note=note)
+    return fork_run(path, shifts, "cosine" if cosine else "l2", note=note)
 
 
 def alphas_run(path: Path) -> Study:
@@ -155,8 +155,8 @@ def _means(value: object) -> tuple[Array, int] | None:
         heads = round(((len(row) - 1) / float(size)) ** 0.5)
         if heads * heads * int(size) != len(row) - 1 or (count and len(total) != heads):
             return None
-        summed = row[:-1].astype(float).reshape(-1, heads, heads).sum(axis=0)
-        total, count = (total + summed if count else summed), count + int(size)
+        sums = row[:-1].astype(float).reshape(-1, heads, heads).sum(axis=0)
+        total, count = (total + sums if count else sums), count + int(size)
     return (total / count, count) if count else None
 
 

@@ -35,7 +35,7 @@ class Function:
     def letters(self) -> str:
         """`−1`, `v→s`, `r`: what is written beside the glyph."""
         if self.family.detail == "offset" and self.detail:
-            return signed(self.detail)
+            return signed_offset(self.detail)
         if self.family.detail == "relation" and self.detail:
             return arrow(self.detail)
         return self.family.letter
@@ -67,7 +67,7 @@ def functions_of(labels: object) -> tuple[Function, ...]:
     return tuple(dict.fromkeys(functions))
 
 
-def signed(offset: str) -> str:
+def signed_offset(offset: str) -> str:
     """`-1` as `−1`, `2` as `+2`: with a sign that is as wide as the plus."""
     value = offset.lstrip("+-−")
     if value.strip("0") == "":
@@ -138,7 +138,7 @@ def method_style(name: str) -> MethodStyle:
     if re.match(r"random\b", name):
         return MethodStyle(CHANCE, "o")
     styles, number = _method_styles(), sum(map(ord, name))
-    colors = {_family(known): style.color for known, style in styles.items()}
+    colors = {_family(method): style.color for method, style in styles.items()}
     return styles.get(name) or MethodStyle(colors.get(_family(name), color_of(number)), MARKS[number % len(MARKS)])
 
 
@@ -146,12 +146,12 @@ def method_style(name: str) -> MethodStyle:
 def _method_styles() -> dict[str, MethodStyle]:
     """Every method that there is: a colour for each family, and marks that tell apart what has the same colour."""
     ranking = [measure for _, measure in measured_columns().values() if measure.keep]
-    shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
+    overview = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
     criteria = (name for name in criterion_names() if name != "random")
-    named = (*learners(), *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
-    families = list(dict.fromkeys(map(_family, named)))
+    methods = (*learners(), *(measure.name for measure in overview), *criteria, *(measure.name for measure in ranking))
+    families = list(dict.fromkeys(map(_family, methods)))
     styles: dict[str, MethodStyle] = {}
-    for name in dict.fromkeys(named):
+    for name in dict.fromkeys(methods):
         color = color_of(families.index(_family(name)))
         alike = sum(style.color == color for style in styles.values())
         styles[name] = MethodStyle(color, MARKS[alike % len(MARKS)])

@@ -63,9 +63,9 @@ class PlotFigure(AnalysisFigure):
 
     def read(self, runs: Sequence[Any]) -> list[Any]:
         """The runs that it is drawn of: paths are read, studies taken as they are; ConfigError for too many or few."""
-        wanted = 1 if self.runs == "each" else self.runs
-        if wanted not in ("together", len(runs)):
-            number = {1: "one run", 2: "two runs"}.get(int(wanted), f"{wanted} runs")
+        number_of_runs = 1 if self.runs == "each" else self.runs
+        if number_of_runs not in ("together", len(runs)):
+            number = {1: "one run", 2: "two runs"}.get(int(number_of_runs), f"{number_of_runs} runs")
             raise ConfigError(f"the figure {self.name!r} is of {number}; {len(runs)} were given")
         studies = [run for run in runs if not isinstance(run, Path)]
         if studies and not self.source.studies:
@@ -74,11 +74,11 @@ class PlotFigure(AnalysisFigure):
             return list(runs)
         if self.source.at_once:
             return list(import_target(self.source.read)(runs))
-        others = {"from_pickle": self.from_pickle, "from_checkpoint": self.from_checkpoint}
-        readers = {name: import_target(reader) for name, reader in others.items() if reader}
+        sources = {"from_pickle": self.from_pickle, "from_checkpoint": self.from_checkpoint}
+        readers = {name: import_target(reader) for name, reader in sources.items() if reader}
         return [import_target(self.source.read)(run, **readers) if isinstance(run, Path) else run for run in runs]
 
-    def drawn(self, runs: Sequence[Any], options: Any = None, style: Any = None) -> Any:
+    def draw_runs(self, runs: Sequence[Any], options: Any = None, style: Any = None) -> Any:
         """The matplotlib Figure (of a page: the report) of runs that were read, in a `FigureStyle`."""
         if self.page:
             return import_target(self.draw)(runs)
@@ -100,7 +100,7 @@ class PlotFigure(AnalysisFigure):
         if path is not None:
             check_path(path, page=self.page, force=force)
         with files_of([run for run in runs if isinstance(run, Path)]):
-            figure = self.drawn(self.read(runs), options, style)
+            figure = self.draw_runs(self.read(runs), options, style)
         if self.page:
             return import_target("headscope.report.page.write:save_page")(figure, path)
         if path is not None:
@@ -139,23 +139,23 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None, only: Sequence
     from headscope.results.study_tables import MissingTable
 
     run = Study.open(run_dir)
-    written = []
+    paths = []
     for figure in plot_figures().values():
         try:
             if figure.is_of(run) and (not only or figure.name in only):
                 target = Path(run_dir) / "figures" / f"{figure.stem}.png"
-                written.append(write_figure(figure.drawn([run]), target, dpi=dpi, force=True))
+                paths.append(write_figure(figure.draw_runs([run]), target, dpi=dpi, force=True))
         except MissingTable:
             continue
-    return written
+    return paths
 
 
 def _of_analyses() -> Iterator[PlotFigure]:
     kinds = {"from_checkpoint": ("CKPT", "checkpoints"), "from_pickle": ("PICKLE", "pickles that the MHR fork wrote")}
     for analysis, figure in analysis_figures().values():
-        others = [words for name, words in kinds.items() if getattr(figure, name)]
-        metavar = "|".join([RUNS.metavar, *(word for word, _ in others)])
-        help = ", ".join([RUNS.help.rstrip("."), *(word for _, word in others)])
+        kinds_read = [words for name, words in kinds.items() if getattr(figure, name)]
+        metavar = "|".join([RUNS.metavar, *(word for word, _ in kinds_read)])
+        help = ", ".join([RUNS.help.rstrip("."), *(word for _, word in kinds_read)])
         source = replace(RUNS, metavar=metavar, help=f"{help}.")
         yield PlotFigure(**vars(figure), source=source, order=100, analysis=analysis)
 
@@ -164,7 +164,7 @@ def _of_analyses() -> Iterator[PlotFigure]:
 def declared_figures() -> tuple[PlotFigure, ...]:
     """Figures whose modules were not imported yet, as far as their source says what they are."""
     sources = dict(_files().unread())
-    found: list[PlotFigure] = []
+    figures: list[PlotFigure] = []
     for module, path in sources.items():
         if "PlotFigure(" in path.read_text(encoding="utf-8"):
             try:
@@ -172,5 +172,5 @@ def declared_figures() -> tuple[PlotFigure, ...]:
             except Exception:  # whatever its statements raise: they need what is not light
                 _files().names()  # says which package cannot be loaded
                 values = vars(importlib.import_module(module))
-            found += [value for value in values.values() if isinstance(value, PlotFigure)]
-    return tuple(found)
+            figures += [value for value in values.values() if isinstance(value, PlotFigure)]
+    return tuple(figures)

@@ -88,12 +88,12 @@ class Sheet(Figure):
         other in one line.
         """
         room = (self.style.width / em() if self.style.width else LINE) - BAR * bar - EDGE
-        needed = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
+        widths_sum = sum(max(width for width, _ in sizes[place::group]) for place in range(group))
         if self.style.width:  # somewhat narrower ones, too
             size = float(rcParams["axes.titlesize"])
             widest = max(text_width(title, size, weight="bold") for title in titles) / em()
-            needed = max(0.75 * needed, min(widest - beside, 20.0))
-        columns = max(1, int(room // (needed + group * beside)))
+            widths_sum = max(0.75 * widths_sum, min(widest - beside, 20.0))
+        columns = max(1, int(room // (widths_sum + group * beside)))
         ends = [*sorted({*starts} - {0}), len(titles)]
         longest = int(max(np.diff([0, *ends]))) // group
         columns = group * -(-longest // -(-longest // columns))  # lines of a like length
@@ -108,12 +108,12 @@ class Sheet(Figure):
             self.set_figwidth(em() * max(widths.sum() + columns * beside + BAR * bar + EDGE, NARROWEST))
         self._body = float(heights.sum() + above * len(heights))
         grid = self.add_gridspec(len(heights), columns, width_ratios=widths, height_ratios=heights)
-        found = [self.add_subplot(grid[place]) for place in places]
-        for axes, title, (line, column) in zip(found, titles, places, strict=True):
+        panels = [self.add_subplot(grid[place]) for place in places]
+        for axes, title, (line, column) in zip(panels, titles, places, strict=True):
             self.sizes[axes] = widths[column], heights[line]
             self.name_panel(axes, title)
-        self._panels, self._share = dict(zip(places, found, strict=True)), share
-        return found
+        self._panels, self._share = dict(zip(places, panels, strict=True)), share
+        return panels
 
     def name_panel(self, axes: Axes, title: str) -> None:
         """The title of a panel; over the labels at its left, too, where it is long, and cut where that is no room."""

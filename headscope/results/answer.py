@@ -52,7 +52,7 @@ def number_text(value: Any, digits: int = 3) -> str:
     return text.replace("e-0", "e-").replace("-", "−")
 
 
-def signed_text(value: float, digits: str = ".4f") -> str:
+def signed_text(value: Any, digits: str = ".4f") -> str:
     """A number with its sign: `+0.12`, `−0.33`."""
     return f"{value:+{digits}}".replace("-", "−")
 
@@ -60,8 +60,8 @@ def signed_text(value: float, digits: str = ".4f") -> str:
 def interval_text(low: Any, high: Any, digits: int = 3) -> str:
     """`0.31 to 0.55`; empty where there is no interval, or one without width."""
     ends = float(low), float(high)
-    known = all(map(math.isfinite, ends)) and ends[0] != ends[1]
-    return " to ".join(number_text(end, digits) for end in ends) if known else ""
+    has_width = all(map(math.isfinite, ends)) and ends[0] != ends[1]
+    return " to ".join(number_text(end, digits) for end in ends) if has_width else ""
 
 
 def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:
@@ -72,10 +72,10 @@ def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Answe
 
 def list_text(names: Sequence[str], room: int = 100) -> str:
     """As many of the first names as so many letters hold, and how many more there are."""
-    for shown in range(len(names), 0, -1):
-        hidden = len(names) - shown
-        text = " ".join(names[:shown]) + (f" and {hidden:,} more" if hidden else "")
-        if len(text) <= room or shown == 1:
+    for count in range(len(names), 0, -1):
+        hidden = len(names) - count
+        text = " ".join(names[:count]) + (f" and {hidden:,} more" if hidden else "")
+        if len(text) <= room or count == 1:
             return text
     return ""
 
@@ -83,10 +83,10 @@ def list_text(names: Sequence[str], room: int = 100) -> str:
 def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:
     """Warnings among remarks, how many others there are and in which file; those themselves are details."""
     warnings = [remark for remark in remarks if remark.startswith("warning")]
-    others = [remark for remark in remarks if remark not in warnings]
-    summary = [Answer("Notes", f"{len(others)}, in {file}")] if others else []
+    notes = [remark for remark in remarks if remark not in warnings]
+    summary = [Answer("Notes", f"{len(notes)}, in {file}")] if notes else []
     return [
         *(Answer("", remark, caution=True) for remark in warnings),
         *summary,
-        *(Answer("note", remark, detail=True) for remark in others),
+        *(Answer("note", remark, detail=True) for remark in notes),
     ]

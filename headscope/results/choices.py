@@ -26,7 +26,7 @@ CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not sh
 
 def choice_answers(record: Mapping[str, Any], name: str) -> list[Answer]:
     """What the pruning.json of a choice says: how many heads stay, what it costs, which go; `name` is the run's."""
-    parts = (_choice(record, name), _costs(record), _gone(record), _sites(record), _learning(record))
+    parts = (_choice(record, name), _costs(record), _heads_gone(record), _sites(record), _learning(record))
     answers = [answer for part in parts for answer in part]
     return [*answers, *remark_answers(record["remarks"], "pruning.json")]
 
@@ -46,7 +46,7 @@ def _costs(record: Mapping[str, Any]) -> Iterator[Answer]:
         yield Answer("What it costs", f"{record['title'].replace('-', '−')}{unit}: {numbers}")
 
 
-def _gone(record: Mapping[str, Any]) -> Iterator[Answer]:
+def _heads_gone(record: Mapping[str, Any]) -> Iterator[Answer]:
     """The heads that go, by short names where the model has one site, and where they have gone."""
     sites = record["kept_per_site"]
     names = [HeadId.parse(head).name(sites) for head in record["removed"]]
@@ -66,11 +66,11 @@ def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
     """The price of an open head, and what else learning was made of."""
     learning = record.get("learning", {})
     if "lambda_paper" in learning:
-        searched = learning["lambda_searched"]
+        is_searched = learning["lambda_searched"]
         paper, code = (number_text(learning[name], 4) for name in ("lambda_paper", "lambda_code"))
-        how = " (searched)" if searched else ""
+        how = " (searched)" if is_searched else ""
         yield Answer("λ", f"{paper} on the sum over heads, {code} on the mean over modules{how}", detail=True)
-        if searched:
+        if is_searched:
             count = learning["heads_with_log_a_above_0"]
             yield Answer("", f"log_a > 0 alone would keep {count_of(count, 'head')}", detail=True)
     if "updates" in learning:
@@ -80,8 +80,8 @@ def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
 
 def run_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
     """How many heads stay in each of several runs that chose heads once."""
-    kept = [row["kept"] for row in rows]
-    text = f"{name}: {len(rows)} runs chose heads, {min(kept):,} to {max(kept):,} stay"
+    counts = [row["kept"] for row in rows]
+    text = f"{name}: {len(rows)} runs chose heads, {min(counts):,} to {max(counts):,} stay"
     columns = [column for column in rows[0] if column not in ("cell", "control")]
     cells = [tuple(_cell(row[column]) for column in columns) for row in rows[:MOST_ROWS]]
     titles = [column.replace("_", " ") for column in columns]
@@ -98,11 +98,11 @@ def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     """How small a sweep says that the model can be, then its table; `rows` are seeds put together, with verdicts."""
     answers = [Answer("", f"{name}: {_how_small(record)}")]
     answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
-    priced = any(row["size"].startswith("lambda") for row in rows)
-    columns = ("", *(["λ"] if priced else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
-    shown = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MOST_ROWS]
-    table = filled_table(columns, [_sweep_row(row, priced=priced) for row in shown])
-    hidden = len(rows) - len(shown)
+    has_prices = any(row["size"].startswith("lambda") for row in rows)
+    columns = ("", *(["λ"] if has_prices else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
+    first_rows = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MOST_ROWS]
+    table = filled_table(columns, [_sweep_row(row, has_prices=has_prices) for row in first_rows])
+    hidden = len(rows) - len(first_rows)
     answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
     answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]
     return [*answers, *remark_answers(record["remarks"], "sweep.json")]
@@ -120,12 +120,12 @@ def _how_small(record: Mapping[str, Any]) -> str:
     return conclusions[0] if conclusions else "no verdict" if record["remarks"] else "nothing to compare with"
 
 
-def _sweep_row(row: Mapping[str, Any], *, priced: bool) -> tuple[str, ...]:
+def _sweep_row(row: Mapping[str, Any], *, has_prices: bool) -> tuple[str, ...]:
     whole = row["method"] == "unpruned"
     size = row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else ""
     return (
         f"{row['method']} {row['control']}".strip(),
-        *([size] if priced else []),
+        *([size] if has_prices else []),
         f"{row['kept']:.4g}",
         f"{row['value']:.4g}",
         "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",

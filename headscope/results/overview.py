@@ -55,12 +55,12 @@ def size(record: Record) -> Iterator[Answer]:
     yield Answer("Parameters", f"{total:,} ({parts})")
     if total and attention:
         share = 100 * attention / total
-        saved = f"attention is {share:.0f} % of the parameters: half of the heads save {share / 2:.0f} % at most"
-        yield Answer("What heads can save", saved)
-    kept = [f"{cache['own']:,} bytes a token"] * bool(cache["own"])
-    kept += [f"{cache['cross']:,} bytes a source token"] * bool(cache["cross"])
-    if kept:
-        yield Answer("Key/value cache", f"{' and '.join(kept)}; half of the key/value heads save half of it")
+        saving = f"attention is {share:.0f} % of the parameters: half of the heads save {share / 2:.0f} % at most"
+        yield Answer("What heads can save", saving)
+    bytes_kept = [f"{cache['own']:,} bytes a token"] * bool(cache["own"])
+    bytes_kept += [f"{cache['cross']:,} bytes a source token"] * bool(cache["cross"])
+    if bytes_kept:
+        yield Answer("Key/value cache", f"{' and '.join(bytes_kept)}; half of the key/value heads save half of it")
 
 
 def mixing(record: Record) -> Iterator[Answer]:
@@ -122,8 +122,8 @@ def details(record: Record) -> Iterator[Answer]:
     if rows:
         yield Answer("What objectives are", "", AnswerTable(("objective", "needs", "what"), rows), detail=True)
     columns = ("analysis", "what it measures")
-    measured = tuple((own["name"], own["why"] or own["summary"]) for own in record["analyses"])
-    yield Answer("What analyses measure", "", AnswerTable(columns, measured), detail=True)
+    cells = tuple((own["name"], own["why"] or own["summary"]) for own in record["analyses"])
+    yield Answer("What analyses measure", "", AnswerTable(columns, cells), detail=True)
     yield Answer("Digest", str(record["digest"]), detail=True)
 
 

@@ -100,8 +100,8 @@ class Ranking(StoredResult):
 
     def highest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to keep, including all protected ones; options and ConfigError as of `lowest`."""
-        gone = {*self.lowest(len(self) - count, per_layer=per_layer, uniform=uniform)}
-        return [head for head in self.kept if head not in gone]
+        lowest = {*self.lowest(len(self) - count, per_layer=per_layer, uniform=uniform)}
+        return [head for head in self.kept if head not in lowest]
 
     def __len__(self) -> int:
         return int(self.record["heads"])

@@ -99,12 +99,12 @@ class Removal(StoredResult):
             most_saved,
             whole_layers,
             refit,
-            checked,
+            proof_of_equality,
             opening,
             origin,
             proofs,
-            compared,
-            timed,
+            compensations,
+            all_times,
             notes,
         )
         return [answer for question in questions for answer in question(self)]
@@ -114,16 +114,16 @@ def verdict(removal: Removal) -> Iterator[Answer]:
     """Which heads went, and whether the smaller model is as good, in one line."""
     record, quality = removal.record, removal.record["quality"]
     before, after = record["before"]["attention_heads"], record["after"]["attention_heads"]
-    gone = len(record["removed"])
-    what = merged_text(record) or f"{gone:,} of {before:,} heads removed"
-    if not merged_text(record) and after > before - gone:
-        what += f", {after - before + gone:,} of zeros in their place"
-    judged = None if quality is None else quality["verdict"]
-    if judged is None:
+    count = len(record["removed"])
+    what = merged_text(record) or f"{count:,} of {before:,} heads removed"
+    if not merged_text(record) and after > before - count:
+        what += f", {after - before + count:,} of zeros in their place"
+    judgement = None if quality is None else quality["verdict"]
+    if judgement is None:
         result = "QUALITY NOT MEASURED" if quality is None else "NO VERDICT"
     else:
-        result = VERDICTS[judged["verdict"]].format(margin=quality["margin"])
-    good = judged is not None and judged["verdict"] not in (OPEN, WORSE)
+        result = VERDICTS[judgement["verdict"]].format(margin=quality["margin"])
+    good = judgement is not None and judgement["verdict"] not in (OPEN, WORSE)
     heads = tuple(record["removed"])
     yield Answer("", f"{removal.folder.resolve().name}: {what}   {result}", heads=heads, caution=not good)
 
@@ -144,8 +144,8 @@ def comparison(removal: Removal) -> Iterator[Answer]:
     rows += [_time_row(timing) for timing in main_times(record["times"])]
     table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
     yield Answer("Quality, size and speed", _advice(record), table)
-    measured = [quality for quality in (record["quality"], record["elsewhere"]) if quality is not None]
-    texts = [f"{count_of(quality['sentences'], 'line')} of {Path(quality['text']).name}" for quality in measured]
+    qualities = [quality for quality in (record["quality"], record["elsewhere"]) if quality is not None]
+    texts = [f"{count_of(quality['sentences'], 'line')} of {Path(quality['text']).name}" for quality in qualities]
     if texts:
         yield Answer("Measured on", "; other text: ".join(texts), detail=True)
 
@@ -161,11 +161,11 @@ def _quality_rows(quality: Mapping[str, Any] | None, *, other: bool) -> Iterator
         yield "loss (nats)", *(f"{value:.4f}" for value in quality["loss"]), "", ""
 
 
-def _lost_text(judged: Mapping[str, Any] | None) -> str:
+def _lost_text(judgement: Mapping[str, Any] | None) -> str:
     """`worse by 0.062, perhaps 0.22`; empty without a verdict."""
-    if judged is None:
+    if judgement is None:
         return ""
-    worse, limit = judged["worse"], judged["worse_limit"]
+    worse, limit = judgement["worse"], judgement["worse_limit"]
     loss = "as good" if worse == 0 else f"{'worse' if worse > 0 else 'better'} by {number_text(abs(worse), 2)}"
     if limit != limit or limit <= 0:
         return loss
@@ -177,19 +177,19 @@ def _advice(record: Mapping[str, Any]) -> str:
     quality = record["quality"]
     if quality is None:
         return next((text for text in record["notes"] if text.startswith("quality was not measured")), "")
-    judged = quality["verdict"]
-    if judged is None:
+    judgement = quality["verdict"]
+    if judgement is None:
         return str(quality["why"])
-    if judged["verdict"] == OPEN and (needed := quality["needed"]):
+    if judgement["verdict"] == OPEN and (lines_needed := quality["needed"]):
         lines = count_of(quality["sentences"], "held-out line")
-        loss = f"a loss of {number_text(judged['margin'], 2)} in {quality['title']}"
-        return f"{lines} cannot tell {loss} from none; about {needed:,} could ({flag.valid_source})"
-    if judged["verdict"] != WORSE:
+        loss = f"a loss of {number_text(judgement['margin'], 2)} in {quality['title']}"
+        return f"{lines} cannot tell {loss} from none; about {lines_needed:,} could ({flag.valid_source})"
+    if judgement["verdict"] != WORSE:
         return ""
     compensation = record["compensation"]
     choice = compensation["choice"] if compensation else None
-    tried = [candidate["name"] for candidate in choice["candidates"]] if choice else []
-    if not compensation or compensation["feed_forward"] or record["merged"] or "feed-forward" in " ".join(tried):
+    candidates = [candidate["name"] for candidate in choice["candidates"]] if choice else []
+    if not compensation or compensation["feed_forward"] or record["merged"] or "feed-forward" in " ".join(candidates):
         return "less is lost with more heads"
     return f"less is lost with {flag.feed_forward}, which takes many passes, or with more heads"
 
@@ -214,8 +214,8 @@ def _size_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
 def main_times(times: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """One pass over most sentences at once, decoding, and what engines run."""
     passes = [timing for timing in times if timing["what"] == "forward"]
-    others = [timing for timing in times if timing["what"] not in ("forward", "beam search")]
-    return [*passes[-1:], *others]
+    decoding = [timing for timing in times if timing["what"] not in ("forward", "beam search")]
+    return [*passes[-1:], *decoding]
 
 
 def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
@@ -230,19 +230,19 @@ def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
 
 def percent(share: float) -> str:
     """`−6.3 %`, `+2 %`; `0 %` for what is rounded to nothing."""
-    rounded = round(100 * share, 1)
-    return "0 %" if rounded == 0 else f"{signed_text(rounded, '.3g')} %"
+    percents = round(100 * share, 1)
+    return "0 %" if percents == 0 else f"{signed_text(percents, '.3g')} %"
 
 
 def most_saved(removal: Removal) -> Iterator[Answer]:
     """What removing so many heads can save at most, by the share of attention in the parameters."""
-    before, gone = removal.record["before"], len(removal.record["removed"])
-    if not (gone and before["parameters"] and before["attention_parameters"]):
+    before, count = removal.record["before"], len(removal.record["removed"])
+    if not (count and before["parameters"] and before["attention_parameters"]):
         return
     share = 100 * before["attention_parameters"] / before["parameters"]
-    saved = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
-    limit = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
-    saving = f"{count_of(gone, 'head')} can save at most {number_text(limit, 2)} %"
+    percents = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
+    limit = max(share * count / before["attention_heads"], percents)  # of layers of unequal size more may be saved
+    saving = f"{count_of(count, 'head')} can save at most {number_text(limit, 2)} %"
     yield Answer("", f"Attention is {number_text(share, 2)} % of this model's parameters: {saving}")
 
 
@@ -251,14 +251,14 @@ def whole_layers(removal: Removal) -> Iterator[Answer]:
     layers, before = removal.record["layers"], removal.record["before"]
     if not layers:
         return
-    saved = f"{layers['parameters'] / before['parameters']:.1%} of the parameters".replace("%", " %")
+    saving = f"{layers['parameters'] / before['parameters']:.1%} of the parameters".replace("%", " %")
     if before["cache"]:
-        saved += f", {layers['cache']:.1%} of the cache".replace("%", " %")
+        saving += f", {layers['cache']:.1%} of the cache".replace("%", " %")
     costs = f"{removal.record['quality']['title']} {layers['quality']:.4g}"
     if layers["elsewhere"] is not None:
         costs += f", on other text {layers['elsewhere']:.4g}"
     which = f"layer{'s' * (len(layers['layers']) > 1)} {', '.join(layers['layers'])}"
-    yield Answer("If whole layers went instead", f"without {which} ({saved}), not refitted: {costs}")
+    yield Answer("If whole layers went instead", f"without {which} ({saving}), not refitted: {costs}")
 
 
 def refit(removal: Removal) -> Iterator[Answer]:
@@ -274,20 +274,20 @@ def refit(removal: Removal) -> Iterator[Answer]:
         return
     rows = choice["candidates"]
     best = next(row for row in rows if row["name"] == choice["taken"])
-    tried = f" of {len(rows) - 1} tried" if len(rows) > 2 else ""
+    trials = f" of {len(rows) - 1} tried" if len(rows) > 2 else ""
     harms = best["check"]["harm"] > 1
     on_other = f"; worse on other text than no refit, see {flag.compensate} auto" if harms else ""
-    yield Answer("Refit", f"{choice['taken']} taken{tried}, {text}{on_other}", caution=harms)
+    yield Answer("Refit", f"{choice['taken']} taken{trials}, {text}{on_other}", caution=harms)
 
 
-def checked(removal: Removal) -> Iterator[Answer]:
+def proof_of_equality(removal: Removal) -> Iterator[Answer]:
     """How the smaller model was compared with the whole one with these heads masked, and what no engine has run."""
     record, proof = removal.record, removal.record["verified"]
-    compensated = record["compensation"] and record["compensation"]["method"] != "none"
+    has_refit = record["compensation"] and record["compensation"]["method"] != "none"
     how = "key/value heads averaged in place" if record["merged"] else "these heads off"
     yield Answer(
         "Checked",
-        f"outputs equal those of the {'refitted ' if compensated else ''}model with {how} to "
+        f"outputs equal those of the {'refitted ' if has_refit else ''}model with {how} to "
         f"{number_text(proof['difference'], 2)} (limit {number_text(proof['tolerance'], 1)}), on "
         f"{count_of(proof['sentences'], 'line')}; reloaded {number_text(proof['reloaded'] or 0.0, 2)}",
     )
@@ -308,9 +308,9 @@ def origin(removal: Removal) -> Iterator[Answer]:
     digest = f"{Path(source['path']).name} ({source['format']}, {source['digest'][:12]})"
     yield Answer("Made of", digest, detail=True)
     if record["removed"]:
-        kept = record["kept"]
+        heads_kept = record["kept"]
         layers = (
-            f"{site}.{layer}: {', '.join(map(str, heads)) if kept[site.value][str(layer)] else 'all'}"
+            f"{site}.{layer}: {', '.join(map(str, heads)) if heads_kept[site.value][str(layer)] else 'all'}"
             for (site, layer), heads in by_layer(removal.removed).items()
         )
         yield Answer("Heads removed", "; ".join(layers), heads=tuple(record["removed"]), detail=True)
@@ -325,7 +325,7 @@ def proofs(removal: Removal) -> Iterator[Answer]:
         yield Answer("Beam search", f"{proof['searched']} of {proof['searches']} results are the same", detail=True)
 
 
-def compared(removal: Removal) -> Iterator[Answer]:
+def compensations(removal: Removal) -> Iterator[Answer]:
     """The objective of the intact, the pruned and the refitted models, on held-out text and on other text."""
     compensation = removal.record["compensation"]
     if not compensation:
@@ -343,8 +343,8 @@ def compared(removal: Removal) -> Iterator[Answer]:
         rows = [("intact", *_numbers(intact), "", "")]
         for row in choice["candidates"][:MOST_ROWS]:
             name = change if row["name"] == "none" else row["name"]
-            taken = " (taken)" if row["name"] == choice["taken"] else ""
-            rows.append((f"{name}{taken}", *_numbers(row["held_out"]), *_numbers(row["check"])))
+            mark = " (taken)" if row["name"] == choice["taken"] else ""
+            rows.append((f"{name}{mark}", *_numbers(row["held_out"]), *_numbers(row["check"])))
     text = compensation["held_out"]
     sources = f"held out: {count_of(text['sentences'], 'line')} of {Path(text['text']).name}"
     sources += f"; other: {count_of(choice['sentences'], 'line')} of {Path(choice['text']).name}" if choice else ""
@@ -357,7 +357,7 @@ def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
     return value, damage
 
 
-def timed(removal: Removal) -> Iterator[Answer]:
+def all_times(removal: Removal) -> Iterator[Answer]:
     """All times, how many times as fast it can be at most, and where the operations are that are left."""
     times, after = removal.record["times"], removal.record["after"]
     if not times:
@@ -369,8 +369,8 @@ def timed(removal: Removal) -> Iterator[Answer]:
 
 def flops_breakdown(after: Mapping[str, Any]) -> str:
     """Where the operations are that a removal has left, in words, the largest part first."""
-    known = {"attention": after["attention_flops"], "the output layer": after["output_flops"]}
-    parts = known | {"feed-forward blocks and others": after["flops"] - sum(known.values())}
+    parts_known = {"attention": after["attention_flops"], "the output layer": after["output_flops"]}
+    parts = parts_known | {"feed-forward blocks and others": after["flops"] - sum(parts_known.values())}
     shares = sorted(((count / max(after["flops"], 1), name) for name, count in parts.items()), reverse=True)
     return ", ".join(f"{share:.0%} {name}" for share, name in shares if share >= 0.005)
 

@@ -40,8 +40,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The answers, for a notebook."""
-        shown = "".join(answer_html(answer) for answer in self.answers() if not answer.detail)
-        return f"<div>{shown}<p><small>{text_html(self.signature)}</small></p></div>"
+        answers = "".join(answer_html(answer) for answer in self.answers() if not answer.detail)
+        return f"<div>{answers}<p><small>{text_html(self.signature)}</small></p></div>"
 
 
 class StoredResult(Result):

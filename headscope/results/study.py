@@ -48,7 +48,7 @@ class LeftOut:
     why: str
 
     @property
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether it was not measured because the run was interrupted."""
         return self.why.startswith(INTERRUPTED)
 
@@ -289,10 +289,10 @@ class Study(StoredResult):
             raise MissingTable(f"run {self.name} has no similarity.npz{why}")
         return self.arrays
 
-    def _why(self, name: str, otherwise: str) -> str:
+    def _why(self, name: str, instead: str) -> str:
         """What the record says of an analysis that did not write its table."""
         reasons = [f"{entry.analysis}: {entry.why}" for entry in self.left_out]
-        return next((f" ({line})" for line in [*reasons, *self.remarks] if line.startswith(f"{name}: ")), otherwise)
+        return next((f" ({line})" for line in [*reasons, *self.remarks] if line.startswith(f"{name}: ")), instead)
 
     def save(
         self, folder: str | PathLike[str], *, figures: bool = True, report: bool = False, force: bool = False
@@ -303,8 +303,8 @@ class Study(StoredResult):
         contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
         """
         write_study = import_target("headscope.results.study_files:write_study")
-        written: Path = write_study(self, Path(folder), figures=figures, report=report, force=force)
-        return written
+        path: Path = write_study(self, Path(folder), figures=figures, report=report, force=force)
+        return path
 
     def compare(self, other: Study, *, measure: str = "") -> Any:
         """What differs in another study, with answers and tables: as `headscope plot compare` prints it.

@@ -37,14 +37,14 @@ def study_answers(study: Study) -> list[Answer]:
     questions = (
         subject,
         shortness,
-        needed,
+        importance,
         prompts,
         roles,
         alignment,
-        explained,
+        explanations,
         sharpest,
         rankings,
-        unmeasured,
+        gaps,
         cautions,
     )
     details = (written_heads, unsupported, agreement, alike, remarks)
@@ -67,7 +67,8 @@ def is_short(study: Study) -> bool:
 
 def fewest_sentences() -> int:
     """How many sentences a test needs."""
-    return int(import_target("headscope.engine.evidence.significance:LEAST_UNITS"))
+    fewest: Any = import_target("headscope.engine.evidence.significance:LEAST_UNITS")
+    return int(fewest)
 
 
 def known_labels(study: Study) -> dict[str, list[str]]:
@@ -81,8 +82,8 @@ def known_labels(study: Study) -> dict[str, list[str]]:
 def shortness(study: Study) -> Iterator[Answer]:
     """That the text is too short to tell what heads do, and how long it must be."""
     if is_short(study):
-        few = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {fewest_sentences()} or more can"
-        yield Answer("Too short", few, caution=True)
+        text = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {fewest_sentences()} or more can"
+        yield Answer("Too short", text, caution=True)
 
 
 def main_importance(study: Study) -> Measure | None:
@@ -91,8 +92,8 @@ def main_importance(study: Study) -> Measure | None:
         return None
     rows = study.tables["importance"].dropna(subset=["value"])
     names = [name for name in dict.fromkeys(rows["measure"]) if measure_of(name).orders]
-    ordered = [*(name for name in MEASURED if name in names), *names]
-    return measure_of(ordered[0]) if ordered else None
+    order = [*(name for name in MEASURED if name in names), *names]
+    return measure_of(order[0]) if order else None
 
 
 def ranked_rows(study: Study, measure: str, table: str = "importance") -> pd.DataFrame:
@@ -101,21 +102,21 @@ def ranked_rows(study: Study, measure: str, table: str = "importance") -> pd.Dat
     return rows[(rows["measure"] == measure) & rows["value"].notna()].sort_values("rank", kind="stable")
 
 
-def needed(study: Study) -> Iterator[Answer]:
+def importance(study: Study) -> Iterator[Answer]:
     """Which heads the model needs, by ablation within the budget, or by an estimate that says so."""
     measure = main_importance(study)
     if measure is None:
         return
-    ranked = ranked_rows(study, measure.name)
+    rows = ranked_rows(study, measure.name)
     exact = measure.name in EXACT
     columns = ("head", importance_label(study, measure), "95 %", "what it does")
-    tested = ranked["p_adjusted"].dropna()
-    zero = int((tested > LEVEL).sum())
-    notes = [f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself"] if len(tested) else []
+    p_values = rows["p_adjusted"].dropna()
+    zero = int((p_values > LEVEL).sum())
+    notes = [f"{zero} of {len(p_values)} heads cannot be told from zero, each off by itself"] if len(p_values) else []
     if part := study.record.get("sampled", {}).get(measure.name):
         notes.append(f"{measure.words} on {part} sentences")
     question = f"Which heads the model needs{'' if exact else ' (estimated)'}"
-    yield _head_table(study, question, ranked, columns, "; ".join(notes))
+    yield _head_table(study, question, rows, columns, "; ".join(notes))
 
 
 def importance_label(study: Study, measure: Measure) -> str:
@@ -136,19 +137,19 @@ def prompts(study: Study) -> Iterator[Answer]:
     if not names:
         return
     measure = measure_of("patching" if "patching" in names else names[0])
-    ranked = ranked_rows(study, measure.name, "patching")
-    clear = ranked[ranked["p_adjusted"] <= LEVEL]
+    effects = ranked_rows(study, measure.name, "patching")
+    clear = effects[effects["p_adjusted"] <= LEVEL]
     if not len(clear):
-        few = (
+        too_few = (
             f"{count_of(study.sentences, 'prompt')} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
         )
-        none = f"no head can be told from zero with {count_of(study.sentences, 'prompt')} ({len(ranked)} heads tested)"
-        text = few if study.sentences < FEWEST_PROMPTS else none
+        none = f"no head can be told from zero with {count_of(study.sentences, 'prompt')} ({len(effects)} heads tested)"
+        text = too_few if study.sentences < FEWEST_PROMPTS else none
         yield Answer("Which heads the answers need", text, caution=True)
         return
     strongest = clear.sort_values("value", key=abs, ascending=False, kind="stable")
     against = int((clear["value"] < 0).sum())
-    sentence = f"{len(clear)} of {len(ranked)} heads can be told from zero; {against} of them speak against the answer"
+    sentence = f"{len(clear)} of {len(effects)} heads can be told from zero; {against} of them speak against the answer"
     columns = ("head", measure.label, "95 %", "what it does")
     yield _head_table(study, "Which heads the answers need", strongest, columns, sentence)
     yield from _estimates(study, measure.name)
@@ -163,8 +164,8 @@ def _estimates(study: Study, exact: str) -> Iterator[Answer]:
                 f"{number_text(row[name], 2)} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
                 for name in ("pearson", "spearman")
             )
-            known = row["pearson"] == row["pearson"]
-            numbers = f"Pearson of sizes {sizes}, Spearman of order {order}" if known else "too few to compare"
+            is_known = row["pearson"] == row["pearson"]
+            numbers = f"Pearson of sizes {sizes}, Spearman of order {order}" if is_known else "too few to compare"
             yield Answer(f"How {row['second']} agrees with {exact}", f"on {heads}: {numbers}")
 
 
@@ -200,8 +201,8 @@ def roles(study: Study) -> Iterator[Answer]:
     room = WIDTH - 4 * GAP - max(map(len, [*by_role, NONE])) - max(map(len, together.values()), default=0)
     rows = []
     for role, names in by_role.items():
-        shown = list_text([study.short_name(name) for name in names], max(ROOM, room))
-        rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), shown))
+        heads_text = list_text([study.short_name(name) for name in names], max(ROOM, room))
+        rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), heads_text))
     hidden = len(rows) - MOST_ROLES
     if hidden > 0:
         rows = rows[: MOST_ROLES - 1] + rows[-1:]
@@ -241,7 +242,7 @@ def alignment(study: Study) -> Iterator[Answer]:
     yield Answer("Word alignment by heads together", "", AnswerTable(columns, rows))
 
 
-def explained(study: Study) -> Iterator[Answer]:
+def explanations(study: Study) -> Iterator[Answer]:
     """What explains the weights of heads, heads of one group together."""
     if "explained" not in study.heads:
         return
@@ -259,8 +260,8 @@ def explained(study: Study) -> Iterator[Answer]:
     about = ""
     if "beyond_sinks" in study.heads:
         beyond = study.heads["beyond_sinks"].dropna()
-        rest = f"{1 - beyond.median():.2f}"
-        about = f"{len(beyond)} heads beyond first and special tokens, which have {rest} of the median head's weight"
+        share = f"{1 - beyond.median():.2f}"
+        about = f"{len(beyond)} heads beyond first and special tokens, which have {share} of the median head's weight"
     yield Answer("What explains their weights", about, AnswerTable(columns, tuple(rows)))
 
 
@@ -269,11 +270,11 @@ def sharpest(study: Study) -> Iterator[Answer]:
     if "sharpness" not in study.heads or study.has_table("importance") or study.has_table("patching"):
         return
     sinks = study.heads["functions"].str.split(";").map(lambda labels: "sink" in labels)
-    ranked = study.heads[~sinks].dropna(subset=["sharpness"]).nlargest(MOST_NEEDED, "sharpness")
-    if not len(ranked):
+    heads = study.heads[~sinks].dropna(subset=["sharpness"]).nlargest(MOST_NEEDED, "sharpness")
+    if not len(heads):
         return
     names = {f"sharpness{end}": f"value{end}" for end in ("", "_low", "_high")}
-    rows = ranked[["site", "layer", "head", *names]].rename(columns=names)
+    rows = heads[["site", "layer", "head", *names]].rename(columns=names)
     columns = ("head", measure_of("sharpness").label, "95 %", "what it does")
     yield _head_table(study, "The sharpest heads (without sinks)", rows, columns, "")
 
@@ -295,7 +296,7 @@ def rankings(study: Study) -> Iterator[Answer]:
     yield Answer("Which ranking removal bears out", "", AnswerTable(columns, tuple(rows)))
 
 
-def unmeasured(study: Study) -> Iterator[Answer]:
+def gaps(study: Study) -> Iterator[Answer]:
     """What could have been measured with more to go by."""
     reasons = {entry.analysis: entry.why for entry in study.left_out if "need" in entry.why and "--" in entry.why}
     if reasons:
@@ -307,7 +308,7 @@ def cautions(study: Study) -> Iterator[Answer]:
     """What is missing in the numbers: an interruption, sentences that were cut or not aligned."""
     data = study.record.get("data", {})
     if not study.complete:
-        lacking = ", ".join(entry.analysis for entry in study.left_out if entry.interrupted)
+        lacking = ", ".join(entry.analysis for entry in study.left_out if entry.is_interrupted)
         part = f"{study.sentences} of {data.get('in_corpus')} sentences" + f", without {lacking}" * bool(lacking)
         yield Answer("Interrupted", f"the numbers are of {part}", caution=True)
     if data.get("truncated"):

@@ -82,13 +82,13 @@ def finishing(study: Study, name: str) -> Iterator[Callable[[], bool]]:
     The value says whether to do it; call it only for work that was asked for.
     """
 
-    def wanted() -> bool:
+    def goes_on() -> bool:
         if not study.complete:
             raise KeyboardInterrupt
         return True
 
     try:
-        yield wanted
+        yield goes_on
     except KeyboardInterrupt:
         study.interrupt(name)
 
@@ -119,21 +119,21 @@ def nested_measures(study: Study) -> dict[str, Any]:
     """
     numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
     measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
-    pickles = {name: nested(dict(_by_place(study.heads, name))) for name in measures}
+    pickles = {name: nest(dict(_by_place(study.heads, name))) for name in measures}
     kinds: dict[str, dict[tuple[Site, int], Array]] = {}
     for key, array in study.arrays.items():
         site, layer, kind = key.split("/")
         if not kind.endswith(("_low", "_high")):
             kinds.setdefault(kind, {})[Site(site), int(layer)] = array
-    return pickles | {f"similarity_{kind}_matrices": nested(kinds[kind]) for kind in sorted(kinds)}
+    return pickles | {f"similarity_{kind}_matrices": nest(kinds[kind]) for kind in sorted(kinds)}
 
 
 def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Array]]:
-    grouped: Any = heads.groupby(["site", "layer"], sort=False)[name]
-    return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in grouped]
+    layers: Any = heads.groupby(["site", "layer"], sort=False)[name]
+    return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in layers]
 
 
-def nested(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
+def nest(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
     """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
     stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
     for site in SITES:

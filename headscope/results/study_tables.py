@@ -104,12 +104,12 @@ ADDED_BY = {
 }
 
 
-def unknown_column(column: str, there: list[str]) -> str:
+def unknown_column(column: str, columns: list[str]) -> str:
     """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
     if column not in measured_columns():
-        return unknown("measure", column, there)
+        return unknown("measure", column, columns)
     analysis, measure = measured_columns()[column]
     needs = {*analysis.needs, measure.needs}
     more = "".join(option for need, option in ADDED_BY.items() if need in needs)
     command = f"headscope analyze CKPT {flag.source} FILE {flag.out} DIR {flag.also} {analysis.name}{more}"
-    return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(there)}"
+    return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(columns)}"

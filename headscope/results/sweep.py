@@ -43,8 +43,8 @@ class Sweep(StoredResult):
     Runs that chose heads once are cells of one, too.
 
     `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
-    (`measured`). `survivors` has a row for every head that stays; `functions` where labels are known. These are of the
-    heads of `labelled`, empty for the unpruned model; of a pruned one `survivors` has the cells whose heads it has.
+    (`has_quality`). `survivors` has a row for every head that stays; `functions` where labels are known. These are of
+    the heads of `labelled`, empty for the unpruned model; of a pruned one `survivors` has the cells whose heads it has.
     """
 
     name: str
@@ -77,21 +77,21 @@ class Sweep(StoredResult):
 
     def answers(self) -> list[Answer]:
         """The conclusions of a sweep and its sizes; of runs that chose heads how many stay in each."""
-        if self.measured:
+        if self.has_quality:
             rows: list[Any] = sizes_with_verdicts(self.cells, self.record.get("verdicts", [])).to_dict("records")
-            unfinished: dict[str, Any] = {"conclusions": [], "remarks": [], "directions": {}}
-            return sweep_answers(unfinished | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
-        chosen = self.cells[self.cells["method"] != UNPRUNED]
-        if len(chosen) == 1:
+            defaults: dict[str, Any] = {"conclusions": [], "remarks": [], "directions": {}}
+            return sweep_answers(defaults | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
+        choices = self.cells[self.cells["method"] != UNPRUNED]
+        if len(choices) == 1:
             return choice_answers(self.record, self.name)
-        runs: list[Any] = chosen.to_dict("records")
+        runs: list[Any] = choices.to_dict("records")
         return run_answers(runs, self.name)
 
     def to_json(self) -> dict[str, Any]:
         """The record with a row for each cell, and the answers."""
-        found = super().to_json()
-        found["record"]["cells"] = json.loads(self.cells.to_json(orient="records"))  # NaN becomes null
-        return found
+        content = super().to_json()
+        content["record"]["cells"] = json.loads(self.cells.to_json(orient="records"))  # NaN becomes null
+        return content
 
     @property
     def verdicts(self) -> pd.DataFrame:
@@ -99,7 +99,7 @@ class Sweep(StoredResult):
         return pd.DataFrame(self.record["verdicts"])
 
     @property
-    def measured(self) -> bool:
+    def has_quality(self) -> bool:
         """Whether there are numbers of quality."""
         return "value" in self.cells
 
@@ -129,9 +129,9 @@ class Sweep(StoredResult):
         own = self.record.get("digests", {}).get("checkpoint") or self.record.get("source", {}).get("digest")
         checkpoint = labels.record.get("checkpoint") or {}
         if not own or not checkpoint.get("digest") or own == checkpoint["digest"]:
-            joined = bare.merge(heads, on=HEAD, how="left").fillna({"functions": ""})
-            return replace(self, survivors=joined, labelled="")
-        stay = _numbered(heads, Path(checkpoint["path"]))
+            with_functions = bare.merge(heads, on=HEAD, how="left").fillna({"functions": ""})
+            return replace(self, survivors=with_functions, labelled="")
+        stay = _with_first_numbers(heads, Path(checkpoint["path"]))
         stay = stay[stay["site"].isin(self.sites)]
         survivors = bare.merge(stay, on=HEAD, how="left")
         if len(stay) < self.cells["of"].max():  # of a pruned model: nothing is known of the heads of other cells
@@ -174,20 +174,20 @@ def sizes_with_verdicts(cells: pd.DataFrame, verdicts: pd.DataFrame | Sequence[M
         sd=("value", "std"),
         difference=("difference", "mean"),
     )
-    judged = pd.DataFrame(verdicts if len(verdicts) else [], columns=[*KEY, "verdict", "worse_limit"])
-    return summary.reset_index().merge(judged, on=KEY, how="left").fillna(np.nan)
+    judgements = pd.DataFrame(verdicts if len(verdicts) else [], columns=[*KEY, "verdict", "worse_limit"])
+    return summary.reset_index().merge(judgements, on=KEY, how="left").fillna(np.nan)
 
 
-def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
+def _with_first_numbers(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
     """Heads of a model without some, by the numbers that the `pruning.json` beside it gives them."""
     record = read_record((checkpoint if checkpoint.is_dir() else checkpoint.parent) / "pruning.json")
     if record.get("kind") not in ("removal", "shrink"):
         return heads
-    kept = record["kept"]
+    heads_kept = record["kept"]
     try:
         if record["output"]["export"] == "masked":
-            return heads[[row.head in kept[row.site][str(row.layer)] for row in heads.itertuples()]]
-        numbers = [kept[row.site][str(row.layer)][row.head] for row in heads.itertuples()]
+            return heads[[row.head in heads_kept[row.site][str(row.layer)] for row in heads.itertuples()]]
+        numbers = [heads_kept[row.site][str(row.layer)][row.head] for row in heads.itertuples()]
     except (KeyError, IndexError, TypeError):
         raise RunError(f"{checkpoint} has other heads than the pruning.json beside it says; prune again") from None
     return heads.assign(head=numbers)
@@ -221,11 +221,11 @@ def _cell_names(paths: Sequence[Path]) -> list[str]:
 
 def _row(record: Mapping[str, Any], cell: str) -> dict[str, Any]:
     learning = record.get("learning", {})
-    priced = "lambda_paper" in learning and not learning.get("lambda_searched", True)
+    has_price = "lambda_paper" in learning and not learning.get("lambda_searched", True)
     return {
         "method": record["method"] if record["method"] != "rank" else record["ranking"]["by"],
         "control": "",
-        "size": f"lambda {learning['lambda_paper']:g}" if priced else f"keep {record['kept']}",
+        "size": f"lambda {learning['lambda_paper']:g}" if has_price else f"keep {record['kept']}",
         "seed": record["options"]["seed"],
         "kept": int(record["kept"]),
         "of": int(record["heads"]),

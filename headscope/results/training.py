@@ -68,8 +68,8 @@ class Training(Result):
         if not len(metrics):
             raise RunError(f"training run {path.name}: metrics.csv has no line yet")
         so_far = {"update": int(metrics["update"].max()), "seconds": float(metrics["seconds"].max())}
-        ended = {"signature": str(record.get("signature", "")), **so_far, **record.get("result", {}), "folder": path}
-        return cls(record, metrics, **{**ended, "remarks": tuple(ended.get("remarks", ()))})
+        values = {"signature": str(record.get("signature", "")), **so_far, **record.get("result", {}), "folder": path}
+        return cls(record, metrics, **{**values, "remarks": tuple(values.get("remarks", ()))})
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:  # type: ignore[override]
@@ -93,16 +93,16 @@ class Training(Result):
         if self.nll is None and self.has("nll"):
             scores = [f"training loss {self.line('nll', 'update')[1][-1]:.4f} nats"]
         scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
-        spent = f"{count_of(self.update, 'update')} in {self.seconds:.0f} s"
-        spent += f", {self.parameters:,} parameters" * bool(self.parameters)
-        ended = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
-        found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]
+        effort = f"{count_of(self.update, 'update')} in {self.seconds:.0f} s"
+        effort += f", {self.parameters:,} parameters" * bool(self.parameters)
+        state = {"interrupted": " (interrupted)", "": " (goes on)"}.get(self.reason, "")
+        answers = [Answer("", f"{self.folder.name}{state}: {', '.join([*scores, effort])}", caution=bool(state))]
         if self.best is not None:
             unit = "BLEU" if self.record.get("config", {}).get("best_by") == "bleu" else "nats"
-            found.append(Answer("Best", f"{self.best:.4f} {unit} at update {self.best_update}"))
-        if written := [name for name in ("last", "best", "averaged") if (self.folder / name).is_dir()]:
-            found.append(Answer("Checkpoints", f"{', '.join(written)} in {self.folder}"))
-        return [*found, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
+            answers.append(Answer("Best", f"{self.best:.4f} {unit} at update {self.best_update}"))
+        if checkpoints := [name for name in ("last", "best", "averaged") if (self.folder / name).is_dir()]:
+            answers.append(Answer("Checkpoints", f"{', '.join(checkpoints)} in {self.folder}"))
+        return [*answers, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
 
     def line(self, column: str, axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Where a column has values, and these."""

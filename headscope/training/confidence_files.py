@@ -24,7 +24,7 @@ from headscope.files.tables import write_pickle
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite
-from headscope.results.study_files import nested
+from headscope.results.study_files import nest
 from headscope.training.checkpoints import CONFIDENCE
 from headscope.training.config import TrainingPosition
 from headscope.training.swap_scores import score_of
@@ -91,7 +91,7 @@ class ConfidenceFiles(Variant):
         self.rows, self.noted = [], 0
         if run.processes.main:
             arrays = {site_layer: values.numpy().astype("float64") for site_layer, values in rows.items()}
-            write_pickle(run.config.out / CONFIDENCE / f"epoch-{position.epoch}.pkl", nested(arrays))
+            write_pickle(run.config.out / CONFIDENCE / f"epoch-{position.epoch}.pkl", nest(arrays))
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean over the heads of a site and the sentences since the line before, of this epoch."""

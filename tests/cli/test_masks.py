@@ -160,7 +160,7 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     assert {site: weights.shape[0] for site, weights in example.weights.items()} == dict.fromkeys(
         ("encoder-self", "decoder-self", "cross"), 24
     )
-    figure = find_figure("glance").drawn([run], find_figure("glance").Options(index=0))
+    figure = find_figure("glance").draw_runs([run], find_figure("glance").Options(index=0))
     drawn = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
     assert len(drawn) == 3
     _, t, s = example.weights["cross"].shape

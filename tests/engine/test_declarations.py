@@ -72,7 +72,7 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     assert sorted(path.stem for path in (out / "figures").iterdir()) == ["functions", "heads", "last_key"]
     command(monkeypatch, "plot", "last_key", out, "--out", tmp_path / "red.png", "--color", "red")
     assert (tmp_path / "red.png").read_bytes() != (out / "figures" / "last_key.png").read_bytes()
-    figure = find_figure("heads").drawn([Study.open(out)])
+    figure = find_figure("heads").draw_runs([Study.open(out)])
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert "weight on the end · encoder-self" in texts
     assert "weight on the end (share)" in {text.replace("\n", " ") for text in texts}

@@ -41,7 +41,7 @@ Figures = dict[str, Callable[[FigureStyle], Figure]]
 def draw(name: str, *runs: Any, style: FigureStyle | None = None, **options: Any) -> Figure:
     """A figure by its name, with some of its options."""
     figure = find_figure(name)
-    drawn: Figure = figure.drawn(runs, figure.Options(**options), style)
+    drawn: Figure = figure.draw_runs(runs, figure.Options(**options), style)
     return drawn
 
 

@@ -7,7 +7,7 @@ import pytest
 from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError
 from headscope.report.charts import cell_lines
-from headscope.report.marks import arrow, contrast, fit, functions_of, signed
+from headscope.report.marks import arrow, contrast, fit, functions_of, signed_offset
 from headscope.report.sheet import Sheet, swatch
 from headscope.report.styles import FigureStyle, target_paths
 from headscope.results.study import Study
@@ -25,12 +25,12 @@ def test_labels_become_marks() -> None:
     marks = [f.texts[0] for f in functions_of("positional:-1;syntactic:nsubj>;rare;previous_token;odd_one")]
     assert marks == ["◆−1", "▲v→s", "★r", "◀p", "✚o"]
     assert functions_of("") == ()
-    assert [signed(text) for text in ("-12", "1", "+1", "0")] == ["−12", "+1", "+1", "0"]
+    assert [signed_offset(text) for text in ("-12", "1", "+1", "0")] == ["−12", "+1", "+1", "0"]
     assert [arrow(label) for label in ("obj<", "det>", "acl:relcl<")] == ["o→v", "→det", "acl→"]
     function = functions_of("syntactic:compound>")[0]
     assert [fit(function, width, 6.5) for width in (1, 0.37, 0.1)] == ["▲→comp", "→comp", "▲"]
     with FigureStyle().in_use():
-        assert cell_lines(functions_of("rare;sink;induction"), 1, most=2) == ["★r", "▼s…"]
+        assert cell_lines(functions_of("rare;sink;induction"), 1, room=2) == ["★r", "▼s…"]
 
 
 def test_families_differ_in_glyph_letter_and_colour() -> None:

@@ -37,9 +37,9 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
     words = TOKENS * bool(len(tokens))
     groups: Any = table.groupby(["site", "layer"])
     by_module = {(str(site), int(layer)): rows for (site, layer), rows in groups}
-    most = max(map(len, by_module.values()))
+    longest = max(map(len, by_module.values()))
     largest = float(table["responsibility_high"].max()) * 1.05
-    panels = charts.layer_panels(sheet, run, (BARS + words, most * ROW), by_module, share="")
+    panels = charts.layer_panels(sheet, run, (BARS + words, longest * ROW), by_module, share="")
     for module, axes in panels.items():
         rows = by_module[module].reset_index(drop=True)
         gate: Any = gates.loc[module]
@@ -52,11 +52,11 @@ def draw_experts(run: Study, sheet: Sheet, _: object) -> None:
         axes.set_yticks(numbers, [_lacks(lacks) for lacks in rows["lacks"]])
         axes.xaxis.set_major_formatter(charts.short_number)
         axes.set(
-            xlim=(0, largest * (1 + words / BARS)), ylim=(most - 0.5, -0.5), xlabel="responsibility", ylabel="expert"
+            xlim=(0, largest * (1 + words / BARS)), ylim=(longest - 0.5, -0.5), xlabel="responsibility", ylabel="expert"
         )
         axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, largest) if tick <= largest])
-        listed = tokens[(tokens["site"] == module[0]) & (tokens["layer"] == module[1])] if words else tokens
-        sheet.later.append(lambda axes=axes, rows=rows, listed=listed: _write_tokens(axes, rows, listed, largest))  # type: ignore[misc]
+        own = tokens[(tokens["site"] == module[0]) & (tokens["layer"] == module[1])] if words else tokens
+        sheet.later.append(lambda axes=axes, rows=rows, own=own: _write_tokens(axes, rows, own, largest))  # type: ignore[misc]
     sheet.key(
         stroke(GREY, EVEN, ":"),
         "−3  an expert: all heads but head 3",
@@ -89,13 +89,13 @@ def draw_gates(run: Training, sheet: Sheet, _: object) -> None:
             f"training run {run.name} has no gates of experts in its metrics.csv; name a run of `headscope train mae`"
         )
     updates = run.metrics["update"].to_numpy(float)
-    most = max(len(shares) for shares in modules.values())
+    longest = max(len(shares) for shares in modules.values())
     titles = ["entropy of gates", *(f"{site} · layer {layer}" for site, layer in modules)]
-    entropy, *panels = sheet.panels(titles, [(24.0, max(most * 1.4, 10.0))] * len(titles), bar=True, share="")
+    entropy, *panels = sheet.panels(titles, [(24.0, max(longest * 1.4, 10.0))] * len(titles), bar=True, share="")
     frame_chart(entropy, "update", "nats", whole=(True, False))
     for site in [site for site in map(str, SITES) if run.has(f"gate_entropy.{site}")]:
         entropy.plot(*run.line(f"gate_entropy.{site}", "update"), color=SITE_COLORS[site], label=f"gates of {site}")
-    entropy.axhline(np.log(most), color=GREY, linestyle=":", label=EVEN)
+    entropy.axhline(np.log(longest), color=GREY, linestyle=":", label=EVEN)
     charts.share_limits([entropy])
     largest = max(float(np.nanmax(shares * len(shares))) for shares in modules.values())
     norm = TwoSlopeNorm(1, 0, max(largest, 1.1))
@@ -118,8 +118,8 @@ def module_shares(run: Training) -> dict[Module, Array]:
     """By module [e u]: the mean responsibility of every expert at every line of metrics.csv."""
     experts: dict[Module, dict[int, Array]] = {}
     for name in filter(run.has, map(str, run.metrics.columns)):
-        if found := COLUMN.fullmatch(name):
-            site, layer, expert = found[1], int(found[2]), int(found[3])
+        if match := COLUMN.fullmatch(name):
+            site, layer, expert = match[1], int(match[2]), int(match[3])
             experts.setdefault((site, layer), {})[expert] = run.metrics[name].to_numpy(float)
     return {module: np.stack([own[expert] for expert in sorted(own)]) for module, own in experts.items()}
 

@@ -57,11 +57,11 @@ def draw_similarity(run: Study, sheet: Sheet, options: Any) -> None:
         for layer, matrix in layer_matrices(run, name).items()
     }
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
-    valued = {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()} or set(matrices)
+    with_values = {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()} or set(matrices)
     measure = replace(pair_measures().get(name) or Measure(name), range=(None, None))
     norm = charts.measure_limits(measure, list(matrices.values()), options.range)
     side = max(10.0, min(2.3 * heads, 17.0))
-    panels = layer_panels(sheet, run, (side, side), valued, bar=True)
+    panels = layer_panels(sheet, run, (side, side), with_values, bar=True)
     for key, axes in panels.items():
         shades = draw_cells(axes, matrices[key], cmap=measure.cmap, norm=norm, edge=heads <= MANY)
         axes.set(xlim=(0, heads), ylim=(heads, 0), xlabel="head", ylabel="head")
@@ -90,8 +90,8 @@ def layer_matrices(run: Study, measure: str) -> dict[tuple[str, int], Array]:
 
 def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
     """By measure and site [run layer]: per cent that the heads of a layer are further apart than in the first run."""
-    base, *others = runs
-    if not others or any(run.layout != base.layout for run in others):
+    base, *later_runs = runs
+    if not later_runs or any(run.layout != base.layout for run in later_runs):
         raise ConfigError("the figure needs a baseline and other runs of models with the same layers and heads")
     changes: dict[str, dict[str, Array]] = {}
     for measure, (_, difference) in DIFFERENCES.items():
@@ -108,8 +108,8 @@ def discrepancy_changes(runs: Sequence[Study]) -> dict[str, dict[str, Array]]:
 
 def draw_discrepancy(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
     """A line a measure, a panel a site, a group of bars a layer: a bar a run (Azov & Landau, figures 6 and 7)."""
-    first, *others = runs
-    sites, width = list(first.layout), 0.8 / max(len(others), 1)
+    first, *later_runs = runs
+    sites, width = list(first.layout), 0.8 / max(len(later_runs), 1)
     titles = sites * len(DIFFERENCES)
     panels = iter(sheet.panels(titles, [(24.0, 14.0)] * len(titles), starts={len(sites)}, share=""))
     for measure, changes in discrepancy_changes(runs).items():
@@ -117,8 +117,8 @@ def draw_discrepancy(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
         for axes, its in zip(line, changes.values(), strict=True):
             ylabel = f"{DIFFERENCES[measure][0]}, change (%)" if axes is line[0] else ""
             charts.frame_chart(axes, "layer", ylabel, whole=(True, False))
-            for number, (run, values) in enumerate(zip(others, its, strict=True)):
-                places = np.arange(values.size) + (number - (len(others) - 1) / 2) * width
+            for number, (run, values) in enumerate(zip(later_runs, its, strict=True)):
+                places = np.arange(values.size) + (number - (len(later_runs) - 1) / 2) * width
                 axes.bar(places, values, width=width, color=color_of(number), linewidth=0, label=run.name)
             axes.axhline(0, color=INK, linewidth=0.6)
         charts.share_limits(line)
@@ -142,19 +142,19 @@ def draw_alphas(run: Study, sheet: Sheet, _: object) -> None:
     norm = charts.value_limits(list(matrices.values()), centred=True)
     spectra = [np.linalg.svd(matrix, compute_uv=False) for matrix in matrices.values()]
     largest = max(float(values.max(initial=0)) for values in spectra) or 1.0
-    named = zip(matrices, spectra, strict=True)
-    titles = [title for (site, layer), own in named for title in (f"{site} · layer {layer}", f"Σσ {own.sum():.1f}")]
+    pairs = zip(matrices, spectra, strict=True)
+    titles = [title for (site, layer), own in pairs for title in (f"{site} · layer {layer}", f"Σσ {own.sum():.1f}")]
     sites = [site for site, _ in matrices]
     starts = {2 * number for number in range(1, len(sites)) if sites[number] != sites[number - 1]}
     sizes = [(side, side), (SIGMA, side)] * len(matrices)
     panels = sheet.panels(titles, sizes, starts=starts, bar=True, beside=3.5, share="", group=2)
-    for matrix, values, axes, beside in zip(matrices.values(), spectra, panels[::2], panels[1::2], strict=True):
+    for matrix, values, axes, right_axes in zip(matrices.values(), spectra, panels[::2], panels[1::2], strict=True):
         count = len(matrix)
         shades = draw_cells(axes, matrix, cmap="RdBu_r", norm=norm, edge=heads <= MANY)
         number_cells(axes, x=count, y=count)
-        draw_bars(beside, np.arange(count), {"_": ("#0072b2", values)}, level=True)
-        beside.set(xlim=(0, largest * 1.05), ylim=(count - 0.5, -0.5), yticks=[], xlabel="σ")
-        beside.xaxis.set_major_locator(MaxNLocator(2))
+        draw_bars(right_axes, np.arange(count), {"_": ("#0072b2", values)}, level=True)
+        right_axes.set(xlim=(0, largest * 1.05), ylim=(count - 0.5, -0.5), yticks=[], xlabel="σ")
+        right_axes.xaxis.set_major_locator(MaxNLocator(2))
     sheet.scale(shades, panels, "weight")
     subtitle = f"{run.model} · row: new head, column: head it is made of"
     sheet.headline("Matrices that mix heads, and their singular values", subtitle)
@@ -214,16 +214,16 @@ def offset_shares(run: Study) -> dict[tuple[str, int], Array]:
     """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail."""
     table = run.table("positional", "offset", "count", "share")
     of_all = table["count"] / table.groupby(["site", "layer", "head"])["count"].transform("sum")
-    seen = table["offset"][of_all >= SEEN].abs()
-    reach = int(min(max(seen.max() if len(seen) else 1, 1), REACH))
+    offsets = table["offset"][of_all >= SEEN].abs()
+    reach = int(min(max(offsets.max() if len(offsets) else 1, 1), REACH))
     shares = {
         (site, layer): np.zeros((count, 2 * reach + 3))
         for site, counts in run.layout.items()
         for layer, count in enumerate(counts)
     }
     columns = table["offset"].clip(-reach - 1, reach + 1) + reach + 1
-    shown = table["share"].where(table["offset"].abs() <= reach, of_all)
-    rows = zip(table["site"], table["layer"], table["head"], columns, shown, strict=True)
+    parts = table["share"].where(table["offset"].abs() <= reach, of_all)
+    rows = zip(table["site"], table["layer"], table["head"], columns, parts, strict=True)
     for site, layer, head, column, share in rows:
         shares[site, layer][head, int(column)] += share
     return shares
@@ -297,10 +297,10 @@ def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
     """A bar for every head and one for the mean of its layer; the line at the end of a bar is the 95 % interval."""
     if "explained" not in run.heads:
         raise MissingTable(f"run {run.name} has no explained shares; run `headscope analyze … --also explained` first")
-    known = run.heads.dropna(subset=["explained"])
-    if known.empty:
+    heads = run.heads.dropna(subset=["explained"])
+    if heads.empty:
         raise MissingTable(f"run {run.name}: no head has an explained share; analyse more sentences")
-    layers = set(zip(known["site"], known["layer"], strict=True))
+    layers = set(zip(heads["site"], heads["layer"], strict=True))
     size = ((run.most_heads + MEAN_GAP + 1) * 1.7, 11.0)
     for (site, layer), axes in layer_panels(sheet, run, size, layers).items():
         _draw_parts(axes, run.heads_of(site, layer).sort_values("head"), run.most_heads)
@@ -311,19 +311,19 @@ def draw_explained(run: Study, sheet: Sheet, _: object) -> None:
 
 def _draw_parts(axes: Axes, rows: pd.DataFrame, heads: int) -> None:
     places = np.array([*rows["head"], heads + MEAN_GAP], dtype=float)
-    known = np.isfinite(rows["explained"].to_numpy(float))  # without a share of the whole there are no parts
-    drawn = np.append(known, known.any())
-    axes.bar(places[drawn], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
+    has_share = np.isfinite(rows["explained"].to_numpy(float))  # without a share of the whole there are no parts
+    has_bar = np.append(has_share, has_share.any())
+    axes.bar(places[has_bar], 1.0, width=0.86, color=PALE, linewidth=0, label="only the sentence says it")
     height, parts = np.zeros(len(places)), {}
     for group, (words, color) in PARTS.items():
-        values = rows.get(f"explained_{group}", pd.Series(0.0, index=rows.index)).astype(float).where(known)
+        values = rows.get(f"explained_{group}", pd.Series(0.0, index=rows.index)).astype(float).where(has_share)
         part = np.minimum(np.nan_to_num([*values, values.mean()]).clip(min=0), 1 - height)
         parts[words] = color, part
         height = height + part
     draw_bars(axes, places, parts)
     low, high = (rows[f"explained_{end}"].to_numpy(float).clip(0, 1) for end in ("low", "high"))
-    axes.vlines(places[:-1][known], low[known], high[known], color="black", linewidth=0.7)
+    axes.vlines(places[:-1][has_share], low[has_share], high[has_share], color="black", linewidth=0.7)
     step = next(step for step in (1, 2, 5, 10, 20, 50) if heads / step <= 12 or step == 50)
-    shown = range(0, heads, step)
-    axes.set_xticks([*shown, places[-1]], [*map(str, shown), "μ"])
+    ticks = range(0, heads, step)
+    axes.set_xticks([*ticks, places[-1]], [*map(str, ticks), "μ"])
     axes.set(xlim=(-0.5, heads + MEAN_GAP + 0.5), ylim=(0, 1), yticks=[0, 0.5, 1], xlabel="head", ylabel="share")

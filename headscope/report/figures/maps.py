@@ -22,7 +22,7 @@ from headscope.report import charts
 from headscope.report.charts import Grid, draw_grid, grid_entries, grids_of
 from headscope.report.comparison import StudyComparison, compared_measure
 from headscope.report.figures.layers import PARTS
-from headscope.report.marks import contrast, fit
+from headscope.report.marks import contrast
 from headscope.report.registry import RUN, RUNS, PlotFigure
 from headscope.report.sheet import BAR, BESIDE, GREY, PALE, Sheet, swatch
 from headscope.results.study import Study
@@ -51,8 +51,8 @@ class HeadsOptions:
 
 def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
     """A grid for every measure and site; colours go over the range that the measure declares, or over `range`."""
-    chosen = [run.require(name) for name in options.measure] if options.measure else shown_measures(run)
-    whole = {name: grids_of(run, name, sort=options.sort) for name in chosen}
+    measures = [run.require(name) for name in options.measure] if options.measure else shown_measures(run)
+    whole = {name: grids_of(run, name, sort=options.sort) for name in measures}
     by_measure = {name: [grid for grid in own if np.isfinite(grid.values).any()] or own for name, own in whole.items()}
     grids = [grid for own in by_measure.values() for grid in own]
     lines = min(max(grid.busiest for grid in grids), LINES) + options.sort
@@ -68,8 +68,8 @@ def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
             shades = draw_grid(sheet, axes, grid, cmap=measure.cmap, norm=norm, lines=lines, ranks=options.sort)
         sheet.scale(shades, places, importance_label(run, measure), values)
     sheet.key(*grid_entries(grids))
-    shown = ", ".join(measure_of(name).words for name in chosen)
-    sheet.headline(f"Attention heads: {shown}", f"{run.model} · {run.data}")
+    words = ", ".join(measure_of(name).words for name in measures)
+    sheet.headline(f"Attention heads: {words}", f"{run.model} · {run.data}")
 
 
 def shown_measures(run: Study) -> list[str]:
@@ -127,14 +127,14 @@ def draw_functions(run: Study, sheet: Sheet, _: object) -> None:
 
 def _grounds(run: Study, grid: Grid) -> Grounds:
     """Of heads of which a description says at least half, and which have no function."""
-    found = {}
+    colors = {}
     for row in run.heads[run.heads["site"] == grid.site].to_dict("records"):
         layer, head = int(row["layer"]), int(row["head"])
         if (group := leading_group(row)) and not grid.functions[layer][head]:
             word, color = PARTS[group]
             red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
-            found[layer, head] = word, to_hex((red, green, blue))
-    return found
+            colors[layer, head] = word, to_hex((red, green, blue))
+    return colors
 
 
 def _draw_bands(axes: Axes, grid: Grid) -> None:
@@ -142,22 +142,23 @@ def _draw_bands(axes: Axes, grid: Grid) -> None:
     looks = {"size": size, "ha": "center", "va": "center_baseline"}
     cells = [(slot, layer, own) for layer, row in enumerate(grid.functions) for slot, own in enumerate(row)]
     for x, y, functions in cells:
-        shown = functions if len(functions) <= BANDS else functions[: BANDS - 1]
-        bands = max(len(shown) + (len(shown) < len(functions)), 1)
-        for number, function in enumerate(shown):
+        lines = charts.cell_lines(functions, width, room=BANDS)
+        bands = max(len(lines), 1)
+        for number, (function, line) in enumerate(zip(functions, lines, strict=False)):
             top, color = y + number / bands, function.family.color
             axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white"))
-            axes.text(x + 0.5, top + 0.5 / bands, fit(function, width, size), color=contrast(color), **looks)
-        if len(shown) < len(functions):
-            axes.text(x + 0.5, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", **looks)
+            axes.text(x + 0.5, top + 0.5 / bands, line, color=contrast(color), **looks)
 
 
 def _draw_counts(axes: Axes, grid: Grid) -> None:
     """Stacked bars in line with the rows of the map; the key has the colours of the map already."""
     rows = [[{function.family for function in cell} for cell in row] for row in grid.functions]
     families = {family for row in rows for cell in row for family in cell}
-    known = list(head_functions().values())
-    order = sorted(families, key=lambda family: (known.index(family) if family in known else len(known), family.name))
+    all_families = list(head_functions().values())
+    order = sorted(
+        families,
+        key=lambda family: (all_families.index(family) if family in all_families else len(all_families), family.name),
+    )
     parts = {f"_{family.name}": (family.color, [row.count({family}) for row in rows]) for family in order}
     parts[SEVERAL] = SEVERAL_COLOR, [sum(len(cell) > 1 for cell in row) for row in rows]
     charts.draw_bars(axes, np.arange(len(rows)) + 0.5, parts, width=0.62, level=True)
@@ -232,8 +233,8 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
 
 def _draw_scatter(axes: Axes, a: Grid, b: Grid, limits: Normalize) -> str:
     """Head against head; the title, with their correlation."""
-    known = np.isfinite(a.values) & np.isfinite(b.values)
-    x, y = a.values[known], b.values[known]
+    in_both = np.isfinite(a.values) & np.isfinite(b.values)
+    x, y = a.values[in_both], b.values[in_both]
     title = "head against head"
     if len(x) >= 3 and np.ptp(x) and np.ptp(y):
         title += f", r = {np.corrcoef(x, y)[0, 1]:.2f}".replace("-", "−")

@@ -57,19 +57,19 @@ class PruningFigureOptions:
 
 def draw_pruning(runs: Sequence[Sweep], sheet: Sheet, options: PruningFigureOptions) -> None:
     """Quality, sites, layers, functions or gates; RunError where the runs lack what is asked for."""
-    kind = options.figure or ("quality" if any(run.measured for run in runs) else "sites")
+    kind = options.figure or ("quality" if any(run.has_quality for run in runs) else "sites")
     if kind not in FIGURES:
         raise ConfigError(f"{flag.figure} {kind!r} is not known; choose from {', '.join(FIGURES)}")
     title, chart = FIGURES[kind]
     if options.functions:
         labels = Study.open(options.functions)
         runs = [run.with_labels(labels) for run in runs]
-    shown = chart(runs, sheet)
-    if not shown:
+    charts = chart(runs, sheet)
+    if not charts:
         raise RunError("there is no pruned model in these runs yet")
     if kind in SEEDS and any(run.cells.duplicated(KEY).any() for run in runs):  # a size was tried more than once
         sheet.key(SEEDS[kind])
-    draw_charts(sheet, shown, (26.0, 17.5))
+    draw_charts(sheet, charts, (26.0, 17.5))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     counts = dict.fromkeys(f"{run.cells['of'].iloc[0]:.0f} heads ({' + '.join(run.sites)})" for run in runs)
     sheet.headline(title, f"{models} · {', '.join(counts)}")
@@ -87,33 +87,33 @@ def by_method(runs: Sequence[Sweep]) -> Methods:
 
 def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots."""
-    measured = [run for run in runs if run.measured]
-    if not measured:
+    sweeps = [run for run in runs if run.has_quality]
+    if not sweeps:
         raise RunError(f"these runs have no numbers of quality; {flag.figure} quality is for `headscope prune sweep`")
-    sizes = sorted({round(count) for run in measured for name in ("kept", "of") for count in run.cells[name]})
-    own = [run for run in measured if (run.cells["metric"] == "perplexity").all()]
-    drawn = [part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])]
-    span = (float(np.nanmin(np.concatenate(drawn))), float(np.nanmax(np.concatenate(drawn)))) if own else (0.0, 0.0)
+    sizes = sorted({round(count) for run in sweeps for name in ("kept", "of") for count in run.cells[name]})
+    own = [run for run in sweeps if (run.cells["metric"] == "perplexity").all()]
+    numbers = [part for run in own for part in (run.cells["value"], run.unpruned["low"], run.unpruned["high"])]
+    span = (float(np.nanmin(np.concatenate(numbers))), float(np.nanmax(np.concatenate(numbers)))) if own else (0.0, 0.0)
     logarithmic = 0 < span[0] < span[1] / LOG_QUALITY_FROM and math.isfinite(span[1])  # a linear axis hides some
-    found = []
-    for run in measured:
-        metric, prefix = str(run.cells["metric"].iloc[0]), f"{run.name}: " * (len(measured) > 1)
+    charts = []
+    for run in sweeps:
+        metric, prefix = str(run.cells["metric"].iloc[0]), f"{run.name}: " * (len(sweeps) > 1)
         columns = {"value": METRICS.get(metric, metric)}
         if metric != "perplexity":
             columns["loss"] = "loss (nats per token)"
         for column, label in columns.items():
             perplexities = span if logarithmic and metric == "perplexity" and column == "value" else None
             draw = partial(_plot_quality, run, column, sizes, perplexities)
-            found.append(Chart(prefix + label, draw, "heads kept", label))
+            charts.append(Chart(prefix + label, draw, "heads kept", label))
         sheet.key(*(prefix + line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]))
-    return found
+    return charts
 
 
 def _plot_quality(
     run: Sweep, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None, axes: Axes
 ) -> None:
-    unpruned = run.unpruned.head(1)
-    for _, row in unpruned.iterrows():
+    whole_cells = run.unpruned.head(1)
+    for _, row in whole_cells.iterrows():
         axes.axhline(row[column], color=INK, linestyle=":", zorder=1, label="unpruned")
         if column == "value" and pd.notna(row["low"]):
             interval = "its 95 % interval over sentences"
@@ -124,7 +124,7 @@ def _plot_quality(
         looks = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"} if control else {"marker": look.mark}
         label = "the same heads per layer, trained from scratch" if control else str(method)
         whole = control or (cells["kept"] >= cells["of"]).any()  # else it begins at the unpruned model
-        course = cells if whole else pd.concat([cells, unpruned])
+        course = cells if whole else pd.concat([cells, whole_cells])
         draw_sizes(axes, course, "kept", column, look.color, label=label, zorder=4, **looks)
         if cells.duplicated("size").any():
             axes.scatter(cells["kept"], cells[column], s=3, color=look.color, alpha=0.6, linewidth=0, zorder=3)
@@ -146,25 +146,25 @@ def _plot_quality(
 
 def draw_sizes(axes: Axes, cells: pd.DataFrame, x: str, column: str, color: str, **look: Any) -> None:
     """A column of cells against `x`: means of sizes, with a band from the lowest to the highest of their seeds."""
-    named = {"x": (x, "mean"), "mean": (column, "mean"), "low": (column, "min"), "high": (column, "max")}
-    sizes = cells.groupby("size", sort=False).agg(**named).sort_values("x")
+    columns = {"x": (x, "mean"), "mean": (column, "mean"), "low": (column, "min"), "high": (column, "max")}
+    sizes = cells.groupby("size", sort=False).agg(**columns).sort_values("x")
     low, high = (sizes["low"], sizes["high"]) if len(cells) > len(sizes) else (None, None)
     draw_course(axes, sizes["x"], sizes["mean"], color, low=low, high=high, **look)
 
 
 def chart_gates(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """How open every gate is while gates learn; of a sweep the first seed of each size."""
-    found = []
+    charts = []
     for run, title, cells in by_method(runs):
         for size, gated in cells[cells["cell"].isin(set(run.gates))].groupby("size", sort=False):
             draw = partial(_plot_gates, run, str(gated["cell"].iloc[0]))
-            found.append(Chart(f"{title}, {size}", draw, "update", "probability of being open"))
-    if not found:
+            charts.append(Chart(f"{title}, {size}", draw, "update", "probability of being open"))
+    if not charts:
         raise RunError("no gates were learnt in these runs; l0 and subset write gates.csv")
     sheet.key(stroke(INK, "a head", linewidth=0.5))
-    if len(found) > TRAJECTORIES:
-        sheet.key(f"{len(found) - TRAJECTORIES} more sizes are not shown")
-    return found[:TRAJECTORIES]
+    if len(charts) > TRAJECTORIES:
+        sheet.key(f"{len(charts) - TRAJECTORIES} more sizes are not shown")
+    return charts[:TRAJECTORIES]
 
 
 def _plot_gates(run: Sweep, cell: str, axes: Axes) -> None:
@@ -178,18 +178,18 @@ def _plot_gates(run: Sweep, cell: str, axes: Axes) -> None:
 
 def chart_sites(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """Heads that stay at each site against all that are pruned, a panel a method (Voita et al. 2019, figure 9)."""
-    found = []
+    charts = []
     for run, title, cells in by_method(runs):
         table = pd.concat([run.unpruned, cells])
         table = table.assign(pruned=table["of"] - table["kept"]).rename(columns=lambda name: name.removeprefix("kept_"))
         draw = partial(_plot_courses, table, {site: SITE_COLORS[site] for site in run.sites}, int(table["of"].max()))
-        found.append(Chart(title, draw, "heads pruned in all", "heads kept", (True, True)))
-    return found
+        charts.append(Chart(title, draw, "heads pruned in all", "heads kept", (True, True)))
+    return charts
 
 
 def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """Heads that stay in thirds of the layers of each site, against all pruned there (Voita et al. 2019, figure 10)."""
-    found, groups = [], by_method(runs)
+    charts, groups = [], by_method(runs)
     for run, title, cells in groups:
         if run.unpruned.empty:
             raise RunError(f"{run.name} does not have the unpruned model, whose layers are divided, yet; finish it")
@@ -205,8 +205,8 @@ def chart_layers(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
                 colors[name] = color
             own = f"{title}, {site}" if len(groups) > 1 else site
             draw = partial(_plot_courses, table, colors, limit)
-            found.append(Chart(own, draw, "heads of the site pruned", "heads kept", (True, True)))
-    return found
+            charts.append(Chart(own, draw, "heads of the site pruned", "heads kept", (True, True)))
+    return charts
 
 
 def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, axes: Axes) -> None:
@@ -219,11 +219,11 @@ def _plot_courses(cells: pd.DataFrame, columns: Mapping[str, str], limit: int, a
 
 def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     """Which functions survive: a bar a size, a part a function (Voita et al. 2019, figure 8)."""
-    labelled = [run for run in runs if "functions" in run.survivors]
-    if not labelled:
+    with_labels = [run for run in runs if "functions" in run.survivors]
+    if not with_labels:
         raise RunError(f"functions of these heads are unknown; give {flag.functions} RUN of `headscope analyze`")
-    anew = any(RELABELLED in run.survivors for run in labelled)
-    found, groups = [], by_method(labelled)
+    anew = any(RELABELLED in run.survivors for run in with_labels)
+    charts, groups = [], by_method(with_labels)
     for run, title, cells in groups:
         if run.labelled and not cells["cell"].isin(run.survivors["cell"]).any():
             continue
@@ -231,13 +231,13 @@ def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
             if column in run.survivors:
                 own = title + (f", {kind}" if RELABELLED in run.survivors else "")
                 draw = partial(_stack_functions, function_counts(run, cells, column))
-                found.append(Chart(own, draw, "heads kept", "heads", (False, True)))
-    if groups and not found:
+                charts.append(Chart(own, draw, "heads kept", "heads", (False, True)))
+    if groups and not charts:
         raise RunError(f"{flag.functions} RUN labels heads of another model; name a run on one of these")
-    whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in labelled))
+    whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in with_labels))
     after = "; after: in the pruned model itself" * anew
     sheet.key(f"{'before: functions in' if anew else 'functions are those of'} {whose}{after}; mean over seeds")
-    return found
+    return charts
 
 
 def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions") -> pd.DataFrame:
@@ -251,8 +251,8 @@ def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions")
     table = own.groupby(["size", "kind"]).size().unstack(fill_value=0).reindex(sizes.index)
     table = table.div(sizes["cells"], axis=0).set_index(pd.Index(sizes["heads"]))
     table = table.sort_index(ascending=False, kind="stable")
-    known = [*head_functions(), *sorted(set(table.columns) - {*head_functions(), *COLORS}), *COLORS]
-    return table[[name for name in known if name in table]]
+    order = [*head_functions(), *sorted(set(table.columns) - {*head_functions(), *COLORS}), *COLORS]
+    return table[[name for name in order if name in table]]
 
 
 def kind_of(labels: object) -> str:
@@ -262,8 +262,8 @@ def kind_of(labels: object) -> str:
 
 
 def _stack_functions(counts: pd.DataFrame, axes: Axes) -> None:
-    known = {name: family.color for name, family in head_functions().items()} | COLORS
-    parts = {str(name): (known.get(str(name), "#999999"), counts[name].to_numpy()) for name in counts}
+    colors = {name: family.color for name, family in head_functions().items()} | COLORS
+    parts = {str(name): (colors.get(str(name), "#999999"), counts[name].to_numpy()) for name in counts}
     draw_bars(axes, range(len(counts)), parts)
     step = -(-len(counts) // 12)
     axes.set_xticks(range(0, len(counts), step), [f"{heads:.3g}" for heads in counts.index[::step]])

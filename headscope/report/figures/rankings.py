@@ -103,13 +103,13 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> pd.DataFrame:
     for name in rankings:
         if run.require(name) not in usable:
             raise ConfigError(f"run {run.name}: {name} is no ranking of all heads; choose from {', '.join(usable)}")
-    chosen = list(dict.fromkeys(rankings or [measure.name for measure in importances(run) if measure.name in usable]))
-    if len(chosen) < 2:
+    names = list(dict.fromkeys(rankings or [measure.name for measure in importances(run) if measure.name in usable]))
+    if len(names) < 2:
         raise MissingTable(
-            f"run {run.name} has {len(chosen)} rankings of all heads, and it takes two to compare; run "
+            f"run {run.name} has {len(names)} rankings of all heads, and it takes two to compare; run "
             "`headscope analyze … --importance` first"
         )
-    return pd.DataFrame({name: usable[name] for name in chosen}).rank()
+    return pd.DataFrame({name: usable[name] for name in names}).rank()
 
 
 def correlations(ranks: pd.DataFrame) -> tuple[Array, Array, Array]:
@@ -176,9 +176,9 @@ def draw_needs(runs: Sequence[Study], sheet: Sheet, _: object) -> None:
 
 def importances(run: Study) -> list[Measure]:
     """The importances that a run has."""
-    declared = measured_columns()
-    known = [declared[name] for name in run.measures if name in declared]
-    return [measure for analysis, measure in known if analysis.group == "importance" and measure.orders]
+    columns = measured_columns()
+    measures = [columns[name] for name in run.measures if name in columns]
+    return [measure for analysis, measure in measures if analysis.group == "importance" and measure.orders]
 
 
 NEEDS = PlotFigure(
@@ -205,20 +205,20 @@ def draw_faithfulness(run: Study, sheet: Sheet, options: FaithfulnessFigureOptio
     metric = options.metric or metrics[0]
     if metric not in metrics:
         raise MissingTable(f"run {run.name}: faithfulness.csv has no metric {metric!r}; it has {', '.join(metrics)}")
-    shown = curves[curves["metric"] == metric]
+    rows = curves[curves["metric"] == metric]
     words = {name: measure_of(name).words for name in table["ranking"]}
-    names = [name for name in words if name in set(shown["ranking"])]
+    names = [name for name in words if name in set(rows["ranking"])]
     titles = [f"{place}  {words[name].partition(',')[0]}" for place, name in enumerate(names, start=1)]
     sizes = [(22.0, max(8.0, 1.7 * len(table)) + ABOVE), *[(22.0, 14.0)] * len(names)]
     areas, *panels = sheet.panels(["area between its curves", *titles], sizes, starts={1}, share="y")
     place: Any = areas.get_subplotspec()
     areas.set_subplotspec(place.get_gridspec()[0, :].subgridspec(1, 1)[0])  # with labels of its own width and height
     _draw_areas(areas, table, METRICS.get(metrics[0], metrics[0]))
-    random = shown[shown["ranking"].str.startswith("random:")]  # reversed they are random too
+    random = rows[rows["ranking"].str.startswith("random:")]  # reversed they are random too
     chance = random.groupby("share")["harm"].agg(["mean", "std"]).dropna()  # empty for fewer than two orders
     for axes, name in zip(panels, names, strict=True):
         frame_chart(axes, "heads removed", METRICS.get(metric, metric))
-        _draw_curves(axes, shown[shown["ranking"] == name], chance, method_style(name).color)
+        _draw_curves(axes, rows[rows["ranking"] == name], chance, method_style(name).color)
     charts.share_limits(panels)
     grey = swatch(LIGHT, f"random orders: mean ± {DEVIATIONS} standard deviations")
     sheet.key(*(stroke(INK, order, dash) for order, dash in ORDERS.items()), *([grey] if len(chance) else []))

@@ -82,14 +82,14 @@ def sentence_maps(run: Study, options: SentenceOptions) -> tuple[Checkpoint, Sen
     from headscope.engine.attention_maps import attention_maps
     from headscope.formats.base import open_checkpoint
 
-    settings, measured = run.record.get("options", {}), run.record.get("checkpoint", {})
-    if measured["path"].endswith(" in memory") and not Path(measured["path"]).exists():
+    settings, source = run.record.get("options", {}), run.record.get("checkpoint", {})
+    if source["path"].endswith(" in memory") and not Path(source["path"]).exists():
         raise RunError(
-            f"run {run.name} measured {measured['path']}, which has no files to open again; save the model with its "
+            f"run {run.name} measured {source['path']}, which has no files to open again; save the model with its "
             "tokenizer, and analyse its folder"
         )
-    checkpoint = open_checkpoint(measured["path"], format=measured.get("format"), companions=Companions.of(settings))
-    if checkpoint.digest != measured.get("digest"):
+    checkpoint = open_checkpoint(source["path"], format=source.get("format"), companions=Companions.of(settings))
+    if checkpoint.digest != source.get("digest"):
         raise CheckpointError(
             f"{checkpoint.path} is not the checkpoint that {run.folder} measured (its digest differs); analyse it again"
         )
@@ -104,13 +104,13 @@ def _line(run: Study, index: int) -> Sentence:
     from headscope.config import TextFiles
     from headscope.data.corpus import open_text
 
-    data, typed = dict(run.record.get("data", {})), run.record.get("options", {}).get("typed") or {}
+    data, sentences = dict(run.record.get("data", {})), run.record.get("options", {}).get("typed") or {}
     data["source"] = data.get("source") or data.get("clean")
     texts = {name: Path(data[name]) for name in ("source", "target", "source2", "labels") if data.get(name)}
     parse = data.get("parse")
-    if not texts and not typed and parse in (None, "", "stanza"):
+    if not texts and not sentences and parse in (None, "", "stanza"):
         raise ConfigError(f"run {run.name} does not keep its list of sentences; give {flag.sentence} TEXT")
-    files = TextFiles(**(texts | typed), pairs=bool(data.get("pairs")))
+    files = TextFiles(**(texts | sentences), pairs=bool(data.get("pairs")))
     corpus = open_text(files, parses=Path(parse) if parse and parse != "stanza" else None, max_sentences=index + 1)
     if corpus.count <= index:
         raise ConfigError(f"the run's data have {corpus.count} lines; {flag.index} counts from 0")

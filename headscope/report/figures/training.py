@@ -70,13 +70,13 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
     if options.axis not in AXES:
         raise ConfigError(f"{flag.axis} {options.axis!r} is not known; choose from {', '.join(AXES)}")
     names, groups = number_same([run.name for run in runs]), _groups(runs)
-    shown = list(training_charts(runs, groups, options.axis, names[0]))
-    charts.share_limits(charts.draw_charts(sheet, shown, (33.0, 18.0)), axis="x", room=0.02)
+    panels = list(training_charts(runs, groups, options.axis, names[0]))
+    charts.share_limits(charts.draw_charts(sheet, panels, (33.0, 18.0)), axis="x", room=0.02)
     for group in sorted(set(groups)):
-        first, *others = [name for name, other in zip(names, groups, strict=True) if other == group]
-        seeds = f" and {len(others)} more seed{'s' * (len(others) > 1)}" if others else ""
+        first, *twins = [name for name, other in zip(names, groups, strict=True) if other == group]
+        seeds = f" and {len(twins)} more seed{'s' * (len(twins) > 1)}" if twins else ""
         sheet.key(stroke(color_of(group), first + seeds))
-    if WINDOWED & {chart.group for chart in shown}:
+    if WINDOWED & {chart.group for chart in panels}:
         sheet.key(stroke(INK, "the window of the growth loss opens", ":"))
     data = {str(run.record.get("data", {}).get("sentences", "?")) for run in runs}
     variants = dict.fromkeys(str(run.record.get("variant", "?")) for run in runs)
@@ -85,8 +85,8 @@ def draw_training(runs: Sequence[Training], sheet: Sheet, options: TrainingOptio
 
 def training_charts(runs: Sequence[Training], groups: Sequence[int], axis: str, first: str) -> Iterator[Chart]:
     """Charts of quantities with titles of their own, then of whatever else the runs note."""
-    named = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
-    for quantity in dict.fromkeys([*QUANTITIES, *named]):
+    columns = dict.fromkeys(str(name).partition(".")[0] for run in runs for name in run.metrics if name not in ENGINE)
+    for quantity in dict.fromkeys([*QUANTITIES, *columns]):
         title, unit = QUANTITIES.get(quantity) or (measure_of(quantity).words, "")
         sites = dict.fromkeys(site for run in runs for site in run.sites(quantity) if quantity not in (*ENGINE, SHARES))
         whole = True, quantity in STEPS
@@ -95,8 +95,8 @@ def training_charts(runs: Sequence[Training], groups: Sequence[int], axis: str, 
             draw = partial(_draw_runs, runs, groups, f"{quantity}.{site}".strip("."), axis)
             yield Chart(own, draw, AXES[axis], unit, whole, quantity)
         if quantity == VALIDATION and len(set(groups)) > 1:
-            updates, *others = [{*run.line(VALIDATION, "update")[0]} if run.has(VALIDATION) else set() for run in runs]
-            if any(updates & other for other in others):
+            updates, *further = [{*run.line(VALIDATION, "update")[0]} if run.has(VALIDATION) else set() for run in runs]
+            if any(updates & other for other in further):
                 draw = partial(_draw_runs, runs, groups, VALIDATION, axis, less=True)
                 yield Chart(f"The same, less that of {first}", draw, AXES[axis], unit, whole, "less")
 
@@ -115,12 +115,12 @@ def _draw_runs(
             continue
         x, y = run.line(column, axis)
         if base is not None:
-            both = run.metrics.dropna(subset=[column]).merge(base, on="update", suffixes=("", "_first"))
-            x, y = both[axis].to_numpy(float), (both[column] - both[f"{column}_first"]).to_numpy(float)
+            pairs = run.metrics.dropna(subset=[column]).merge(base, on="update", suffixes=("", "_first"))
+            x, y = pairs[axis].to_numpy(float), (pairs[column] - pairs[f"{column}_first"]).to_numpy(float)
         axes.plot(x, y, color=color, marker="o" if len(x) <= MANY and not dense and not steps else "", **looks)
-        opened = run.metrics.get("window")
-        if opened is not None and quantity in WINDOWED and (opened > 0).any():
-            axes.axvline(run.metrics[axis][opened > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
+        windows = run.metrics.get("window")
+        if windows is not None and quantity in WINDOWED and (windows > 0).any():
+            axes.axvline(run.metrics[axis][windows > 0].iloc[0], color=color, linewidth=0.7, linestyle=":")
 
 
 def _groups(runs: Sequence[Training]) -> list[int]:
@@ -162,10 +162,10 @@ def transfer_points(runs: Sequence[Training]) -> pd.DataFrame:
     rows = []
     for run in runs:
         config, own = run.record.get("config", {}), run.record.get("options", {})
-        tuned = TUNED.get(own.get("tune", "")) or ("all parameters (FTAll)" if config.get("init") else "from scratch")
+        part = TUNED.get(own.get("tune", "")) or ("all parameters (FTAll)" if config.get("init") else "from scratch")
         values = run.metrics[column].dropna()
         best = float(values.max() if column == "bleu" else values.min())
-        rows.append((tuned, float(config.get("fraction", 1.0)), config.get("seed"), best))
+        rows.append((part, float(config.get("fraction", 1.0)), config.get("seed"), best))
     return pd.DataFrame(rows, columns=["tuned", "fraction", "seed", column])
 
 
@@ -233,8 +233,8 @@ def load_confidence(path: Path) -> ConfidenceHistory:
             raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
     epochs, record = tuple(epoch for epoch, _ in files), read_record(path / "run.json")
     method = record.get("config", {}).get("save_confidence")
-    shown = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
-    note = f"method {method}, " * bool(method) + f"means over training sentences, {shown}"
+    span = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
+    note = f"method {method}, " * bool(method) + f"means over training sentences, {span}"
     about = {"signature": record.get("signature") or f"file:{path.name}|format:mhr", "layout": runs[0].layout}
     history = ConfidenceHistory({"heads": runs[-1].heads}, {**about, "data": {"note": note}}, folder=path)
     history.epochs, history.pickled = epochs, [file for _, file in files]
@@ -259,8 +259,8 @@ def draw_confidence(run: ConfidenceHistory, sheet: Sheet, options: ConfidenceOpt
         points = np.concatenate([epoch - 1 + np.arange(1, count + 1) / count for epoch, count in ends])
         scores = {key: np.concatenate([its[key] for its in rows]) for key in run.scores}
     panels = charts.layer_panels(sheet, run, (20.0, 12.0), run.scores)
-    few = len(points) <= MANY
-    looks: dict[str, Any] = {"marker": "o" if few else "", "markersize": 2, "linewidth": 0.9 if few else 0.5}
+    is_short = len(points) <= MANY
+    looks: dict[str, Any] = {"marker": "o" if is_short else "", "markersize": 2, "linewidth": 0.9 if is_short else 0.5}
     for key, axes in panels.items():
         frame_chart(axes, "epoch", "confidence", whole=(True, False))
         for head, line in enumerate(scores[key].T):

@@ -44,7 +44,7 @@ STEPS = np.where(SHARES < FAINT, 0, np.maximum(np.round(LEVELS * np.sqrt(SHARES)
 
 def run_data(study: Study, name: str) -> dict[str, Any]:
     """Everything of a study that the script shows."""
-    found = measures(study)
+    columns = measures(study)
     counts: dict[str, int] = {}
     heads = []
     tables = detail_tables(study)
@@ -75,14 +75,14 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
             }
         )
         counts[site] += 1
-    named = [head for answer in study.answers() for head in answer.heads]
+    first_heads = [head for answer in study.answers() for head in answer.heads]
     return {
         "name": name,
         "model": study.model,
         "sites": list(counts),
         "heads": heads,
-        "start": next((row for row, head in enumerate(heads) if head["name"] in named[:1]), 0),
-        "measures": found,
+        "start": next((row for row, head in enumerate(heads) if head["name"] in first_heads[:1]), 0),
+        "measures": columns,
         "examples": examples_data(study.examples),
     }
 
@@ -94,14 +94,14 @@ def labels_of(head: Mapping[Any, Any], column: str) -> list[str]:
 
 def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, str]]]:
     """How labels are written short, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`."""
-    found: dict[str, list[Any]] = {}
+    texts: dict[str, list[Any]] = {}
     colors: dict[str, tuple[str, str]] = {}
     for label in sorted(labels):
         bare = label.partition(" (")[0]
         function = functions_of(bare)[0]
         name, _ = colors.setdefault(function.family.name, (f"f{len(colors)}", function.family.color))
-        found[label] = [function.family.glyph, function.letters, name, role_of(bare)]
-    return found, colors
+        texts[label] = [function.family.glyph, function.letters, name, role_of(bare)]
+    return texts, colors
 
 
 def measures(study: Study) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def measures(study: Study) -> list[dict[str, Any]]:
     Shares within a layer have places within it. `lead` orders those that are shown first, which have shades on the map,
     `importance` those that say which heads matter.
     """
-    declared, first = measured_columns(), main_importance(study)
-    order, found = list(dict.fromkeys([*([first.name] if first else []), *MEASURED])), []
+    columns, first = measured_columns(), main_importance(study)
+    order, entries = list(dict.fromkeys([*([first.name] if first else []), *MEASURED])), []
     layers = [study.heads[name] for name in ("site", "layer")]
     tests: dict[Any, float] = {}
     if study.has_table("importance"):
@@ -119,36 +119,36 @@ def measures(study: Study) -> list[dict[str, Any]]:
         keys = table[["measure", *PLACE]].itertuples(index=False, name=None)
         tests = dict(zip(keys, table["p_adjusted"], strict=True))
     for column in study.measures:
-        analysis = declared[column][0] if column in declared else Declaration("")
+        analysis = columns[column][0] if column in columns else Declaration("")
         measure, values = measure_of(column), study.heads[column].astype(float)
         groups = values.groupby(layers) if measure.within_layer else values
         places = groups.rank(method="min", ascending=measure.keep == "lowest")
         ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
-        known = np.isfinite(values)
-        among = "in its layer" if measure.within_layer else f"of {known.sum()}"
+        is_number = np.isfinite(values)
+        among = "in its layer" if measure.within_layer else f"of {is_number.sum()}"
         heads = study.heads[PLACE].itertuples(index=False, name=None)
         unclear = ["; not told from zero" * (tests.get((column, *head), 0) > LEVEL) for head in heads]
         lead = 0 if first and column == first.name else measure.overview or None
-        steps = (values - values.min()) / (np.ptp(values[known]) or 1) if known.any() else values
+        steps = (values - values.min()) / (np.ptp(values[is_number]) or 1) if is_number.any() else values
         shades = "".join("-" if step != step else str(int(8.999 * step)) for step in steps)  # 0 at the smallest, to 8
-        ranked = analysis.group == "importance" and measure.orders
-        found.append(
+        ranks = analysis.group == "importance" and measure.orders
+        entries.append(
             {
                 "name": column,
                 "title": measure.label,
-                "importance": order.index(column) if ranked and column in order else len(order) if ranked else None,
+                "importance": order.index(column) if ranks and column in order else len(order) if ranks else None,
                 "lead": lead,
                 "shades": shades if lead is not None else None,
-                "texts": [number_text(value) if own else "" for value, own in zip(values, known, strict=True)],
+                "texts": [number_text(value) if own else "" for value, own in zip(values, is_number, strict=True)],
                 "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
-                "places": [int(place) if own else None for place, own in zip(places, known, strict=True)],
+                "places": [int(place) if own else None for place, own in zip(places, is_number, strict=True)],
                 "ranks": [
                     f"{place:.0f} {among}{zero}" if own else ""
-                    for place, zero, own in zip(places, unclear, known, strict=True)
+                    for place, zero, own in zip(places, unclear, is_number, strict=True)
                 ],
             }
         )
-    return found
+    return entries
 
 
 def rows_by_head(study: Study, name: str) -> Iterator[tuple[int, pd.DataFrame]]:
@@ -204,14 +204,14 @@ def cell_text(value: Any) -> str:
 def explained_parts(head: Mapping[Any, Any]) -> list[list[str]]:
     """A bar of what explains a head, a part for every group of the figure: title, place of its colour, share, and left
     end and width in percent; what no group explains is left."""
-    left, parts = 0.0, []
+    start, parts = 0.0, []
     if not math.isfinite(head.get("explained", math.nan)):
         return []
     for number, (group, (title, _)) in enumerate(PARTS.items()):
-        share = min(max(np.nan_to_num(head.get(f"explained_{group}", 0.0)), 0), 1 - left)
+        share = min(max(np.nan_to_num(head.get(f"explained_{group}", 0.0)), 0), 1 - start)
         if share >= VISIBLE:
-            parts.append([title, f"g{number}", number_text(share, 2), f"{100 * left:.1f}", f"{100 * share:.1f}"])
-        left += share
+            parts.append([title, f"g{number}", number_text(share, 2), f"{100 * start:.1f}", f"{100 * share:.1f}"])
+        start += share
     return parts
 
 
@@ -234,15 +234,15 @@ def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
     ends = {end: int(row[f"{end}_position"]) for end in ("query", "key")}
     words = {end: {**window(str(row[f"{end}_text"]), at), at: str(row[end])} for end, at in ends.items()}
     one = str(row["site"]).endswith("self")
-    found: list[tuple[str, str]] = []
+    parts: list[tuple[str, str]] = []
     for sides in (tuple(ends),) if one else (("query",), ("key",)):
-        found += [("→", "")] if found else []
-        known = {place: word for end in sides for place, word in words[end].items()}
-        near = [place for place in sorted(known) if any(abs(place - ends[end]) <= NEAR for end in sides)]
+        parts += [("→", "")] if parts else []
+        tokens = {place: word for end in sides for place, word in words[end].items()}
+        near = [place for place in sorted(tokens) if any(abs(place - ends[end]) <= NEAR for end in sides)]
         for before, place in zip([near[0] - 1, *near], near, strict=False):
-            found += [("…", "")] if place - before > 1 else []
-            found.append((display_subword(known[place], marks), " ".join(end for end in sides if ends[end] == place)))
-    return {"line": int(row["sentence"]) + 1, "weight": number_text(row["weight"], 2), "words": found}
+            parts += [("…", "")] if place - before > 1 else []
+            parts.append((display_subword(tokens[place], marks), " ".join(end for end in sides if ends[end] == place)))
+    return {"line": int(row["sentence"]) + 1, "weight": number_text(row["weight"], 2), "words": parts}
 
 
 def window(text: str, at: int) -> dict[int, str]:
@@ -268,8 +268,8 @@ def examples_data(examples: Sequence[Example]) -> dict[str, Any] | None:
         for site, weights in example.weights.items():
             # without a search for repetitions, of which attention has none: a hundred times as fast, and smaller
             stream = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
-            packed = base64.b64encode(stream.compress(STEPS[weights].tobytes()) + stream.flush()).decode("ascii")
-            sites[site] = {"sides": list(sides_of(site, sides)), "packed": packed}
+            text = base64.b64encode(stream.compress(STEPS[weights].tobytes()) + stream.flush()).decode("ascii")
+            sites[site] = {"sides": list(sides_of(site, sides)), "packed": text}
         texts = dict(example.texts)
         sentences.append({"line": example.number + 1, "texts": texts, "subwords": sides, "sites": sites})
     sizes = [sum(len(site["packed"]) for site in sentence["sites"].values()) for sentence in sentences]

@@ -85,13 +85,13 @@ def gather(runs: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report
     studies = [read_run(run) if isinstance(run, Path) else run for run in by_kind["analysis"]]
     removals, trainings = list(map(Removal.open, by_kind["removal"])), list(map(Training.open, by_kind["training"]))
     sweeps = open_pruned(by_kind["pruning"])
-    named = names or number_same([study.name for study in studies])
-    shown = [run_data(study, name) for study, name in zip(studies, named, strict=True)]
-    others = [removal.folder.resolve().name for removal in removals]
-    others += [*(sweep.name for sweep in sweeps), *(run.name for run in trainings)]
-    titles = [study.model for study in studies] or others
-    blocks = [*study_blocks(studies, shown), *pruning_blocks(removals, sweeps), *training_blocks(trainings)]
-    return Report(", ".join(dict.fromkeys(titles)) or "nothing", studies, shown, blocks)
+    study_names = names or number_same([study.name for study in studies])
+    run_data_list = [run_data(study, name) for study, name in zip(studies, study_names, strict=True)]
+    removal_names = [removal.folder.resolve().name for removal in removals]
+    removal_names += [*(sweep.name for sweep in sweeps), *(run.name for run in trainings)]
+    titles = [study.model for study in studies] or removal_names
+    blocks = [*study_blocks(studies, run_data_list), *pruning_blocks(removals, sweeps), *training_blocks(trainings)]
+    return Report(", ".join(dict.fromkeys(titles)) or "nothing", studies, run_data_list, blocks)
 
 
 def kind_of(path: Path) -> str:
@@ -110,10 +110,10 @@ def kind_of(path: Path) -> str:
     return "analysis"
 
 
-def study_blocks(studies: Sequence[Study], shown: Sequence[Mapping[str, Any]]) -> Iterator[PageBlock]:
+def study_blocks(studies: Sequence[Study], runs: Sequence[Mapping[str, Any]]) -> Iterator[PageBlock]:
     """Findings of every study, the comparisons of the first with the others before them; then figures."""
-    names = [run["name"] for run in shown]
-    short = [{head["short"]: head["name"] for head in run["heads"]} for run in shown]
+    names = [run["name"] for run in runs]
+    short = [{head["short"]: head["name"] for head in run["heads"]} for run in runs]
     titles = [f"Run {name}" for name in names] if len(studies) > 1 else [""] * len(studies)
     pairs = [
         StudyComparison([studies[0], other], names=(names[0], name))
@@ -125,13 +125,13 @@ def study_blocks(studies: Sequence[Study], shown: Sequence[Mapping[str, Any]]) -
     for number, study in enumerate(studies):
         yield PageBlock("Findings", titles[number], study.answers(), (), short[number], number)
     for pair in pairs:
-        drawn = draw("compare", [pair.first, pair.second], measure=pair.measure) if pair.measure else []
-        yield PageBlock("Comparison", " and ".join(pair.names), (), drawn)
+        images = draw("compare", [pair.first, pair.second], measure=pair.measure) if pair.measure else []
+        yield PageBlock("Comparison", " and ".join(pair.names), (), images)
     if pairs:
         yield PageBlock("Comparison", "Do functions predict importance", (), draw("needs", studies))
-    wanted = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
+    figures = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
     for title, study in zip(titles, studies, strict=True):
-        yield PageBlock("Figures", title, (), [image for figure in wanted for image in draw(figure, [study])])
+        yield PageBlock("Figures", title, (), [image for figure in figures for image in draw(figure, [study])])
 
 
 def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iterator[PageBlock]:
@@ -139,9 +139,9 @@ def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iter
     for removal in removals:
         yield PageBlock("Pruning", removal.folder.resolve().name, removal.answers())
     for sweep in sweeps:
-        kinds = [*(["quality"] if sweep.measured else []), "sites", *(["gates"] if sweep.gates else [])]
-        drawn = [image for kind in kinds for image in draw("pruning", [sweep], figure=kind)]
-        yield PageBlock("Pruning", sweep.name, sweep.answers(), drawn)
+        kinds = [*(["quality"] if sweep.has_quality else []), "sites", *(["gates"] if sweep.gates else [])]
+        images = [image for kind in kinds for image in draw("pruning", [sweep], figure=kind)]
+        yield PageBlock("Pruning", sweep.name, sweep.answers(), images)
 
 
 def training_blocks(runs: Sequence[Training]) -> Iterator[PageBlock]:
@@ -158,10 +158,10 @@ def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
     try:
         if figure.runs == "each" and not figure.is_of(runs[0]):
             return []
-        drawn = figure.drawn(runs, figure.Options(**options))
+        sheet = figure.draw_runs(runs, figure.Options(**options))
     except HeadscopeError:
         return []
-    return [image_html(drawn, figure.summary)]
+    return [image_html(sheet, figure.summary)]
 
 
 def image_html(figure: Any, title: str) -> Markup:
@@ -170,8 +170,8 @@ def image_html(figure: Any, title: str) -> Markup:
     with FigureStyle().in_use(), rc_context({"svg.hashsalt": "headscope"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     svg = re.sub("<[^>]+>", lambda tag: LONG.sub(r"\1", tag[0]), CONTROL.sub("\ufffd", content.getvalue()))
-    kept = svg[svg.index("<svg") :].replace("<svg", '<svg xml:space="preserve"', 1)  # several spaces in a text
-    address = quote(kept, safe=" <>/=:;,.'()-_!*+$@?[]{}|~&\n")
+    markup = svg[svg.index("<svg") :].replace("<svg", '<svg xml:space="preserve"', 1)  # several spaces in a text
+    address = quote(markup, safe=" <>/=:;,.'()-_!*+$@?[]{}|~&\n")
     return Markup('<img src="data:image/svg+xml,{}" alt="{}">').format(address, title)
 
 
@@ -183,8 +183,8 @@ def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), f
 
 def write_removal_page(folder: Path, name: str) -> Path:
     """Write the page of a folder that will have a name: what a removal did, and the sizes that were tried, if any."""
-    tried = open_pruned([folder / "sizes"]) if (folder / "sizes").is_dir() else []
-    sizes = [replace(run, name="Sizes that were tried") for run in tried]
+    sweeps = open_pruned([folder / "sizes"]) if (folder / "sizes").is_dir() else []
+    sizes = [replace(run, name="Sizes that were tried") for run in sweeps]
     removal = Removal(Removal.open(folder).record, Path(name))
     return save_page(Report(name, blocks=list(pruning_blocks([removal], sizes))), folder / "page.html")
 
@@ -256,22 +256,22 @@ def digest(content: str) -> str:
 def facts(study: Study) -> dict[str, str]:
     """What a reader of the page may want to know of the run: texts and numbers of its record."""
     record = study.record
-    known = {**(record.get("checkpoint") or {}), **(record.get("data") or {}), **record, "signature": ""}
-    known["command"] = " ".join(map(str, record.get("command") or ()))
-    texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in known.items() if value}
+    entries = {**(record.get("checkpoint") or {}), **(record.get("data") or {}), **record, "signature": ""}
+    entries["command"] = " ".join(map(str, record.get("command") or ()))
+    texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in entries.items() if value}
     return {name: str(text) for name, text in texts.items() if isinstance(text, str) or type(text) is int}
 
 
 def _definitions(report: Report) -> dict[str, tuple[list[str], list[str]]]:
     """Of every analysis whose measures the runs have: their titles, and its definition in paragraphs."""
-    declared, found = measured_columns(), dict[str, tuple[list[str], list[str]]]()
+    columns, definitions = measured_columns(), dict[str, tuple[list[str], list[str]]]()
     for measure in (measure for run in report.runs for measure in run["measures"]):
-        if measure["name"] in declared:
-            analysis = declared[measure["name"]][0]
-            titles, _ = found.setdefault(analysis.name, ([], analysis.about.split("\n\n")))
+        if measure["name"] in columns:
+            analysis = columns[measure["name"]][0]
+            titles, _ = definitions.setdefault(analysis.name, ([], analysis.about.split("\n\n")))
             if measure["title"] not in titles:
                 titles.append(measure["title"])
-    return found
+    return definitions
 
 
 def prose_html(text: str) -> Markup:
