@@ -77,7 +77,7 @@ class StudyComparison(Result):
         one, studies = self.first.model == self.second.model, zip(self.names, (self.first, self.second), strict=True)
         runs = (f"{name} ({'' if one else f'{study.model}, '}{study.data})" for name, study in studies)
         subject = f"{self.first.model}: " * one + " against ".join(runs)
-        answers = [Answer("", subject), *([Answer("Do heads differ", self._verdict())] if self.measure else [])]
+        answers = [Answer("", subject)]
         if sites := [site for site in self.first.layout if site not in self.sites]:
             answers.append(Answer("Not compared", f"heads of {', '.join(sites)}: the layouts differ", caution=True))
         if self.sites:
@@ -96,6 +96,7 @@ class StudyComparison(Result):
             p = row["p_adjusted"]
             p_text = "" if np.isnan(p) else "< 0.001" if p < 0.001 else number_text(p, 2)
             rows.append((HeadId.of_row(row), *(number_text(row[name], 2) for name in numbers), p_text))
+        yield Answer("Do heads differ", self._verdict())
         question = f"Which heads differ most: {importance_label(self.first, measure_of(self.measure))}"
         yield from self._table(question, "", columns, rows)
 
