@@ -44,8 +44,8 @@ class CopySuppression(Analysis):
 
     Logits are E' W_V W_O W_U, gains of norms folded in, biases left out; E' are embeddings after the first layer's
     feed-forward network, its heads off. Measured on `copy-suppression-tokens` drawn tokens; `copy_suppression_chance`
-    is ten over the vocabulary. Pre-norm decoders only. Whether the head looks at what is about to be predicted is not
-    measured.
+    is ten of the vocabulary's size. Pre-norm decoders only. It is not measured whether the head looks at what is about
+    to be predicted.
 
     Label `copy-suppression`: at least 0.5 and twice chance, with tokens as units.
     """
@@ -81,7 +81,7 @@ class CopySuppression(Analysis):
         )
         self.chance = LOWEST / len(stream.readout.weight)
         self.suppression = {
-            site_layer: lowest(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
+            site_layer: suppressed_tokens(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
             for site_layer, states in read_states(stream, ids).items()
         }
 
@@ -101,11 +101,11 @@ class CopySuppression(Analysis):
         return {"tokens": str(self.options.copy_suppression_tokens), **super().signature()}
 
 
-def lowest(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
+def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
     """Whether what each head writes for tokens [n], read as states [n d], has them among its ten lowest logits: [h n].
 
     Where logits tie, the token comes first; a head whose writing is read by no logit lowers none. Heads and tokens
-    are taken so many at a time that their logits fit in memory.
+    come in chunks whose logits fit in memory.
     """
     heads, parts = stream.factors(site_layer), []
     contexts = states @ heads.value  # [h n k]
@@ -179,7 +179,7 @@ class Copying(Analysis):
 class Spectra:
     """Eigenvalues [h k] of the OV circuits of one layer, and the spread of their sums by chance [h].
 
-    `zero` [h] marks heads whose circuit is nothing but rounding: they write nowhere that the vocabulary is read from.
+    `zero` [h] marks heads whose circuit is rounding alone: no logit reads what they write.
     """
 
     eigenvalues: Tensor
@@ -188,7 +188,7 @@ class Spectra:
 
     @property
     def size(self) -> Tensor:
-        """Σ|λ| [h]; NaN where it is nothing but rounding."""
+        """Σ|λ| [h]; NaN where the circuit is zero."""
         return self.eigenvalues.abs().sum(dim=-1).masked_fill(self.zero, torch.nan)
 
     @property

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from headscope.results.study import Study
 
 PAGE = "report.html"
-HOW = "with --source - and --target - a line is a sentence, a tab and its translation"
 
 
 def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The sentences of stdin by option, of a `source` and perhaps a `target` that are `-`; nothing where none is.
+    """The sentences of stdin by option: `source`, and `target` if that is `-` too; {} without `-`.
 
     At a terminal it asks for each; else a line is a sentence, or both with a tab between. ConfigError where stdin is
     asked for anything else, DataError where it has no sentence.
@@ -64,7 +63,7 @@ def _read_stdin(names: list[str]) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(_decode_lines(lines_of(sys.stdin.buffer, name="stdin")), start=1):
         parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
         if len(parts) != len(names):
-            raise DataError(f"stdin:{number}: {HOW}")
+            raise DataError(f"stdin:{number}: for --source - --target - give a sentence, a tab and its translation")
         if any(map(is_empty, parts)):
             raise DataError(f"stdin:{number}: the line is empty; every line must hold one sentence")
         yield parts

@@ -16,7 +16,7 @@ from headscope.config import EvaluateConfig
 from headscope.config.option import SEED, make_config
 from headscope.config.small import TranslateConfig, TranslateOptions
 from headscope.data.corpus import open_corpus
-from headscope.data.lines import MOST_LINE, lines_of
+from headscope.data.lines import MAX_LINE, lines_of
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import Merges, merge_symbols
 from headscope.errors import ConfigError, DataError
@@ -37,12 +37,12 @@ needs_device = pytest.mark.skipif(not ENDLESS.exists(), reason="there is no endl
 
 def test_a_line_that_never_ends_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.en.gz"
-    path.write_bytes(gzip.compress(b"a b\n" + b"word " * (MOST_LINE // 5 + 1)))
+    path.write_bytes(gzip.compress(b"a b\n" + b"word " * (MAX_LINE // 5 + 1)))
     with pytest.raises(DataError, match=r"text\.en\.gz:2: .*1,048,576"):
         open_corpus(path)
     with pytest.raises(DataError, match="stdin:1:"):
-        list(lines_of(io.BytesIO(b"\0" * (MOST_LINE + 1)), name="stdin"))
-    assert list(lines_of(io.BytesIO(b"a\n" + b"b" * MOST_LINE), name="x")) == [b"a\n", b"b" * MOST_LINE]
+        list(lines_of(io.BytesIO(b"\0" * (MAX_LINE + 1)), name="stdin"))
+    assert list(lines_of(io.BytesIO(b"a\n" + b"b" * MAX_LINE), name="x")) == [b"a\n", b"b" * MAX_LINE]
 
 
 @needs_device

@@ -1,4 +1,4 @@
-"""Arguments of the API: texts and reports of progress; and errors in the words of Python."""
+"""Arguments of the API: texts and reports of progress."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SEED = 2**63 - 2**31  # tables take 63 bits, and commands add a little to a seed
 BEAM = 1000
 RESAMPLES = 10_000  # an interval of 95 % needs about 1,000
 POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translation's length
-MOST_LAYERS, MOST_HEADS, MOST_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
+MAX_LAYERS, MAX_HEADS, MAX_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
 BOUNDS = {"minimum": "ge", "maximum": "le", "above": "gt", "below": "lt"}
 WORDS = {
     **{"Value error, ": "", "Input should": "it must", "greater than or equal to": "at least", "greater": "more"},

@@ -268,7 +268,7 @@ def _align(
 
 
 PROBED = 512  # sentences of which the longest are tried
-MOST_TOKENS = 2**17  # positions beyond which a batch gains nothing
+MAX_TOKENS = 2**17  # positions beyond which a batch gains nothing
 SHARE = 0.6  # of the memory that is free; texts that come later may need more than those measured
 ASKED = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
 
@@ -348,4 +348,4 @@ def fitting_tokens(trial: BatchTrial, memory: DeviceMemory, *, limit: int) -> in
     bytes_per_position = max(1.0, (peaks[1] - peaks[0]) / trial.positions)
     fixed = max(0.0, peaks[0] - bytes_per_position * trial.positions)
     fitting = (SHARE * memory.free() - fixed) / (bytes_per_position * max(1.0, limit / trial.longest))
-    return max(DEFAULT_TOKENS, min(int(fitting), MOST_TOKENS) // DEFAULT_TOKENS * DEFAULT_TOKENS)
+    return max(DEFAULT_TOKENS, min(int(fitting), MAX_TOKENS) // DEFAULT_TOKENS * DEFAULT_TOKENS)

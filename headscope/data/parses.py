@@ -87,7 +87,7 @@ def _strip(text: str, span: Span | None) -> Span:
     return start, start + len(part.strip())
 
 
-COLUMNS, MOST_WORDS = 10, 100_000
+COLUMNS, MAX_WORDS = 10, 100_000
 SPACES = re.compile(r"\s*")
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
 
@@ -140,8 +140,8 @@ def read_conllu(path: Path) -> Iterator[Parse]:
                 text = text_comment[1] if text_comment and text is None else text
             elif line.strip():
                 rows.append((number, line.split("\t")))
-                if len(rows) > MOST_WORDS:
-                    raise _Broken(number, f"a sentence of more than {MOST_WORDS} words; an empty line ends one")
+                if len(rows) > MAX_WORDS:
+                    raise _Broken(number, f"a sentence of more than {MAX_WORDS} words; an empty line ends one")
             else:
                 if rows:
                     yield _parse(rows, text)

@@ -15,8 +15,8 @@ from headscope.description.sample import Laid
 from headscope.description.tokens import Numbers, TokenReader
 
 MOST, WINDOW = 5, 24
-LEAST_COUNT, LEAST_WEIGHT = 5, 0.1
-LEAST_SEEN = 2
+MIN_COUNT, MIN_WEIGHT = 5, 0.1
+MIN_SEEN = 2
 SEVERAL = 5
 """Keys that a query must see to be called sharp: with fewer it is, whatever the head."""
 
@@ -188,12 +188,12 @@ def leading_pairs(
             pairs.count.sum() / pairs.whole.double().sum(dim=0).clamp(min=1e-6)
         )  # [u h] as many as usual ones
         lift = torch.where(
-            (rows >= LEAST_COUNT) & (mean >= LEAST_WEIGHT), pairs.weight / pairs.expected.clamp(min=1e-6), 0.0
+            (rows >= MIN_COUNT) & (mean >= MIN_WEIGHT), pairs.weight / pairs.expected.clamp(min=1e-6), 0.0
         )
         kinds = {"surprising": lift}
         if lexical:
             score = torch.stack([_scores(pairs, tables, heads) for tables in lexical]).mean(dim=0)
-            is_frequent = (rows >= LEAST_SEEN) & (mean >= LEAST_WEIGHT)
+            is_frequent = (rows >= MIN_SEEN) & (mean >= MIN_WEIGHT)
             kinds["lexical"] = torch.where(is_frequent, score, 0.0)
         for head in range(count):
             for kind, values in sorted(kinds.items()):

@@ -88,7 +88,7 @@ RANK, STEPS = 16, 25
 PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
 
 
-PIECE, LEAST_ROWS = 2**19, 16
+PIECE, MIN_ROWS = 2**19, 16
 """Weights that are worked on at a time, and the rows of a sentence that are however many these are."""
 
 Tables = tuple[Tensor, Tensor]
@@ -134,7 +134,7 @@ class Block:
     def pieces(self) -> Iterator[tuple[slice, Block]]:
         """Which sentences, and some rows of theirs: so few weights that a processor's cache holds them."""
         b, n, s, h = self.weights.shape
-        lines, rows = max(1, PIECE // (n * s * h)), max(LEAST_ROWS, PIECE // (s * h))
+        lines, rows = max(1, PIECE // (n * s * h)), max(MIN_ROWS, PIECE // (s * h))
         for line, row in product(range(0, b, lines), range(0, n, rows)):
             some = (slice(line, line + lines), slice(row, row + rows))
             cut = {name: getattr(self, name)[some] for name in ("weights", "visible", "queries", "mass")}

@@ -22,7 +22,7 @@ BY = {
 """The groups of a description in words."""
 ONLY = "only the sentence"
 """What explains a head of which a description says less than half."""
-NAMED, MOST_PAIRS = 0.05, 3
+NAMED, MAX_PAIRS = 0.05, 3
 """Groups that add less than this share are not named; so many pairs of words are."""
 
 
@@ -38,7 +38,7 @@ def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tup
     if row.get("explained", float("nan")) < 0.5:
         parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
     if pairs and any(group == "lexical" for group, _ in shares):
-        parts.append("highest: " + ", ".join(f"“{query}” → “{key}”" for query, key in pairs[:MOST_PAIRS]))
+        parts.append("highest: " + ", ".join(f"“{query}” → “{key}”" for query, key in pairs[:MAX_PAIRS]))
     return "; ".join(parts)
 
 

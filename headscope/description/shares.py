@@ -22,9 +22,9 @@ from headscope.description.loglinear import (
 from headscope.description.sample import Laid
 
 FOLDS, WATCHED = 2, 5
-LEAST_ROOM = 0.01
+MIN_ROOM = 0.01
 """Heads whose weights are nearer to even than this share of the entropy of even weights have nothing to explain."""
-LEAST_MASS = 1e-3
+MIN_MASS = 1e-3
 """Mean weight on some keys below which it does not matter how it lies there."""
 
 
@@ -67,11 +67,11 @@ def explain_shares(stack: Laid, *, steps: int = STEPS, step: Callable[[int], Non
     sentences = torch.cat([block.sentences for block in stack.blocks])
     room = torch.cat([block.room for block in stack.blocks])
     even = torch.cat([block.even for block in stack.blocks])
-    informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
+    informative = room.sum(dim=0) >= MIN_ROOM * even.sum(dim=0)  # [h]
     gain_by_group = {group: torch.where(informative, gain, 0.0) for group, gain in gain_by_group.items()}
     unmet_gained, unmet_room, unmet_even = sum(unmets, torch.zeros(()))
-    least_even = unmet_even.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
-    present = informative & (unmet_room.sum(dim=0) >= LEAST_ROOM * least_even)  # [h]
+    least_even = unmet_even.sum(dim=0).maximum(MIN_MASS * even.sum(dim=0))
+    present = informative & (unmet_room.sum(dim=0) >= MIN_ROOM * least_even)  # [h]
     unmet = torch.where(present, unmet_gained, 0.0), torch.where(present, unmet_room, 0.0)
     return Explained(sentences, gain_by_group, torch.where(informative, room, 0.0), position, pairs, unmet)
 

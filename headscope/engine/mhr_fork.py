@@ -57,7 +57,7 @@ class BatchSize:
     tokens: int | None = None
 
     @property
-    def most_sentences(self) -> int | None:
+    def max_sentences(self) -> int | None:
         """The limit on sentences, with its default."""
         return SENTENCES if self.sentences is None and self.tokens is None else self.sentences
 
@@ -105,7 +105,7 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
                 f"give {flag.max_length} {size.tokens}"
             )
         is_full = size.tokens is not None and longest * (len(batch) + 1) > size.tokens
-        if batch and (is_full or len(batch) == size.most_sentences):
+        if batch and (is_full or len(batch) == size.max_sentences):
             n_closed = max(MULTIPLE * (len(batch) // MULTIPLE), len(batch) % MULTIPLE)
             closed_batches.append(batch[:n_closed])
             batch = batch[n_closed:]

@@ -26,7 +26,7 @@ from headscope.files.tables import shield_formulas
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
-from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, signed_text
+from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, signed_text
 from headscope.results.result import Result
 from headscope.signature import Signature, count_of
 
@@ -56,7 +56,7 @@ class EachHead(Result):
         columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
         sites = {*self.table.site[1:]}
         rows = []
-        for row in self.table.head(MOST_ROWS).to_dict("records"):
+        for row in self.table.head(MAX_ROWS).to_dict("records"):
             values = (signed_text(row[name]) if "_diff" in name else f"{row[name]:.4f}" for name in columns)
             head = HeadId.of_row(row).name(sites) if row["site"] else "none"
             rows.append((head, *values))

@@ -12,7 +12,7 @@ from typing import Any
 
 from headscope.errors import DataError, HeadscopeError, lookalike
 
-MOST_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
+MAX_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """What stands in the place of a large file where a repository was cloned without Git LFS."""
@@ -20,7 +20,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 Kind = type[HeadscopeError]
 
 
-def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MAX_BYTES) -> bytes:
     """The bytes of a file; `error` where it cannot be read or has more than `limit`.
 
     `name` is the file's name in messages, by default its path.
@@ -66,7 +66,7 @@ def is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES) -> str:
+def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MAX_BYTES) -> str:
     """A UTF-8 text, with `\\n` as line end and without a byte order mark. Errors as of `read_bytes`."""
     try:
         text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8-sig")
@@ -75,7 +75,7 @@ def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_json(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES, **hooks: Any) -> Any:
+def read_json(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MAX_BYTES, **hooks: Any) -> Any:
     """The value of a JSON file; `hooks` are arguments of `json.loads`. Errors as of `read_bytes`."""
     text = read_text(path, error=error, name=name, limit=limit)
     try:

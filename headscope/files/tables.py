@@ -22,7 +22,7 @@ from headscope.errors import DataError, HeadscopeError, reason_of
 from headscope.files.reading import no_path
 from headscope.files.writing import write_atomically
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 SIMILARITY, EXAMPLES = "similarity.npz", "examples.npz"
 
 MISSING = ["", "nan", "NaN", "NA", "N/A"]
@@ -93,8 +93,8 @@ def read_csv(
     column_names, words = list(columns), list(texts)
     if isinstance(file, Path) and not file.exists():
         raise error(no_path(file_name))
-    if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
-        raise error(f"{file_name} is no file of at most {MOST_BYTES:,} bytes{hint}")
+    if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MAX_BYTES):
+        raise error(f"{file_name} is no file of at most {MAX_BYTES:,} bytes{hint}")
     reading: dict[str, Any] = {"encoding": "utf-8", "keep_default_na": False}
     try:
         header = pd.read_csv(file, nrows=0, **reading)

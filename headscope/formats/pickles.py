@@ -21,17 +21,17 @@ from torch import Tensor
 from headscope.errors import CheckpointError, DataError, reason_of
 from headscope.files.archives import has_checksums, native_numbers, zip_damage
 from headscope.files.reading import read_bytes
-from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Refused, Storage, StoredTensor, StubType, Unpickler
+from headscope.formats.safe_pickle import BROKEN, MAX_STEPS, Refused, Storage, StoredTensor, StubType, Unpickler
 
-MOST_MATRICES = 2 << 30  # batches of matrices between heads grow with the corpus
+MAX_MATRICES = 2 << 30  # batches of matrices between heads grow with the corpus
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
 
 
 def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
     """What a pickle holds, objects of numpy and of `classes` as `StubType`; DataError in one line for anything else."""
-    data = read_bytes(path, limit=MOST_MATRICES)
+    data = read_bytes(path, limit=MAX_MATRICES)
     try:
-        return Unpickler(data, names=classes, most_steps=max(len(data), MOST_STEPS)).load()
+        return Unpickler(data, names=classes, max_steps=max(len(data), MAX_STEPS)).load()
     except Refused as error:
         raise DataError(f"{path} is no pickle that headscope reads: {error}") from None
     except BROKEN as error:
@@ -81,7 +81,7 @@ def _describe_array(value: object) -> tuple[tuple[int, ...], str, object] | None
     return (shape, (order if order in ("<", ">") else "") + kind, state[4]) if isinstance(kind, str) else None
 
 
-MOST_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
+MAX_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
 LEGACY = bytes.fromhex("80028a0a6cfc9c46f920") + bytes.fromhex("6aa850192e")  # pickle of torch's magic number
 
 
@@ -166,8 +166,8 @@ def _read_zip(path: Path) -> Any:
             raise Refused(f"storage {key[:40]!r} should have {count:,} numbers, but {found_size}; the file is broken")
         return Storage(dtype, count, key, partial(archive.read, info))
 
-    if members[program].file_size > MOST_BYTES:
-        raise Refused(f"its pickle has {members[program].file_size:,} bytes; at most {MOST_BYTES:,} are read")
+    if members[program].file_size > MAX_BYTES:
+        raise Refused(f"its pickle has {members[program].file_size:,} bytes; at most {MAX_BYTES:,} are read")
     if f"{root}byteorder" in members and archive.read(f"{root}byteorder") != b"little":
         raise Refused("it was written on a big-endian machine; save it anew on an ordinary one")
     return Unpickler(archive.read(program), storage=storage).load()
@@ -177,7 +177,7 @@ def _read_legacy(path: Path) -> Any:
     """Five pickles (magic, version, system, content, storage keys), then count and bytes of every storage."""
     size = path.stat().st_size
     with path.open("rb") as handle:
-        head = io.BytesIO(handle.read(MOST_BYTES))
+        head = io.BytesIO(handle.read(MAX_BYTES))
     if not head.getbuffer()[: len(LEGACY)] == LEGACY:
         raise Refused("it is no file of torch.save")
     spans: dict[str, tuple[int, int]] = {}

@@ -21,7 +21,7 @@ import numpy
 import torch
 from torch import Tensor
 
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 ADVICE = "nothing of it was executed; if you trust the file, load it with the program that wrote it and save it anew"
 
 STORAGES = {
@@ -32,7 +32,7 @@ STORAGES = {
         **{"Byte": torch.uint8, "Bool": torch.bool},
     }.items()
 }
-# Names that may occur; whatever is made with them is a record that does nothing.
+# Names that may occur; a call of one makes a StubType.
 INERT = {
     *STORAGES,
     *(f"typing.{kind}" for kind in ("Any", "Dict", "List", "Optional", "Tuple", "Union")),
@@ -72,7 +72,7 @@ class StubType:
 
 @dataclass(eq=False)
 class Storage:
-    """Numbers on disk: `count` of a type, in a file whose size has been checked."""
+    """`count` numbers of one type on disk, in a file whose size has been checked."""
 
     dtype: torch.dtype
     count: int
@@ -120,7 +120,7 @@ class Unpickler(pickle._Unpickler):
     """Runs one pickle and leaves what follows it unread.
 
     `names` may occur beside those of every file; `storage(dtype, key, count)` finds the numbers of tensors (None: there
-    may be none). Refused after `most_steps` steps, and for names and values that do not belong there.
+    may be none). Refused after `max_steps` steps, and for names and values that do not belong there.
     """
 
     stack: list[Any]
@@ -131,18 +131,18 @@ class Unpickler(pickle._Unpickler):
         *,
         names: Collection[str] = (),
         storage: Callable[[torch.dtype, str, int], Storage] | None = None,
-        most_steps: int = MOST_STEPS,
+        max_steps: int = MAX_STEPS,
     ) -> None:
         super().__init__(io.BytesIO(data) if isinstance(data, bytes) else data, encoding="latin-1")
-        self.names, self.storage, self.most_steps = names, storage, most_steps
+        self.names, self.storage, self.max_steps = names, storage, max_steps
         self.storages: dict[str, Storage] = {}
         self.spent = 0
 
     def spend(self, steps: int) -> None:
-        """Count steps; Refused beyond `most_steps`."""
+        """Count steps; Refused beyond `max_steps`."""
         self.spent += steps
-        if self.spent > self.most_steps:
-            raise Refused(f"its pickle takes more than {self.most_steps:,} steps; it is broken or hostile")
+        if self.spent > self.max_steps:
+            raise Refused(f"its pickle takes more than {self.max_steps:,} steps; it is broken or hostile")
 
     def find_class(self, module: str, name: str) -> Name:
         """What stands for a global; Refused for one that a checkpoint has no need of."""

@@ -17,7 +17,7 @@ from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.interface import watch_modules
 from headscope.model.stored_weights import tensors_in_place
 
-MOST_NESTED = 3
+MAX_NESTED = 3
 WIDER = {torch.float16: "float32 or bfloat16", torch.bfloat16: "float32"}
 
 
@@ -195,6 +195,6 @@ def _tensors(values: Any, depth: int = 0) -> Iterator[Tensor]:
     """Tensors among the inputs or outputs of a module: in tuples, lists and the output classes of transformers."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, (tuple, list, Mapping)) and depth < MOST_NESTED:
+    elif isinstance(values, (tuple, list, Mapping)) and depth < MAX_NESTED:
         for entry in values.values() if isinstance(values, Mapping) else values:
             yield from _tensors(entry, depth + 1)

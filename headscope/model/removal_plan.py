@@ -71,13 +71,13 @@ def padded_plan(attention_sites: AttentionSites, plan: RemovalPlan, *, same_head
     """
     sites = {site.place: site for site in attention_sites.order}
     per_group = {place: _by_group(plan.kept[place], site) for place, site in sites.items()}
-    most_groups = max(len(groups) for groups in per_group.values())
+    max_groups = max(len(groups) for groups in per_group.values())
     most_heads = max((len(heads) for groups in per_group.values() for heads in groups.values()), default=1)
     union = {head for heads_kept in plan.kept.values() for head in heads_kept}
     heads_kept, groups = {}, {}
     for place, site in sites.items():
         filled_groups = _by_group(tuple(sorted(union)), site) if same_heads else per_group[place]
-        count, size = (len(filled_groups), 0) if same_heads else (max(most_groups, 1), most_heads)
+        count, size = (len(filled_groups), 0) if same_heads else (max(max_groups, 1), most_heads)
         groups[place], heads_kept[place] = _fill_groups(filled_groups, site, groups=count, heads=size)
     removed_heads = [head for head in plan.removed if head.head not in heads_kept[head.site, head.layer]]
     return RemovalPlan(tuple(removed_heads), heads_kept, groups)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.config.option import MOST_HEADS, MOST_LAYERS
+from headscope.config.option import MAX_HEADS, MAX_LAYERS
 from headscope.errors import DataError
 from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.heads import SITES, Site
@@ -113,7 +113,7 @@ def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, 
     """What `read` makes of every module's entry; RunError where the file has another structure."""
     content, modules = read_pickle(path), {}
     for stack, layers in content.items() if isinstance(content, dict) else ():
-        for layer, own in enumerate(layers[:MOST_LAYERS] if isinstance(layers, list) else ()):
+        for layer, own in enumerate(layers[:MAX_LAYERS] if isinstance(layers, list) else ()):
             for name, value in own.items() if isinstance(own, dict) else ():
                 if (stack, name) not in MODULES or value == []:  # layers left out
                     continue
@@ -127,7 +127,7 @@ def _modules(path: Path, kind: str, read: Read) -> dict[SiteLayer, tuple[Array, 
 
 def _scores(value: object) -> tuple[Array, int] | None:
     table = array_of(value)
-    if table is not None and table.ndim == 1 and 1 <= len(table) <= MOST_HEADS and table.dtype.kind == "f":
+    if table is not None and table.ndim == 1 and 1 <= len(table) <= MAX_HEADS and table.dtype.kind == "f":
         return table.astype(float), 0
     if (rows := _rows(value)) is None:
         return None
@@ -138,7 +138,7 @@ def _scores(value: object) -> tuple[Array, int] | None:
 def _rows(value: object) -> Array | None:
     """Rows [n h+1] of scores and the number of sentences of a batch."""
     table = array_of(value)
-    if table is None or table.ndim != 2 or not len(table) or not 2 <= table.shape[1] <= MOST_HEADS:
+    if table is None or table.ndim != 2 or not len(table) or not 2 <= table.shape[1] <= MAX_HEADS:
         return None
     sizes = table[:, -1]
     whole = np.isfinite(sizes).all() and (sizes >= 1).all() and (sizes == sizes.round()).all()
@@ -166,7 +166,7 @@ def _matrices(path: Path, kind: str) -> dict[SiteLayer, Array]:
 
 def _square(value: object) -> tuple[Array, int] | None:
     matrix = array_of(value)
-    if matrix is None or matrix.ndim != 2 or not 1 <= matrix.shape[0] == matrix.shape[1] <= MOST_HEADS:
+    if matrix is None or matrix.ndim != 2 or not 1 <= matrix.shape[0] == matrix.shape[1] <= MAX_HEADS:
         return None
     return matrix.astype(float), 1
 

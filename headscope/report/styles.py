@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOOKS = Path(__file__).parent / "looks"
 look_option = partial(option, panel="Size and looks")
 FORMATS = (".png", ".svg", ".pdf")
-MOST_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
+MAX_PIXELS = 2**16 - 1  # of a side, which is what the renderer can do; of an image a sixteenth of its square: 1 GB
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: b
         dpi = dpi or int(rcParams["savefig.dpi"])
         width, height = (int(inches * dpi) for inches in figure.get_size_inches())
         image = kind == ".png" or any(artist.get_rasterized() for artist in figure.findobj())
-        if image and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
+        if image and (max(width, height) > MAX_PIXELS or width * height > MAX_PIXELS**2 // 16):
             instead = ", or write .svg or .pdf" if kind == ".png" else ""
             raise ConfigError(f"{flag.dpi} {dpi} makes {width:,} × {height:,} pixels; take a lower one{instead}")
         looks: dict[str, Any] = {"format": kind[1:], "dpi": dpi, "metadata": metadata[kind]}

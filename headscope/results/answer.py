@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Rows of the table of an answer."""
 
 

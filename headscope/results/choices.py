@@ -7,7 +7,7 @@ from typing import Any
 
 from headscope.heads import HeadId
 from headscope.results.answer import (
-    MOST_ROWS,
+    MAX_ROWS,
     Answer,
     AnswerTable,
     filled_table,
@@ -83,7 +83,7 @@ def run_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
     counts = [row["kept"] for row in rows]
     text = f"{name}: {len(rows)} runs chose heads, {min(counts):,} to {max(counts):,} stay"
     columns = [column for column in rows[0] if column not in ("cell", "control")]
-    cells = [tuple(_cell(row[column]) for column in columns) for row in rows[:MOST_ROWS]]
+    cells = [tuple(_cell(row[column]) for column in columns) for row in rows[:MAX_ROWS]]
     titles = [column.replace("_", " ") for column in columns]
     return [Answer("", text), Answer("Each run", "", filled_table(titles, cells))]
 
@@ -100,7 +100,7 @@ def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     answers += [Answer("", conclusion, detail=True) for conclusion in record["conclusions"]]
     has_prices = any(row["size"].startswith("lambda") for row in rows)
     columns = ("", *(["λ"] if has_prices else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
-    first_rows = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MOST_ROWS]
+    first_rows = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MAX_ROWS]
     table = filled_table(columns, [_sweep_row(row, has_prices=has_prices) for row in first_rows])
     hidden = len(rows) - len(first_rows)
     answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))

@@ -13,7 +13,7 @@ from headscope.config.declarations import import_target
 from headscope.errors import flag
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
-from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers, signed_text
+from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, number_text, remark_answers, signed_text
 from headscope.results.result import StoredResult
 from headscope.results.study_tables import RunError
 from headscope.signature import count_of
@@ -341,7 +341,7 @@ def compensations(removal: Removal) -> Iterator[Answer]:
     else:
         columns += (f"{choice['objective']}, other text", "worse by")
         rows = [("intact", *_numbers(intact), "", "")]
-        for row in choice["candidates"][:MOST_ROWS]:
+        for row in choice["candidates"][:MAX_ROWS]:
             name = change if row["name"] == "none" else row["name"]
             mark = " (taken)" if row["name"] == choice["taken"] else ""
             rows.append((f"{name}{mark}", *_numbers(row["held_out"]), *_numbers(row["check"])))

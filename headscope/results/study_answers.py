@@ -28,7 +28,7 @@ MEASURED = ("ablation", "shapley", "integrated_gradients", "taylor")
 EXACT = MEASURED[:3]
 LEVEL = 0.05
 FEWEST_PROMPTS = 10
-MOST_NEEDED, MOST_ROLES = 5, 8
+MOST_NEEDED, MAX_ROLES = 5, 8
 WIDTH, GAP, ROOM = 97, 3, 12  # letters of a row, between columns, and for names of heads at least
 
 
@@ -67,7 +67,7 @@ def is_short(study: Study) -> bool:
 
 def fewest_sentences() -> int:
     """How many sentences a test needs."""
-    fewest: Any = import_target("headscope.engine.evidence.significance:LEAST_UNITS")
+    fewest: Any = import_target("headscope.engine.evidence.significance:MIN_UNITS")
     return int(fewest)
 
 
@@ -203,9 +203,9 @@ def roles(study: Study) -> Iterator[Answer]:
     for role, names in by_role.items():
         heads_text = list_text([study.short_name(name) for name in names], max(ROOM, room))
         rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), heads_text))
-    hidden = len(rows) - MOST_ROLES
+    hidden = len(rows) - MAX_ROLES
     if hidden > 0:
-        rows = rows[: MOST_ROLES - 1] + rows[-1:]
+        rows = rows[: MAX_ROLES - 1] + rows[-1:]
     bare = len(study.heads) - len(labels)
     if bare:
         rows.append((NONE, str(bare), "", *([""] if together else [])))
@@ -326,7 +326,7 @@ def unsupported(study: Study) -> Iterator[Answer]:
             label, _, missing = text.partition(" (")
             rows.append((study.short_name(str(head)), role_of(label), missing.removesuffix(")")))
     if rows:
-        table = AnswerTable(("head", "role", "missing"), tuple(rows[:MOST_ROLES]))
+        table = AnswerTable(("head", "role", "missing"), tuple(rows[:MAX_ROLES]))
         sentence = f"{count_of(len(rows), 'label')} in all; labels.csv has the evidence"
         yield Answer("Not enough evidence", sentence, table, detail=True)
 
@@ -338,7 +338,7 @@ def agreement(study: Study) -> Iterator[Answer]:
             continue
         pairs = study.tables[name].dropna(subset=["spearman"])
         if len(pairs):
-            rows = pairs.sort_values("spearman", ascending=False, kind="stable").head(MOST_ROLES).to_dict("records")
+            rows = pairs.sort_values("spearman", ascending=False, kind="stable").head(MAX_ROLES).to_dict("records")
             cells = tuple((row["first"], row["second"], f"{row['spearman']:.2f}") for row in rows)
             sentence = f"{len(pairs)} pairs in {name}.csv"
             table = AnswerTable(("ranking", "and", "Spearman"), cells)

@@ -24,7 +24,7 @@ from headscope.training.losses import Sums, smoothed_cross_entropy
 from headscope.training.prepare import Prepared, collate, plan_lengths
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
+MIN_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
 
 
 class TrainingLoss(nn.Module):
@@ -131,7 +131,7 @@ class TrainingRun:
         norm = self.descend(self.optimizer, batches, clip=self.config.clip)
         if self.descended and self.scaler.is_enabled():
             self.scaler.update()
-            if (scale := self.scaler.get_scale()) < LEAST_SCALE:
+            if (scale := self.scaler.get_scale()) < MIN_SCALE:
                 raise TrainingError(
                     self._failure_message("the scale of the loss, lowered at every overflow,", scale, batches)
                 )

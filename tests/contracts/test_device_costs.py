@@ -26,7 +26,7 @@ from tests.makers.experts import disturbed
 from tests.oracles import checkpoints, mhr, native, speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
 
-MOST_KERNELS = 5.4
+MAX_KERNELS = 5.4
 EVERY = 4
 """Batches after which it is asked whether all numbers were finite: here fewer than there."""
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
@@ -102,7 +102,7 @@ def test_the_default_analyses_of_a_batch() -> None:
         names = [cls.name for cls in choose_analyses()]
         alone, waits = forward(its, counts)
         kernels, syncs, uploads = cost(its, names, counts)
-    assert kernels <= MOST_KERNELS * alone, (kernels, alone)
+    assert kernels <= MAX_KERNELS * alone, (kernels, alone)
     assert syncs <= waits + 1 / EVERY and uploads == 0, (syncs, uploads, counts.places)
 
 

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrain
 import headscope as hs
 from headscope.data import batching
 from headscope.data.batching import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     SHARE,
     BatchingOptions,
     BatchTrial,
@@ -345,7 +345,7 @@ def batch(rows: int, length: int) -> Batch:
 
 @pytest.mark.parametrize(
     ("free", "limit", "expected"),
-    [(10_000_000, 7, 4096), (10_000_000, 14, 2048), (10**12, 7, MOST_TOKENS), (10, 7, CPU_TOKENS)],
+    [(10_000_000, 7, 4096), (10_000_000, 14, 2048), (10**12, 7, MAX_TOKENS), (10, 7, CPU_TOKENS)],
 )
 def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: int) -> None:
     seen: list[Batch] = []
@@ -353,7 +353,7 @@ def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: i
     found = fitting_tokens(BatchTrial.of(batch(3, 7), seen.append), memory, limit=limit)
     assert found == expected and memory.asked == 2
     assert [part.positions for part in seen] == [21, 21, 42]
-    if CPU_TOKENS < found < MOST_TOKENS:
+    if CPU_TOKENS < found < MAX_TOKENS:
         assert 300_000 + 1000 * found <= SHARE * free < 300_000 + 1000 * (found + CPU_TOKENS)
 
 
@@ -381,7 +381,7 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
             patch.setattr(plan, "AnalysisRunner", Watched)
             tokens, said = batch_tokens(there, *arguments, memory=memory)
     assert tried[1] == tried[0] and tried[2] == 2 * tried[0]
-    assert said == "" and CPU_TOKENS < tokens < MOST_TOKENS
+    assert said == "" and CPU_TOKENS < tokens < MAX_TOKENS
 
 
 def ranked(its: Any) -> object:

@@ -236,7 +236,7 @@ def test_position_alone_explains_what_plain_regression_finds() -> None:
 def test_gradients_are_those_of_autograd(exclude_sinks: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows of a sentence, or sentences, are worked on at a time."""
     monkeypatch.setattr("headscope.description.loglinear.PIECE", piece)
-    monkeypatch.setattr("headscope.description.loglinear.LEAST_ROWS", 2)
+    monkeypatch.setattr("headscope.description.loglinear.MIN_ROWS", 2)
     sample = handmade.sample(RULES, sentences=7, dtype=torch.float64)
     laid = handmade.laid(sample, width=5, exclude_sinks=exclude_sinks)
     blocks = [loglinear.in_double(block) for block in laid.blocks]

@@ -169,7 +169,7 @@ def cut_like_fairseq(order: list[int], lengths: list[tuple[int, int]], size: Bat
     waiting: list[int] = []
     for number in order:
         tokens = (len(waiting) + 1) * max(max(lengths[n]) for n in [*waiting, number])
-        full = len(waiting) == (size.most_sentences or -1) or (size.tokens is not None and tokens > size.tokens)
+        full = len(waiting) == (size.max_sentences or -1) or (size.tokens is not None and tokens > size.tokens)
         if waiting and full:
             whole = len(waiting) - len(waiting) % 8
             taken = whole if whole >= len(waiting) % 8 else len(waiting) % 8

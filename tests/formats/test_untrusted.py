@@ -25,7 +25,7 @@ from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.pickles import LEGACY, is_torch_file, read_tensors, read_torch
-from headscope.formats.safe_pickle import MOST_STEPS, Refused, StoredTensor, StubType, Unpickler
+from headscope.formats.safe_pickle import MAX_STEPS, Refused, StoredTensor, StubType, Unpickler
 from tests.oracles import fairseq
 
 pytestmark = pytest.mark.slow
@@ -263,8 +263,8 @@ def test_programs_that_would_take_for_ever_are_cut_short(tmp_path: Path, program
 
 def test_a_program_has_a_bounded_number_of_steps() -> None:
     with pytest.raises(Refused, match="1,000"):
-        Unpickler(b"\x80\x02(" + b"]0" * 600 + b"N.", most_steps=1000).load()
-    assert MOST_STEPS == 1_000_000
+        Unpickler(b"\x80\x02(" + b"]0" * 600 + b"N.", max_steps=1000).load()
+    assert MAX_STEPS == 1_000_000
 
 
 def test_one_storage_does_not_become_thousands_of_tensors(tmp_path: Path) -> None:

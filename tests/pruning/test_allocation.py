@@ -161,14 +161,14 @@ def all_units(kind: str) -> list[tuple[HeadId, ...]]:
 
 def test_passes_are_said_beforehand_and_with_one_a_step_estimates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     tries, steps = search("bert"), list[int]()
-    most = tries.most_passes(2)
+    most = tries.max_passes(2)
     tries.take(2, step=steps.append)
     assert len(steps) == tries.passes <= most == 2 * allocation.TRIES
     monkeypatch.setattr(allocation, "TRIES", 1)
     _, moments, meter, projections = measured("bert")
     estimates = {unit: 9.0**number for number, unit in enumerate(reversed(all_units("bert")))}
     unknown = MeasuredAllocation([meter], moments, projections, dict.fromkeys(estimates, 0.0), OPTIONS)
-    most = unknown.most_passes(1)
+    most = unknown.max_passes(1)
     unknown.take(1)
     assert unknown.passes == len(estimates) <= most, "all that can go are measured first"
     assert all(cut.unit == allocation.MODULE for cut in unknown.untried)

@@ -16,7 +16,7 @@ from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
 from headscope.training import checkpoints
-from headscope.training.run_state import LEAST_SCALE, TrainingRun
+from headscope.training.run_state import MIN_SCALE, TrainingRun
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS, Variant
 from tests.oracles import lessons, speakers
@@ -84,7 +84,7 @@ def test_a_g_step_that_overflows_lowers_the_scale(tune: str, tmp_path: Path) -> 
 
 def test_gradients_that_overflow_at_every_scale_stop_the_run(tmp_path: Path) -> None:
     """They would otherwise be left out update after update, and nothing would be learnt."""
-    run = tuning(tmp_path, scale=3 * LEAST_SCALE)
+    run = tuning(tmp_path, scale=3 * MIN_SCALE)
     overflowing(run, times=99)
     with pytest.raises(TrainingError, match=r"7\.5e-05.*2.*--precision bf16$"):
         lessons.updates(run, 9)

@@ -20,7 +20,7 @@ from headscope.model.attention import precise
 
 @objective
 class AnswerObjective(Objective):
-    """logit(answer) − logit(wrong answer) at the place where a prompt asks for it (Wang et al. 2022).
+    """logit(answer) − logit(wrong answer) at the position where a prompt asks for it (Wang et al. 2022).
 
     Where a prompt has no wrong answer: log p(answer), in nats. A mean over it is over prompts.
     """
@@ -37,7 +37,7 @@ class AnswerObjective(Objective):
         return "needs a model that predicts words or classes"
 
     def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
-        """The logits [b V] at the places that are asked for."""
+        """The logits [b V] at the positions of the answers."""
         assert batch.contrasts is not None, "the sentences are no prompts"
         if checkpoint.predicts == "classes":
             return checkpoint.class_scores(batch)
@@ -60,8 +60,8 @@ class AnswerObjective(Objective):
 class Top1(Objective):
     """Σ over positions of the largest logit; counts are positions. For a classifier the logit of its class.
 
-    A decoder predicts at every real position, teacher-forced; an encoder at every token that is not special,
-    with nothing hidden, and so does a model that tags words. `aim` [b t] (or [b]) holds the predicted ids: an altered
+    A decoder predicts at every real position, teacher-forced; an encoder and a token classifier at every token
+    that is not special, none of them masked. `aim` [b t] (or [b]) holds the predicted ids: an altered
     model's value is the logits of what the intact model predicts.
     """
 

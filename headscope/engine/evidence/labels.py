@@ -25,7 +25,7 @@ from torch import Tensor
 from headscope.bootstrap import Array, Estimate
 from headscope.config.declarations import head_functions, measure_of
 from headscope.description.pair_function import PAIR_FUNCTIONS
-from headscope.engine.evidence.significance import FALSE_DISCOVERIES, LEAST_UNITS, above_chance, adjust, share_p
+from headscope.engine.evidence.significance import FALSE_DISCOVERIES, MIN_UNITS, above_chance, adjust, share_p
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class LabelTests:
     def _adjust_all(self) -> list[Array]:
         """Adjusted p of every part, over all tests that have instances and units enough."""
         testable = [
-            (part.instances >= self.min_instances) & (part.units >= LEAST_UNITS) if part.sampled else ~np.isnan(part.p)
+            (part.instances >= self.min_instances) & (part.units >= MIN_UNITS) if part.sampled else ~np.isnan(part.p)
             for part in self.parts
         ]
         p = [np.where(is_testable, part.p, np.nan) for part, is_testable in zip(self.parts, testable, strict=True)]
@@ -248,8 +248,8 @@ class LabelTests:
         instances, units, low = int(part.instances[at]), int(part.units[at]), float(part.value.low[at])
         if part.sampled and instances < self.min_instances:
             return f"{instances} instances, {self.min_instances} are needed"
-        if part.sampled and units < LEAST_UNITS:
-            return f"{instances} instances are in {units} sentences, {LEAST_UNITS} are needed"
+        if part.sampled and units < MIN_UNITS:
+            return f"{instances} instances are in {units} sentences, {MIN_UNITS} are needed"
         if not low >= part.threshold[at]:
             return f"interval from {round(low, 3) + 0.0:.3f}, below {part.threshold[at]:.3g}"
         if not p_adjusted <= FALSE_DISCOVERIES:
@@ -266,7 +266,7 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
     """How labels were given, for the signature of an analysis."""
     if is_published(options):
         return {"label-rule": "published"}
-    return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={LEAST_UNITS})"}
+    return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={MIN_UNITS})"}
 
 
 def _row(part: Evidence, at: tuple[int, int], p_adjusted: float, tests: int, missing: str) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _among(first: Members, own: Members, is_known: Members) -> dict[str, float]:
 
 
 Statistics = Mapping[tuple[str, Site, int], GroupSums]
-LEAST_TOLD = 3
+MIN_TOLD = 3
 """Heads of which a correlation says something."""
 
 
@@ -249,7 +249,7 @@ def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -
         estimates = {"spearman": row_spearman(*pair), "pearson": row_pearson(*pair)}
         numbers: dict[str, float] = {}
         for name, values in estimates.items():
-            estimate = interval(values if len(told_heads) >= LEAST_TOLD else torch.full_like(values, torch.nan))
+            estimate = interval(values if len(told_heads) >= MIN_TOLD else torch.full_like(values, torch.nan))
             numbers |= {
                 name: float(estimate.value),
                 f"{name}_low": float(estimate.low),

@@ -59,7 +59,7 @@ def kendall(first: ArrayLike, second: ArrayLike) -> float:
 
 
 FALSE_DISCOVERIES = 0.05
-LEAST_UNITS = 10
+MIN_UNITS = 10
 """Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
 
 
@@ -78,7 +78,7 @@ def p_values(
     at_null, at_share = null * (1 - null), (share * (1 - share)).clamp(min=0)
     scale = torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1).sqrt()
     variance = _variance(sentence_deviations * scale - of_baseline, counts)
-    least = torch.where(torch.as_tensor(divided_sentences) < LEAST_UNITS, at_null / counts.sum(dim=0), 0.0)
+    least = torch.where(torch.as_tensor(divided_sentences) < MIN_UNITS, at_null / counts.sum(dim=0), 0.0)
     mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
     tail: Array = stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
     return tail

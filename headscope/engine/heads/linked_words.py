@@ -38,7 +38,7 @@ from headscope.formats.base import POSITION, Checkpoint
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}
 """How far from a decoder's position the token is that a relation is about."""
 REACH = 64  # offsets of the baseline go this far
-LEAST_PAIRS = 1000
+MIN_PAIRS = 1000
 """Parallel lines that an aligner is trained on at least."""
 DONORS = 256
 POSSIBLE, SURE, SHUFFLED = 1, 2, 4
@@ -131,11 +131,11 @@ def links_of(
     if source is not None and target is not None:
         pairs = in_step(read_lines(source), read_lines(target), (str(source), str(target)))
     pairs = trainable(pairs)
-    lines = list(islice(pairs, LEAST_PAIRS))
-    if len(lines) < LEAST_PAIRS:
+    lines = list(islice(pairs, MIN_PAIRS))
+    if len(lines) < MIN_PAIRS:
         advice = f"give {flag('alignments', 'FILE')}, or training text ({flags('align_corpus', 'align_target')})"
         remark = (
-            f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,} of at most {LONGEST} "
+            f"alignment: {len(lines)} parallel lines are too few to align words, {MIN_PAIRS:,} of at most {LONGEST} "
             f"words are needed; {advice}"
         )
         return SentenceLinks(corpus, remarks=[remark])

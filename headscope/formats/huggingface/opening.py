@@ -24,7 +24,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from headscope.config import Companions
-from headscope.config.option import MOST_LAYERS
+from headscope.config.option import MAX_LAYERS
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.archives import first_member, zip_damage
 from headscope.files.hub import is_cached
@@ -211,8 +211,8 @@ def _config(path: str, options: dict[str, bool]) -> tuple[Any, frozenset[str]]:
 def _check_depth(config: Any) -> None:
     for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
         layers = getattr(config, name, None)
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            raise CheckpointError(f"config.json says {name} {layers}; at most {MOST_LAYERS} are believed")
+        if isinstance(layers, int) and layers > MAX_LAYERS:
+            raise CheckpointError(f"config.json says {name} {layers}; at most {MAX_LAYERS} are believed")
 
 
 def _forget_kernels(config: Any) -> None:

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from headscope.config.option import MOST_LAYERS, MOST_WIDTH, check_fields, make_config, plain_config
+from headscope.config.option import MAX_LAYERS, MAX_WIDTH, check_fields, make_config, plain_config
 from headscope.errors import ConfigError
 
 Option = str | int | float | bool
 Count = Annotated[int, Ge(0)]
 Length = Annotated[int, Ge(1)]
-Width = Annotated[int, Ge(1), Le(MOST_WIDTH)]
+Width = Annotated[int, Ge(1), Le(MAX_WIDTH)]
 Dropout = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -80,8 +80,8 @@ class StackConfig:
             raise ConfigError("learned positions need max_positions, the number of rows of their table")
 
     def _check_heads(self) -> None:
-        if self.layers > MOST_LAYERS:
-            raise ConfigError(f"self_heads names {self.layers} layers; a stack has at most {MOST_LAYERS}")
+        if self.layers > MAX_LAYERS:
+            raise ConfigError(f"self_heads names {self.layers} layers; a stack has at most {MAX_LAYERS}")
         if self.cross_heads and len(self.cross_heads) != len(self.self_heads):
             raise ConfigError(
                 f"cross_heads names {len(self.cross_heads)} layers and self_heads {len(self.self_heads)}; "

@@ -85,7 +85,7 @@ class MeasuredAllocation:
             heapq.heappush(cuts, cut)
         return self.scores | self._scores_of_others()
 
-    def most_passes(self, heads: int) -> int:
+    def max_passes(self, heads: int) -> int:
         """How many measurements it takes at most until so many heads are gone: unknown ones and some a unit."""
         sizes = [len(self.projections[number].units[unit]) for number, units in enumerate(self.left) for unit in units]
         unknown = sum(not cut.cost for cut in self.untried)

@@ -159,11 +159,11 @@ class RefitBench:
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
-        in_turn, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
-        if options.method != "none" and (in_turn or options.feed_forward):
-            at_once = [] if in_turn else self.refits(heads, replace(options, feed_forward=False))
+        is_sequential, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
+        if options.method != "none" and (is_sequential or options.feed_forward):
+            at_once = [] if is_sequential else self.refits(heads, replace(options, feed_forward=False))
             refits += at_once
-            if in_turn or at_once:
+            if is_sequential or at_once:
                 refits += sequential_refits(
                     self.checkpoint,
                     self.text.calibration,

@@ -14,7 +14,7 @@ from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.shared import Refit, anchor_name, in_turn, need_text, partly
+from headscope.pruning.options.shared import Refit, anchor_name, missing_text, stage_parts, strength_part
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -33,7 +33,7 @@ class CalibrationText:
 def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None) -> CalibrationText | None:
     """The texts of a calibration; None where nothing is to be refitted nor measured."""
     if corpus is None and options.method != "none":
-        raise ConfigError(need_text(f"{flag.compensate} {options.method} measures contexts on text"))
+        raise ConfigError(missing_text(f"{flag.compensate} {options.method} measures contexts on text"))
     if corpus is None or (options.method == "none" and valid is None):
         return None
     return split_text(corpus, valid, sentences=options.sentences)
@@ -93,8 +93,8 @@ class Compensated:
             return {}
         text = self.text.calibration
         anchor = anchor_name(self.options.anchor)
-        how = in_turn(self.options) + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
-        how += partly(self.options)
+        how = stage_parts(self.options) + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
+        how += strength_part(self.options)
         return {
             "compensate": "-".join([self.options.method, *how]),
             "damping": f"{self.options.share:g}",
@@ -156,8 +156,8 @@ class Candidate:
         """`least-squares, sequential, anchor mixed, damping 0.1, strength 0.5`."""
         anchor = anchor_name(self.options.anchor)
         refits = self.options.method == "least-squares"
-        how = in_turn(self.options) + [f"anchor {anchor}"] * bool(anchor)
-        how += [f"damping {self.options.share:g}"] * refits + partly(self.options, " ")
+        how = stage_parts(self.options) + [f"anchor {anchor}"] * bool(anchor)
+        how += [f"damping {self.options.share:g}"] * refits + strength_part(self.options, " ")
         return ", ".join([self.options.method, *how])
 
     def gains_on(self, other: Candidate) -> bool:

@@ -26,7 +26,7 @@ from headscope.pruning.options.shared import (
     compensation_option,
     heads_option,
     learning_option,
-    need_text,
+    missing_text,
 )
 from headscope.registry import Registry
 
@@ -109,7 +109,7 @@ class RankConfig(SelectionConfig):
         if self.compensate != "none" and not self.has_text:
             raise ConfigError(f"{flag.compensate} {self.compensate} measures contexts on text: give {flag.source} FILE")
         if self.tune_updates and not self.has_text:
-            raise ConfigError(need_text(f"{flag.tune_updates} needs text"))
+            raise ConfigError(missing_text(f"{flag.tune_updates} needs text"))
 
     @property
     def refit(self) -> Refit:
@@ -190,7 +190,7 @@ class LearnConfig(SelectionConfig):
 
     def __post_init__(self) -> None:
         if not self.has_text:
-            raise ConfigError(need_text("no text to learn from"))
+            raise ConfigError(missing_text("no text to learn from"))
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""

@@ -28,7 +28,7 @@ from headscope.pruning.options.shared import (
     as_text,
     compensation_option,
     heads_option,
-    need_text,
+    missing_text,
 )
 from headscope.pruning.options.sweep import SweepConfig
 
@@ -117,7 +117,7 @@ class RemoveConfig(SmallerModelOptions):
     def __post_init__(self) -> None:
         _ = self.calibration
         if self.compensate != "none" and not self.has_text:
-            raise ConfigError(need_text(f"{flag.compensate} {self.compensate} measures contexts on text"))
+            raise ConfigError(missing_text(f"{flag.compensate} {self.compensate} measures contexts on text"))
         if self.objective and not self.measured:
             raise ConfigError(
                 f"{flag.objective} is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} "
@@ -212,7 +212,7 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
             )
         _ = self.margin, self.refit, self.valid_text
         if not self.has_text:
-            raise ConfigError(need_text("no text to rank, refit and measure on"))
+            raise ConfigError(missing_text("no text to rank, refit and measure on"))
 
     @property
     def searches(self) -> bool:

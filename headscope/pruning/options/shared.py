@@ -27,7 +27,7 @@ heads_option, learning_option, compensation_option = (
     partial(option, panel=panel) for panel in (HEADS, LEARNING, COMPENSATION)
 )
 """`option` under the heading of that name."""
-STAY = "Heads that stay, of those where heads may go (--sites)."
+STAY = "Heads to keep, among those that may go (--sites)."
 EXPORT = (
     "self-contained (default), native or masked of Hugging Face models; same (default) or masked of others. Files for "
     "engines besides, as in native,onnx (`headscope list engines`)."
@@ -54,12 +54,12 @@ class PruningFolder(ValidatedTextFiles, CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SmallerModelOptions(HubOptions, EngineFileOptions, BleuOption, PruningFolder):
-    """How a smaller model is written, refitted and measured, whoever says which heads go."""
+    """How a smaller model is written, refitted and measured, however its heads are chosen."""
 
     device_map: str | None = None
     export: tuple[str, ...] = output_option(
         (),
-        f"{EXPORT} What most programs can serve is native, of layers with as many heads (--allocate uniform).",
+        f"{EXPORT} Most serving programs need native, with as many heads in every layer (--allocate uniform).",
         metavar="KIND",
         common=True,
     )
@@ -93,7 +93,7 @@ class SmallerModelOptions(HubOptions, EngineFileOptions, BleuOption, PruningFold
 
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice(BatchTokens, PruningFolder):
-    """The options that every command shares that says which heads go: which may, and the text that decides."""
+    """Options of every command that chooses heads: where heads may go, and the text that decides."""
 
     objective: str = data_option(
         "", "What heads are judged by: `headscope list objectives`; default: what fits the model.", of=TEXT
@@ -115,7 +115,7 @@ class HeadChoice(BatchTokens, PruningFolder):
 
 @dataclass(frozen=True, kw_only=True)
 class PruningOptions(HeadChoice):
-    """The options that every command shares that learns gates, ranks heads or sweeps over both."""
+    """Options of every command that learns gates, ranks heads or sweeps over both."""
 
     tune_updates: int = learning_option(0, "Updates that follow, with the heads that go closed for good.", minimum=0)
     freeze: Freeze | None = learning_option(
@@ -165,7 +165,7 @@ AUTO = "auto"
 """The compensation that harms least, of several."""
 ANCHORS = ("none", "mixed")
 DAMPING, AUTO_DAMPING = 1e-4, 0.1
-"""λ as a share of the mean of the diagonal of second moments: of what is asked for, and of what `auto` compares."""
+"""λ as a share of the mean diagonal of second moments: the default, and what `auto` compares."""
 
 OtherText = Any
 """A text besides that of a calibration: the path of a file, a list of sentences, or (source, target) of such two."""
@@ -182,8 +182,8 @@ class Refit:
     `objective` is what held-out text is measured by (empty: what fits the model).
     `anchor` adds the moments of other text to those of the calibration text, so that a refit holds there too: "mixed"
     (random subwords, and the words of the calibration text in random order), "none", or a text of your own.
-    `strength` is how far projections go to their refit: 0.5 is half the way from what they were. `add_bias`, which is
-    set by what is written: a projection without a bias gets one; else its refit is linear.
+    `strength` is how far projections go to their refit: 0.5 is half the way from what they were. `add_bias`, which
+    the export sets: a projection without a bias gets one; else its refit is linear.
     "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; the whole way, half of it and
     a quarter) on held-out text and on a second text, and takes what harms least on the worse of the two. `check` is
     that second text (default: text of many kinds that ships, random subwords where the language is not known).
@@ -226,23 +226,23 @@ class Refit:
 
     @property
     def name(self) -> str:
-        """For signatures."""
+        """The refit in signatures."""
         anchor = anchor_name(self.anchor)
-        return "-".join([self.method, *in_turn(self), *([anchor] if anchor else []), *partly(self)])
+        return "-".join([self.method, *stage_parts(self), *([anchor] if anchor else []), *strength_part(self)])
 
 
-def need_text(what: str) -> str:
+def missing_text(what: str) -> str:
     """A message for what is measured on a text, where there is none."""
     return f"{what}: give {flag.source} FILE, and {flag.target} FILE for translation"
 
 
-def partly(options: Refit, mark: str = "=") -> list[str]:
-    """What signatures (and names, where a space is the `mark`) say of a refit that is taken in part."""
+def strength_part(options: Refit, mark: str = "=") -> list[str]:
+    """The strength of a refit that goes part of the way, for signatures and (`mark` " ") names; [] for a whole one."""
     return [f"strength{mark}{options.strength:g}"] * (options.strength < 1)
 
 
-def in_turn(options: Refit) -> list[str]:
-    """What names say of a refit module after module."""
+def stage_parts(options: Refit) -> list[str]:
+    """The stages of a refit beside the plain one, for names."""
     return ["sequential"] * options.sequential + ["feed-forward"] * options.feed_forward
 
 

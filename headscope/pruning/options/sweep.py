@@ -21,7 +21,7 @@ from headscope.pruning.options.shared import (
     compensation_option,
     heads_option,
     learning_option,
-    need_text,
+    missing_text,
 )
 
 measuring_option = partial(option, panel="Measuring")
@@ -142,7 +142,7 @@ class SweepConfig(BleuOption, PruningOptions):
                 raise ConfigError(f"{name} {value} is for rankings, and needs text: give {flag.source} FILE")
         self._check_sizes()
         if self.trains and not self.has_text:
-            raise ConfigError(need_text("no text to learn from"))
+            raise ConfigError(missing_text("no text to learn from"))
         if not self.has_text and self.valid_text is None:
             raise ConfigError(f"no text to measure on: give {flag.valid_source} FILE, or {flag.source} FILE")
 

@@ -93,9 +93,7 @@ def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, proces
     if config.allocate == "measured" and processes.main:
         search = allocation_of(context, gates, ranking)
         n_removed = gates.heads - keep
-        with progress(
-            f"measuring, at most {search.most_passes(n_removed)} times", search.most_passes(n_removed)
-        ) as step:
+        with progress(f"measuring, at most {search.max_passes(n_removed)} times", search.max_passes(n_removed)) as step:
             heads_found = search.take(n_removed, step=step)
         ranking = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, heads_found))
     return Outcome(context, keep, scoring, ranking)

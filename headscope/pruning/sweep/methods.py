@@ -38,7 +38,7 @@ from headscope.pruning.closed_form.allocation import TRIES, MeasuredAllocation
 from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import learn_gates
 from headscope.pruning.options.choice import LEARNERS, LearnConfig, RankConfig
-from headscope.pruning.options.shared import need_text
+from headscope.pruning.options.shared import missing_text
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import rank_and_tune
@@ -103,7 +103,7 @@ class SweepContext:
         self._searches: dict[tuple[str, int], MeasuredAllocation] = {}  # which go on to smaller sizes
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:
-                raise ConfigError(need_text(f"{method} is measured on text"))
+                raise ConfigError(missing_text(f"{method} is measured on text"))
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""

@@ -29,7 +29,7 @@ METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
 SAND = "#f6ecd2"  # grey is of random choices
 LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
 LOG_QUALITY_FROM = 20  # and so are perplexities that span this one
-MOST_NOTES = 24
+MAX_NOTES = 24
 TRAJECTORIES = 12  # in one figure at most
 GROUPS = 3  # courses of one panel: layers are put together where there are more
 SHADES = ("#0072b2", "#e69f00", "#009e73")
@@ -105,7 +105,7 @@ def chart_quality(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
             perplexities = span if logarithmic and metric == "perplexity" and column == "value" else None
             draw = partial(_plot_quality, run, column, sizes, perplexities)
             charts.append(Chart(prefix + label, draw, "heads kept", label))
-        sheet.key(*(prefix + line.split(";")[0] for line in run.record.get("conclusions", [])[:MOST_NOTES]))
+        sheet.key(*(prefix + line.split(";")[0] for line in run.record.get("conclusions", [])[:MAX_NOTES]))
     return charts
 
 

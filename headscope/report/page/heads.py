@@ -27,7 +27,7 @@ from headscope.results.study_answers import LEVEL, MEASURED, damage_words, joint
 from headscope.results.study_tables import HEAD_COLUMNS
 
 PLACE = list(HEAD_COLUMNS)
-MOST_ROWS, FEW_ROWS = 8, 2  # rows of a table of a card, and those that are shown as columns
+MAX_ROWS, FEW_ROWS = 8, 2  # rows of a table of a card, and those that are shown as columns
 SHOWN_OTHERWISE = {"heads", "examples", "token_pairs", "importance"}  # tables that a card tells in other words
 LEADING = ("margin", "share", "score", "weight", "value")
 """Columns by the first of which rows of a table are the leading ones."""
@@ -180,7 +180,7 @@ def detail_tables(study: Study) -> dict[int, list[Any]]:
 def _columns(table: pd.DataFrame) -> dict[str, list[str]]:
     """The columns of the leading rows as texts, both ends of an interval as one; without those that are empty."""
     lead = next((column for column in LEADING if column in table), None)
-    table = table.nlargest(MOST_ROWS, lead) if lead else table.head(MOST_ROWS)
+    table = table.nlargest(MAX_ROWS, lead) if lead else table.head(MAX_ROWS)
     columns: dict[str, list[str]] = {}
     for column in table:
         base, _, end = str(column).rpartition("_")
