@@ -35,6 +35,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 STYLES = {"2x2": FigureStyle("screen"), "three sites": FigureStyle("paper")}
 IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")
+SWEPT = {"l0": (1.0, 2), "gradient": (2.0, 2), "random": (5.0, 2)}
 Figures = dict[str, Callable[[FigureStyle], Figure]]
 
 
@@ -130,41 +131,49 @@ def _make_experts(path: Path, layout: Layout, random: np.random.Generator) -> No
         pd.DataFrame(table).to_csv(path / f"{name}.csv", index=False)
 
 
-def make_sweep(path: Path, layout: Layout) -> Path:
-    """What `prune sweep` writes, with learnt gates."""
+def make_sweep(
+    path: Path,
+    layout: Layout,
+    *,
+    methods: Mapping[str, tuple[float, int]] = SWEPT,
+    shares: Sequence[float] = (0.75, 0.5, 0.25),
+    controls: Sequence[str] = (),
+    labels: Sequence[str] = ("positional:-1", "syntactic:nsubj>", "rare", ""),
+    metric: str = "bleu",
+) -> Path:
+    """What `prune sweep` writes, with gates where they are learnt. methods: what all heads are worth, and seeds."""
     random = np.random.default_rng(9)
     heads = [
         (site, layer, head) for site, counts in layout.items() for layer, n in enumerate(counts) for head in range(n)
     ]
     of = len(heads)
     rows, survivors = [], []
-    for method, spread in (("unpruned", 0.0), ("l0", 1.0), ("gradient", 2.0), ("random", 5.0)):
-        for share in (1.0,) if method == "unpruned" else (0.75, 0.5, 0.25):
-            for seed in (1,) if method == "unpruned" else (1, 2):
-                kept = sorted(random.permutation(of)[: max(1, round(of * share))])
-                value = 35 - spread * (1 - share) - 0.1 * seed
-                cell = f"{method}-{share}-{seed}"
-                per_site = {f"kept_{site}": sum(heads[n][0] == site for n in kept) for site in layout}
-                size = "" if method == "unpruned" else f"keep {len(kept)}"
-                row = {
-                    "method": method,
-                    "control": "",
-                    "size": size,
-                    "seed": seed,
-                    "kept": len(kept),
-                    "of": of,
-                    **per_site,
-                }
-                quality = {"metric": "bleu", "value": value, "low": value - 1, "high": value + 1}
-                rows.append(row | quality | {"difference": value - 35, "loss": 1.7 + (35 - value) / 10, "cell": cell})
-                names = ("positional:-1", "syntactic:nsubj>", "rare", "")
-                survivors += [
-                    dict(zip(("site", "layer", "head"), heads[n], strict=True))
-                    | {"method": method, "size": size, "cell": cell, "functions": names[n % len(names)]}
-                    for n in kept
-                ]
-                if method == "l0" and seed == 1:
-                    _make_gates(path / "runs" / cell, heads, random)
+    cells = [
+        (method, share, control, seed)
+        for method, (_, seeds) in methods.items()
+        for share in shares
+        for control in (("", "from scratch") if method in controls else ("",))
+        for seed in range(1, seeds + 1)
+    ]
+    for method, share, control, seed in [("unpruned", 1.0, "", 1), *cells]:
+        kept = sorted(random.permutation(of)[: max(1, round(of * share))])
+        spread = 0.0 if method == "unpruned" else methods[method][0] + bool(control)
+        value = 35 - spread * (1 - share) - 0.1 * seed
+        cell = f"{method}-{len(kept)}-{seed}{control}"
+        size = "" if method == "unpruned" else f"keep {len(kept)}"
+        row = {"method": method, "control": control, "size": size, "seed": seed, "kept": len(kept), "of": of}
+        row |= {f"kept_{site}": sum(heads[n][0] == site for n in kept) for site in layout}
+        quality = {"metric": metric, "value": value, "low": value - 1, "high": value + 1}
+        rows.append(row | quality | {"difference": value - 35, "loss": 1.7 + (35 - value) / 10, "cell": cell})
+        if control:
+            continue
+        survivors += [
+            dict(zip(("site", "layer", "head"), heads[n], strict=True))
+            | {"method": method, "size": size, "cell": cell, "functions": labels[n % len(labels)]}
+            for n in kept
+        ]
+        if method in ("l0", "subset") and seed == 1:
+            _make_gates(path / "runs" / cell, heads, random)
     pd.DataFrame(rows).to_csv(path / "sweep.csv", index=False)
     pd.DataFrame(survivors).to_csv(path / "survivors.csv", index=False)
     (path / "sweep.json").write_text(json.dumps({"signature": "m:prune.sweep", "source": {"path": "models/en-de"}}))

@@ -25,65 +25,20 @@ pytestmark = pytest.mark.slow
 SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
 LABELS = ("positional:-1", "syntactic:nsubj>", "rare", "", "", "positional:1;rare", "syntactic:obj<;syntactic:nsubj>")
 METHODS = {"l0": 3, "subset": 3, "random": 3, "magnitude": 1, "confidence": 1, "lrp": 1}
-SIZES = (4, 8, 16, 32, 48)
+SIZES = (4, 16, 48)
 
 
 def heads() -> list[tuple[str, int, int]]:
     return [(site, layer, head) for site in SITES for layer in range(3) for head in range(8)]
 
 
-def sweep(folder: Path, *, labels: bool = True, controls: bool = True, metric: str = "bleu") -> Path:
-    """A sweep that was never run: learnt methods lose little, random ones much."""
-    luck = np.random.default_rng(7)
-    folder.mkdir(parents=True)
-    rows: list[dict[str, Any]] = []
-    survivors: list[dict[str, Any]] = []
-
-    def cell(method: str, keep: int, seed: int | None, loss: float, *, control: bool = False) -> None:
-        size = "" if method == "unpruned" else f"keep {keep}"
-        name = f"{method}-{size}-{seed}-{control}"
-        kept = [heads()[number] for number in sorted(luck.permutation(72)[:keep])]
-        value = 38.5 - loss + luck.normal(0, 0.15 * (method != "unpruned"))
-        per_site = {f"kept_{site}": sum(head[0] == site for head in kept) for site in SITES}
-        rows.append(
-            {"method": method, "control": "from scratch" if control else "", "size": size, "seed": seed, "kept": keep}
-            | {"of": 72, **per_site, "metric": metric, "value": value, "low": value - 0.8, "high": value + 0.8}
-            | {"difference": value - 38.5, "p": 0.04, "loss": 1.4 + loss / 9, "minutes": 1.0, "cell": name}
-        )
-        if not control:
-            place = [{"site": site, "layer": layer, "head": head} for site, layer, head in kept]
-            more = [{"functions": LABELS[(each["layer"] * 8 + each["head"]) % 7]} if labels else {} for each in place]
-            same = {"method": method, "size": size, "seed": seed, "cell": name}
-            survivors.extend(same | its | label for its, label in zip(place, more, strict=True))
-
-    cell("unpruned", 72, None, 0.0)
-    for number, (method, seeds) in enumerate(METHODS.items()):
-        for keep in SIZES:
-            for seed in range(1, seeds + 1):
-                cell(method, keep, seed, (0.4 + number) * (72 - keep) ** 2 / 5184)
-                if controls and number < 2:
-                    cell(method, keep, seed, (1.1 + number) * (72 - keep) ** 2 / 5184, control=True)
-    pd.DataFrame(rows).to_csv(folder / "sweep.csv", index=False)
-    pd.DataFrame(survivors).to_csv(folder / "survivors.csv", index=False)
-    meta = {"kind": "sweep", "signature": "m:prune.sweep|v:0.1.0", "source": {"path": "run/averaged"}, "metric": metric}
-    (folder / "sweep.json").write_text(json.dumps(meta))
-    for method, keep in (("l0", 4), ("l0", 16), ("subset", 16)):
-        gates(folder / "runs" / f"{method}-keep {keep}-1-False", keep)
-    return folder
-
-
-def gates(folder: Path, keep: int) -> None:
-    folder.mkdir(parents=True)
-    luck = np.random.default_rng(keep)
-    goal = luck.permutation(72) < keep
-    rows = [
-        {"update": update, "site": site, "layer": layer, "head": head, "gate": 1.0, "open": float(open_), "lambda": 0.1}
-        for update in range(0, 1001, 50)
-        for (site, layer, head), open_ in zip(
-            heads(), 1 / (1 + np.exp(-(0.2 + (goal * 2 - 1.2) * update / 150 + luck.normal(0, 0.2, 72)))), strict=True
-        )
-    ]
-    pd.DataFrame(rows).to_csv(folder / "gates.csv", index=False)
+def sweep(folder: Path, **options: Any) -> Path:
+    """A sweep that was never run: learnt methods lose little, others more."""
+    folder.mkdir()
+    methods = {method: (number + 1.0, seeds) for number, (method, seeds) in enumerate(METHODS.items())}
+    layout = {site: [8, 8, 8] for site in SITES}
+    shares = [size / 72 for size in SIZES]
+    return makers.make_sweep(folder, layout, methods=methods, shares=shares, labels=LABELS, **options)
 
 
 def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
@@ -122,7 +77,7 @@ def words(figure: Figure) -> set[str]:
 
 
 def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) -> None:
-    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s")]))
+    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s", controls=("l0", "subset"))]))
     assert list(panels(figure)) == ["BLEU", "loss (nats per token)"]
     table = pd.read_csv(tmp_path / "s" / "sweep.csv").fillna({"control": ""})
     unpruned, *others = panels(figure)["BLEU"].lines
@@ -146,11 +101,11 @@ def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) 
     corners = bands[-1].get_paths()[0].vertices
     at = corners[np.isclose(corners[:, 0], 4)][:, 1]
     assert np.isclose(at.min(), low) and np.isclose(at.max(), high)
-    assert "run/averaged · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
+    assert "en-de · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
 def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
-    both = [sweep(tmp_path / "a", controls=False), sweep(tmp_path / "b", metric="perplexity", controls=False)]
+    both = [sweep(tmp_path / "a"), sweep(tmp_path / "b", metric="perplexity")]
     figure = draw("pruning", *open_pruned(both), figure="quality")
     assert list(panels(figure)) == ["a: BLEU", "a: loss (nats per token)", "b: perplexity"]
     assert "the same heads per layer, trained from scratch" not in words(figure)
@@ -160,9 +115,9 @@ def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
     figure = draw("pruning", *open_pruned([sweep(tmp_path / "s")]), figure="sites")
     assert list(panels(figure)) == list(METHODS)
     encoder, decoder, cross = panels(figure)["magnitude"].lines
-    assert list(encoder.get_xdata()) == [0, 24, 40, 56, 64, 68]
+    assert list(encoder.get_xdata()) == [0, 24, 56, 68]
     total = np.array([encoder.get_ydata(), decoder.get_ydata(), cross.get_ydata()]).sum(axis=0)
-    assert total.tolist() == [72, 48, 32, 16, 8, 4]
+    assert total.tolist() == [72, 48, 16, 4]
 
 
 def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> None:
@@ -206,9 +161,9 @@ def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> Non
     (run,) = open_pruned([sweep(tmp_path / "s")])
     its = run.cells[(run.cells["method"] == "l0") & (run.cells["control"] == "")]
     counts = function_counts(run, its)
-    assert counts.index.tolist() == [72, 48, 32, 16, 8, 4]
+    assert counts.index.tolist() == [72, 48, 16, 4]
     np.testing.assert_allclose(counts.sum(axis=1), counts.index)
-    first = [LABELS[(layer * 8 + head) % 7] for _, layer, head in heads()]
+    first = [LABELS[number % 7] for number in range(72)]
     assert counts["positional"].iloc[0] == first.count("positional:-1")
     assert counts[SEVERAL].iloc[0] == first.count("positional:1;rare")
     one = run.survivors[(run.survivors["method"] == "l0") & (run.survivors["size"] == "keep 4")]
@@ -221,10 +176,10 @@ def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> Non
 def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
     (run,) = open_pruned([sweep(tmp_path / "s")])
     figure = draw("pruning", run, figure="gates")
-    assert list(panels(figure)) == ["l0, keep 4", "l0, keep 16", "subset, keep 16"]
+    assert list(panels(figure)) == [f"{method}, keep {size}" for method in ("l0", "subset") for size in SIZES]
     lines = panels(figure)["l0, keep 4"].lines
     assert len(lines) == 3 * 25
     thick = [line for line in lines if line.get_linewidth() > 1]
-    table = run.trajectory("l0-keep 4-1-False")
+    table = run.trajectory("l0-4-1")
     mean = table[table["site"] == "encoder-self"].groupby("update")["open"].mean()
     np.testing.assert_allclose(thick[0].get_ydata(), mean)
