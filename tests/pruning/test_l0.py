@@ -188,6 +188,10 @@ def test_gates_go_by_whole_groups() -> None:
     assert len(protected.units) == 3 and protected.protected[0] == HeadId(Site.DECODER_SELF, 1, 3)
     spread = protected.spread(torch.zeros(3))
     assert spread[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]
+    priced = learner(its, strength=0.3, temperature=0.5)
+    penalty, wide = priced.penalty(), nonzero_probability(priced.weights.detach(), temperature=0.5)
+    assert penalty is not None and penalty.item() == pytest.approx(0.3 * 3 * wide.sum().item(), rel=1e-12)
+    assert torch.equal(priced.open_probability(), wide)
 
 
 # The whole command, on a small model on disk.
