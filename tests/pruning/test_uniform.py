@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -131,22 +132,26 @@ def per_group(gates: GateLayout, gone: list[HeadId]) -> list[list[int]]:
     return [[sum(HeadId(SELF, layer, 4 * group + h) in kept for h in range(4)) for group in (0, 1)] for layer in (0, 1)]
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_what_goes_is_the_best_that_leaves_groups_of_one_size(model: hs.Model, steps: int) -> None:
+@pytest.mark.parametrize(("steps", "protect"), [(1, ()), (3, ()), (1, (HeadId(SELF, 0, 1),))])
+def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
+    model: hs.Model, steps: int, protect: tuple[HeadId, ...]
+) -> None:
     """Against all ways to keep as many of each group: none keeps a larger sum of scores."""
-    gates = gate_layout(model.checkpoint.attention_sites, whole_groups=False)
+    gates = gate_layout(model.checkpoint.attention_sites, whole_groups=False, protect=protect)
     scores = group_scores(gates)
-    for keep in range(0, 17, 2):
+
+    def best_of(layer: int, group: int, n: int) -> float:
+        heads = [HeadId(SELF, layer, 4 * group + h) for h in range(4)]
+        ways = [some for some in combinations(heads, n) if {*protect} & {*heads} <= {*some}]
+        return max((sum(scores[head] for head in some) for some in ways), default=-math.inf)
+
+    for keep in range(2 * len(protect), 17, 2):
         gone = gates.closed(rank_heads(gates, keep, lambda gone: scores, steps=steps, allocation="per-group").kept)
         assert len(gone) == 16 - keep
         assert all(len(set(of_layer)) == 1 for of_layer in per_group(gates, gone))
         plan_removal(model.checkpoint.attention_sites, gone or [HeadId(SELF, 0, h) for h in range(8)])
         best = max(
-            sum(
-                max(sum(scores[HeadId(SELF, layer, 4 * group + h)] for h in some) for some in combinations(range(4), n))
-                for layer, n in enumerate((first, keep // 2 - first))
-                for group in (0, 1)
-            )
+            sum(best_of(layer, group, n) for layer, n in enumerate((first, keep // 2 - first)) for group in (0, 1))
             for first in range(5)
             if 0 <= keep // 2 - first <= 4
         )
