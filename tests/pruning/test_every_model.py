@@ -215,7 +215,7 @@ def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, e
 def test_a_sweep_of_a_classifier_needs_the_labels_of_what_it_reads(tmp_path: Path) -> None:
     texts = texts_of("bert", tmp_path)
     model = str(classifiers.folder(tmp_path / "model", "bert"))
-    words = {"checkpoint": model, "out": tmp_path / "run", "keep": (2,)}
+    words: dict[str, Any] = {"checkpoint": model, "out": tmp_path / "run", "keep": (2,)}
     words |= {"source": texts["source"], "valid_source": texts["source"]}
     with pytest.raises(ConfigError, match="--labels FILE"):
         run_sweep(SweepConfig(**words, valid_labels=texts["labels"], methods=("l0",)))
