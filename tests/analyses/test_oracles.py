@@ -319,7 +319,7 @@ def test_cka(trial: Trial) -> None:
         same([trial.found("similarity_cka", place, i)[0] for i in range(heads)], others)
     replicates = [
         similarity.cka(trial.seen, place, (0, 1), trial.keep, drawn=[one for fold in drawn for one in folds[fold]])
-        for drawn in bootstrap.draw_runs(8, seed=SEED, replicates=REPLICATES)
+        for drawn in bootstrap.drawn(8, seed=SEED, replicates=REPLICATES)
     ]
     mean, wider = sum(replicates) / len(replicates), (8 / 7) ** 0.5
     moved = [(r - mean) * wider + value[0, 1] for r in replicates]

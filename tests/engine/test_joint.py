@@ -28,7 +28,7 @@ from headscope.model.taps import masked
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.report.page.heads import measures as measures_of_page
 from headscope.results.study import Study
-from headscope.results.study_answers import main_importance, needed
+from headscope.results.study_answers import importance, main_importance
 from tests.oracles import speakers
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
@@ -244,7 +244,7 @@ def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
     assert shown[0]["title"].endswith(", within its layer") and shown[0]["places"] == [2, 1, 3, 3, 1, 2]
     both, alone = need, need[need["measure"] == name]
     study, bare = (SimpleNamespace(tables={"importance": part}, has_table=lambda _: True) for part in (both, alone))
-    assert main_importance(study) == taylor and main_importance(bare) is None and not [*needed(bare)]  # type: ignore[arg-type]
+    assert main_importance(study) == taylor and main_importance(bare) is None and not [*importance(bare)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "native-pre"])
