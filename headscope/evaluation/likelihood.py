@@ -43,7 +43,7 @@ Hiding = Literal["each", "random"]
 WINDOW = 128  # sentences in memory at a time; hiding each token makes many rows of a sentence
 SHARE = 0.15  # of the tokens is hidden at random
 POSITIONS, CELLS = 512, 2**25  # whose logits, and how many of them, are copied at a time
-LOGITS = 2**27  # of a batch whose size nobody gave: half a gigabyte in single precision
+LOGITS = 2**25  # of a batch whose size nobody gave: 128 MiB in single precision
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,13 @@ def likelihood(
     return read_corpus(sums, parts, read, lambda part: part.n_sentences, progress, processes)
 
 
-def default_positions(checkpoint: Checkpoint) -> int:
-    """Positions of a batch where nobody says how many: 2,048, fewer with more than 65,536 words to predict."""
+def default_positions(checkpoint: Checkpoint, *, backward: bool = False) -> int:
+    """Positions of a batch where nobody says how many: 2,048, fewer with more than 16,384 words to predict.
+
+    Half as many words where a pass goes `backward` too.
+    """
     words = max(checkpoint.vocabularies) if checkpoint.predicts == "words" else 1
-    return max(1, min(DEFAULT_TOKENS, LOGITS // words))
+    return max(1, min(DEFAULT_TOKENS, LOGITS // words // (1 + backward)))
 
 
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:

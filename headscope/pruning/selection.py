@@ -19,7 +19,7 @@ import pandas as pd
 
 from headscope.attribution.objectives.base import warn_without_target
 from headscope.config import COMPANIONS
-from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, sentence_limit
+from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import count_unknown
 from headscope.data.labels import with_labels
@@ -27,6 +27,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, flag
+from headscope.evaluation.likelihood import default_positions
 from headscope.export.base import engines_named, export_for, split_export
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
@@ -115,13 +116,14 @@ def open_selection(config: PruningOptions, *, trains: bool, checkpoint: Checkpoi
 
 def pass_tokens(setup: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
     """Positions of a batch in passes over the text: on an accelerator as many as memory allows a backward pass."""
+    default = default_positions(setup.checkpoint, backward=True)
     if setup.corpus is None:
-        return DEFAULT_TOKENS
+        return default
     tokens, remark = batch_tokens(
         setup.checkpoint,
         setup.corpus,
         [ANALYSES.get("gradient")],
-        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(limit=setup.limit)),
+        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(default, setup.limit)),
         processes=processes,
     )
     setup.remarks += [remark] if remark and remark not in setup.remarks else []
