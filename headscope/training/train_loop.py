@@ -26,22 +26,16 @@ from headscope.training.config import TrainConfig, length, rate
 from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
-from headscope.training.variant import Variant
 
 LENGTHS = TranslateOptions(max_ratio=1.2, max_extra=10)  # an untrained model would not stop by itself
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Mean -log p per target token in nats and sacreBLEU's BLEU; None where there is no text, or not this time."""
+def validate(run: TrainingRun, *, number: int) -> tuple[float | None, float | None]:
+    """Mean -log p per target token in nats and BLEU, None where there is no text, or not in validation `number`.
 
-    nll: float | None = None
-    bleu: float | None = None
-
-
-def validate(run: TrainingRun, *, number: int) -> Validation:
-    """The `number`-th validation (from 1) of a run; the first process works, all get the result."""
-    validation = None
+    The first process works, all get the result.
+    """
+    scores: tuple[float | None, float | None] = None, None
     if run.processes.main:
         total = Sums()
         for batch in run.validation():
@@ -49,8 +43,8 @@ def validate(run: TrainingRun, *, number: int) -> Validation:
         interval = run.config.bleu_every
         bleu_due = bool(interval) and number % interval == 0 and run.data.valid_texts is not None
         nll = total.nll / total.tokens if total.tokens else None
-        validation = Validation(nll, _validation_bleu(run) if bleu_due else None)
-    return run.processes.broadcast(validation)
+        scores = nll, _validation_bleu(run) if bleu_due else None
+    return run.processes.broadcast(scores)
 
 
 def _validation_bleu(run: TrainingRun) -> float:
@@ -146,7 +140,6 @@ class Loop:
     """
 
     run: TrainingRun
-    variant: Variant
     progress: Progress
     settings: Mapping[str, Any]
     history: History | None
@@ -161,7 +154,7 @@ class Loop:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
-            for text in self.variant.remarks(self.run, has_ended=False):
+            for text in self.run.variant.remarks(self.run, has_ended=False):
                 self.remark(text)
         with self.bars:
             while reason is None:
@@ -178,7 +171,7 @@ class Loop:
         count = math.ceil(len(groups) / size)
         run.position = replace(run.position, updates_per_epoch=count)
         if run.position.update_in_epoch == 0:
-            self.variant.before_epoch(run, run.position)
+            run.variant.before_epoch(run, run.position)
         while run.position.update_in_epoch < count:
             begin = run.position.update_in_epoch * size
             self._update(groups[begin : begin + size])
@@ -187,14 +180,14 @@ class Loop:
                 return reason
         if self._validates():
             self._validate()
-        self.variant.after_epoch(run, run.position)
+        run.variant.after_epoch(run, run.position)
         run.position = replace(run.position, epoch=run.position.epoch + 1, update_in_epoch=0)
         self._save()
         return self._planned_end() or self._interruption()
 
     def _update(self, groups: list[Numbers]) -> None:
         run = self.run
-        self.variant.before_update(run, run.position)
+        run.variant.before_update(run, run.position)
         sums, norm = run.update(self._own_share(groups))
         position = run.position
         self.progress.latest = {"lr": rate(run.config, position), "gradient_norm": norm}
@@ -205,7 +198,7 @@ class Loop:
             sentences=position.sentences + sums.sentences,
             tokens=position.tokens + sums.tokens,
         )
-        self.variant.after_update(run, run.position)
+        run.variant.after_update(run, run.position)
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
             self._show()
@@ -263,12 +256,11 @@ class Loop:
 
     def _validate(self) -> None:
         run, progress = self.run, self.progress
-        validation = validate(run, number=progress.validations + 1)
-        value = -float(run.position.update) if validation.nll is None else validation.nll  # lower is better
-        if run.config.best_by == "bleu" and validation.bleu is not None:
-            value = -validation.bleu
+        progress.nll, progress.bleu = nll, bleu = validate(run, number=progress.validations + 1)
+        value = -float(run.position.update) if nll is None else nll  # lower is better
+        if run.config.best_by == "bleu" and bleu is not None:
+            value = -bleu
         best = progress.after_validation(value, run.position.update)
-        progress.nll, progress.bleu = validation.nll, validation.bleu
         averaging = {"count": run.config.average, "best": run.config.average_of == "best"}
         keeps = run.config.average > 0 and progress.keep(value, run.position.update, **averaging)  # type: ignore[arg-type]
         if run.processes.main:
@@ -277,9 +269,8 @@ class Loop:
                 checkpoints.save(run, "best")
             if keeps:
                 checkpoints.keep_weights(run, run.position.update)
-        nll = validation.nll
         valid_perplexity = None if nll is None else float(perplexity(nll))
-        self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": validation.bleu, "best": int(best)})
+        self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": bleu, "best": int(best)})
 
     def _log(self, values: Mapping[str, float | int | None]) -> None:
         """A line of metrics.csv: means since the line before, and what is given."""
@@ -299,7 +290,7 @@ class Loop:
                 "nll": window.nll / window.tokens,
             }
         self.progress.window = Sums()
-        row |= {**values, **self.variant.history(run)}
+        row |= {**values, **run.variant.history(run)}
         if self.history is not None:
             self.history.add(row)
 

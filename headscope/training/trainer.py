@@ -110,7 +110,7 @@ def _train(
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
                 remark(text)
     begun_at = run.position.update
-    loop = Loop(run, variant, progress, settings, history, display, remark, is_interrupted)
+    loop = Loop(run, progress, settings, history, display, remark, is_interrupted)
     with _record_status(config.out, about, history):
         reason = loop.train()
     remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, has_ended=True)]

@@ -274,9 +274,11 @@ def _view(module: Any, values: dict[str, Any]) -> None:
 class Narrowed:
     """Put before a class of transformers: builds it, then narrows it as its config says."""
 
+    empty = EMPTY
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        narrow(self, getattr(config, "narrowed", None))
+        narrow(self, getattr(config, "narrowed", None), empty=self.empty)
 
     @classmethod
     def is_custom_code(cls) -> bool:

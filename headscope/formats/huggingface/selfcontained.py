@@ -29,7 +29,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
 from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
 from headscope.formats.huggingface.from_native import quiet_transformers
-from headscope.formats.huggingface.narrowing import narrow
+from headscope.formats.huggingface.narrowing import Narrowed
 from headscope.model.attention import attend
 from headscope.model.removal_plan import RemovalPlan, padded_plan
 from headscope.model.stored_weights import written_type
@@ -60,13 +60,7 @@ def is_narrowed(config: Any) -> bool:
 @cache
 def narrowed_class(plain: Any) -> Any:
     """The subclass of a transformers class that is narrowed as its config says."""
-
-    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        plain.__init__(self, config, *args, **kwargs)
-        narrow(self, getattr(config, "narrowed", None), empty=EMPTY)
-
-    attributes = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}
-    return type(plain.__name__, (plain,), attributes)
+    return type(plain.__name__, (Narrowed, plain), {"empty": EMPTY, "__module__": __name__})
 
 
 def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
