@@ -25,6 +25,8 @@ from headscope.export.base import (
     engine,
     folder_proof,
 )
+from headscope.files.reading import read_object
+from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import modeling_decilm
 from headscope.formats.huggingface.from_native import quiet_transformers
@@ -159,13 +161,7 @@ def _weights(
 
 
 def _write_code(folder: Path) -> None:
-    import json
-
     (folder / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["auto_map"] = {
-        "AutoConfig": f"{MODULE}.DeciLMConfig",
-        "AutoModelForCausalLM": f"{MODULE}.DeciLMForCausalLM",
-    }
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    classes = {"AutoConfig": "DeciLMConfig", "AutoModelForCausalLM": "DeciLMForCausalLM"}
+    code = {"auto_map": {auto: f"{MODULE}.{name}" for auto, name in classes.items()}}
+    write_json(folder / "config.json", {**read_object(folder / "config.json"), **code})

@@ -103,9 +103,9 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     """
     comparison = compare(checkpoint, shrunk, heads, data)
     with running_narrowed(checkpoint.model_type):
-        searches = search_some(shrunk, data, beam=BEAM)
+        searches = search_some(shrunk, data)
     with masked(checkpoint.model, heads):
-        wanted_search = search_some(checkpoint, data, beam=BEAM)
+        wanted_search = search_some(checkpoint, data)
     same = sum(text == other for text, other in zip(searches, wanted_search, strict=True))
     return replace(comparison, searched=same, searches=len(searches))
 
@@ -179,14 +179,14 @@ def require(difference: float, tolerance: float, what: str, *, merges: bool) -> 
 
 
 def search_some(
-    checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentences: int = SEARCHED, exact: bool = False
+    checkpoint: Checkpoint, data: InputTexts, *, sentences: int = SEARCHED, exact: bool = False
 ) -> list[Any]:
     """Translations, or continuations, of at most 12 tokens by beam search; nothing for models that generate nothing.
 
     `exact`: of 12 tokens each, so that two models do the same work.
     """
     if checkpoint.two_sided and data.sources:
-        options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW, exact=NEW if exact else None)
+        options = TranslateOptions(beam=BEAM, max_ratio=0, max_extra=NEW, exact=NEW if exact else None)
         try:
             translations = checkpoint.translations(list(data.sources[:sentences]), options)
         except NumericalError:
@@ -202,14 +202,12 @@ def search_some(
     if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
         width = max(int(source["attention_mask"].sum(dim=1).min()), 1)
         source = {name: values[:, :width] for name, values in source.items()}
-    settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
+    settings = {"num_beams": BEAM, "max_new_tokens": NEW, "do_sample": False, "early_stopping": True}
     settings |= {"min_new_tokens": NEW} if exact else {}
     with torch.no_grad(), suppress_warnings():
         try:
             ids: list[list[int]] = model.generate(**source, **settings).tolist()
-        except IndexError:  # transformers cannot: its cache has as many layers as the encoder, a T5's decoder more
-            return []
-        except ValueError:  # nothing says what the decoder begins with
+        except (IndexError, ValueError):  # a T5's decoder is deeper than its encoder; nothing says what it begins with
             return []
     return list(ids)
 
@@ -253,7 +251,7 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
     if rows > 1:
         results.append(forward(rows))
     for sentences in (1, 8):
-        options: dict[str, Any] = {"beam": BEAM, "sentences": sentences, "exact": True}
+        options: dict[str, Any] = {"sentences": sentences, "exact": True}
         if search_some(after, data, **options):
             searches = (partial(search_some, checkpoint, data, **options) for checkpoint in (before, after))
             old, new = (partial(_seconds, search) for search in searches)
