@@ -115,26 +115,11 @@ def read_csv(
     ]
     if wrong and len(table):
         raise error(f"{file_name} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
-    number_columns = [str(column) for column in table if column_names and column not in words]
-    if broken_columns := [column for column in number_columns if _is_damaged(table, column)]:
-        raise error(f"{file_name} is malformed: column {broken_columns[0][:60]} must hold numbers, once{hint}")
     if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
         raise error(f"{file_name} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
     for column in table.select_dtypes(exclude="number"):
         table[column] = table[column].map(lambda cell: SHIELDED.sub("", cell) if isinstance(cell, str) else cell)
     return table.fillna({column: "" for column in words if column in table.columns})
-
-
-def _is_damaged(table: pd.DataFrame, column: str) -> bool:
-    """Whether a column holds texts beside numbers, or instead of the bounds of numbers, or is there twice."""
-    name, _, copy = column.rpartition(".")
-    if copy.isdigit() and name in table.columns:  # pandas' names for columns of one name
-        return True
-    values = table[column].dropna()
-    if pd.api.types.is_numeric_dtype(values) or not len(values):
-        return False
-    bounds = column.endswith(("_low", "_high")) and column.rpartition("_")[0] in table.columns
-    return bounds or bool(pd.to_numeric(values, errors="coerce").notna().any())
 
 
 Bytes = NDArray[np.uint8]

@@ -34,8 +34,6 @@ TEXTS = (
     *("kind", "name", "query", "key", "query_text", "key_text", "description"),
 )
 """Columns of texts, in which an empty cell is an empty text."""
-WHOLE = ("layer", "head", "offset", "count", "sentence", "query_position", "key_position", "removed")
-"""Columns that hold a whole number in every row, where a reader asks for them."""
 
 
 class RunError(HeadscopeError):
@@ -74,12 +72,9 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def check_columns(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
-    """RunError unless a table has these columns, and whole numbers in those that need them."""
+    """RunError unless a table has these columns."""
     if lacking := [column for column in columns if column not in table]:
         raise RunError(f"{name} has no column {', '.join(lacking)}; analyse again")
-    for column in [column for column in columns if column in WHOLE]:
-        if len(table) and not (pd.to_numeric(table[column], errors="coerce") % 1 == 0).all():
-            raise RunError(f"{name} is malformed: column {column} must hold whole numbers; analyse again")
 
 
 @contextmanager

@@ -22,11 +22,12 @@ from headscope.config.option import identity
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.translation import text_remarks
+from headscope.files.tables import read_csv
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import no_progress
-from headscope.results.training import Training
+from headscope.results.training import AXES, Training
 from headscope.signature import signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.checkpoints import (
@@ -136,7 +137,9 @@ def _train(
         about |= {"status": status, "result": result.outcome, "ended": time.time() - start_time}
         write_json(config.out / "run.json", TRAINING.describe(about))
         lines = config.out / METRICS
-        result = replace(result, record=about, metrics=pd.read_csv(lines) if lines.is_file() else pd.DataFrame())
+        result = replace(
+            result, record=about, metrics=read_csv(lines, columns=AXES) if lines.is_file() else pd.DataFrame()
+        )
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import random
 import shlex
@@ -14,8 +13,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from headscope.errors import HeadscopeError
-from headscope.files.tables import read_csv
 from headscope.progress import report_to
 from tests.faults.conftest import Command, one_line
 from tests.makers.runs import make_run
@@ -145,36 +142,11 @@ def test_a_damaged_table_is_drawn_or_refused_in_one_line(name: str, run: Path, h
         assert status == 0 or (status == 2 and one_line(err)), (number, err)
 
 
-@pytest.mark.parametrize("column", ["confidence", "confidence_low", "layer"])
-def test_text_among_numbers_is_refused(column: str, run: Path, headscope: Command) -> None:
-    table = pd.read_csv(run / "heads.csv").astype({column: object})
-    table.loc[[2] if column == "confidence" else list(table.index), column] = "abc"
-    table.to_csv(run / "heads.csv", index=False)
-    status, err = headscope(["plot", "report", str(run), "--out", str(run.parent / "page.html")])
-    assert (status, one_line(err)) == (2, True) and column in err and "numbers" in err
-
-
-def test_a_table_that_is_cut_off_or_lacks_whole_numbers_is_refused(run: Path, headscope: Command) -> None:
+def test_a_table_that_is_cut_off_is_refused(run: Path, headscope: Command) -> None:
     command = ["plot", "positional", str(run), "--out", str(run.parent / "p.png")]
-    path, whole = run / "positional.csv", pd.read_csv(run / "positional.csv")
-    for column in ("offset", "count"):
-        for value in (float("nan"), 0.5):
-            table = whole.astype({column: float})
-            table.loc[3, column] = value
-            table.to_csv(path, index=False)
-            status, err = headscope(command)
-            assert (status, one_line(err)) == (2, True) and f"column {column} must hold whole numbers" in err, err
-    whole.to_csv(path, index=False)
+    path = run / "positional.csv"
     text = path.read_text(encoding="utf-8")
     for end in (1, 2, 5, 9, 40):
         path.write_text(text[:-end], encoding="utf-8")
         status, err = headscope(command)
         assert (status, one_line(err)) == (2, True) and "positional.csv is cut off" in err, err
-
-
-def test_a_column_that_is_there_twice_is_refused_and_texts_of_plugins_are_not() -> None:
-    with pytest.raises(HeadscopeError, match=r"a\.1"):
-        read_csv(io.StringIO("a,a\n1,2\n"), columns=["a"])
-    assert list(read_csv(io.StringIO("a,note\n1,x\n2,y\n"), columns=["a"])["note"]) == ["x", "y"]
-    with pytest.raises(HeadscopeError, match="note"):
-        read_csv(io.StringIO("a,note\n1,x\n2,5\n"), columns=["a"])
