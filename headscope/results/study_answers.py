@@ -80,8 +80,8 @@ def known_labels(study: Study) -> dict[str, list[str]]:
 
 
 def shortness(study: Study) -> Iterator[Answer]:
-    """That the text is too short to tell what heads do, and how long it must be."""
-    if is_short(study):
+    """That the text is too short to tell what heads do, and how long it must be; of prompts `prompts` says it."""
+    if is_short(study) and not study.has_table("patching"):
         text = f"{count_of(study.sentences, 'sentence')} cannot tell what a head does; {fewest_sentences()} or more can"
         yield Answer("Too short", text, caution=True)
 
@@ -159,14 +159,13 @@ def _estimates(study: Study, exact: str) -> Iterator[Answer]:
     """How estimates agree with the exact effects, on the heads that have one."""
     for row in study.tables["patching_agreement"].to_dict("records"):
         if row["first"] == exact:
-            heads = f"the {count_of(row['heads'], 'head')} that {exact} tells from zero"
-            sizes, order = (
-                f"{number_text(row[name], 2)} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
-                for name in ("pearson", "spearman")
-            )
-            is_known = row["pearson"] == row["pearson"]
-            numbers = f"Pearson of sizes {sizes}, Spearman of order {order}" if is_known else "too few to compare"
-            yield Answer(f"How {row['second']} agrees with {exact}", f"on {heads}: {numbers}")
+            heads = f"the {count_of(row['heads'], 'head')} that {measure_of(exact).words} tells from zero"
+            numbers = []
+            for name, what in (("pearson", "Pearson of sizes"), ("spearman", "Spearman of order")):
+                interval = interval_text(row[f"{name}_low"], row[f"{name}_high"])
+                numbers.append(f"{what} {number_text(row[name], 2)}{interval and f' ({interval})'}")
+            text = ", ".join(numbers) if row["pearson"] == row["pearson"] else "too few to compare"
+            yield Answer(f"Does {measure_of(row['second']).words} agree", f"on {heads}: {text}")
 
 
 def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[str, ...], sentence: str) -> Answer:

@@ -124,7 +124,7 @@ def test_sections_in_their_order_and_findings_lead_to_heads(reader: Reader) -> N
     first = reader.page.locator("#findings a.head").first
     first.click()
     assert reader.text("#card h3") == first.inner_text()
-    assert reader.page.locator(".figure img").count() == 10
+    assert reader.page.locator(".figure img").count() == 11
     loaded = "images => images.every(image => image.complete && image.naturalWidth > 100)"
     assert reader.page.eval_on_selector_all(".figure img", loaded)
 

@@ -223,7 +223,7 @@ def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions
         if a.site in differences:
             axes = next(panels)
             shades = draw_grid(sheet, axes, differences[a.site], cmap="RdBu_r", norm=around, marks=False)
-            sheet.scale(shades, [axes], f"difference in {measure.label}")
+            sheet.scale(shades, [axes], f"difference: {importance_label(first, measure)}")
             axes = next(panels)
             sheet.name_panel(axes, _draw_scatter(axes, a, b, norm))
     sheet.key(*grid_entries(grids))

@@ -23,7 +23,7 @@ from headscope.report.marks import functions_of
 from headscope.results.answer import interval_text, number_text
 from headscope.results.roles import role_of
 from headscope.results.study import Study, sides_of
-from headscope.results.study_answers import LEVEL, MEASURED, damage_words, joint_effects, main_importance
+from headscope.results.study_answers import EXACT, LEVEL, MEASURED, damage_words, joint_effects, main_importance
 from headscope.results.study_tables import HEAD_COLUMNS
 
 PLACE = list(HEAD_COLUMNS)
@@ -114,6 +114,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
     order, entries = list(dict.fromkeys([*([first.name] if first else []), *MEASURED])), []
     layers = [study.heads[name] for name in ("site", "layer")]
     tests: dict[Any, float] = {}
+    damage = damage_words(study) if "objective" in study.record else ""
     if study.has_table("importance"):
         table = study.table("importance")
         keys = table[["measure", *PLACE]].itertuples(index=False, name=None)
@@ -135,7 +136,7 @@ def measures(study: Study) -> list[dict[str, Any]]:
         entries.append(
             {
                 "name": column,
-                "title": measure.label,
+                "title": f"{measure.words}: {damage}" if measure.name in EXACT and damage else measure.label,
                 "importance": order.index(column) if ranks and column in order else len(order) if ranks else None,
                 "lead": lead,
                 "shades": shades if lead is not None else None,

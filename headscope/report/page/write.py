@@ -119,6 +119,7 @@ def study_blocks(studies: Sequence[Study], runs: Sequence[Mapping[str, Any]]) ->
         StudyComparison([studies[0], other], names=(names[0], name))
         for other, name in zip(studies[1:], names[1:], strict=True)
     ]
+    pairs = [pair for pair in pairs if pair.sites or pair.first.model == pair.second.model]
     for pair in pairs:
         title = " and ".join(pair.names)
         yield PageBlock("Findings", f"{title} compared", pair.answers()[1:], (), short[0])
@@ -127,7 +128,7 @@ def study_blocks(studies: Sequence[Study], runs: Sequence[Mapping[str, Any]]) ->
     for pair in pairs:
         images = draw("compare", [pair.first, pair.second], measure=pair.measure) if pair.measure else []
         yield PageBlock("Comparison", " and ".join(pair.names), (), images)
-    if pairs:
+    if len(studies) > 1:
         yield PageBlock("Comparison", "Do functions predict importance", (), draw("needs", studies))
     figures = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
     for title, study in zip(titles, studies, strict=True):

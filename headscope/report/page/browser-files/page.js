@@ -143,7 +143,7 @@ function table(title, columns, rows) {
 }
 
 function chips(head) {
-  if (!head.labels.length) return make('span', { class: 'quiet' }, 'no known function');
+  if (!head.labels.length) return make('span', { class: 'quiet' }, 'no known role');
   return head.labels.map((label) => make('span', { class: 'chip', title: label },
     make('span', { class: `swatch ${labels[label][2]}`, 'aria-hidden': 'true' }, labels[label][0]), ` ${labels[label][3]}`));
 }
