@@ -103,7 +103,7 @@ def write_model(model: ModelFile, path: Path) -> None:
         shape = b"".join(struct.pack("<I", size) for size in values.shape)
         parts += [text(name), struct.pack("B", values.ndim), shape, struct.pack("<BI", kind, values.nbytes)]
         parts.append(values.tobytes())
-    aliases = [text(alias) + text(name) for name, *others in names.values() for alias in others]
+    aliases = [text(alias) + text(name) for name, *more in names.values() for alias in more]
     path.write_bytes(b"".join([*parts, struct.pack("<I", len(aliases)), *aliases]))
 
 

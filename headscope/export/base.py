@@ -165,16 +165,16 @@ def greedy_difference(
 PROMPT, LONG_STEPS = 8, 32
 
 
-def folder_proof(checkpoint: Checkpoint, reopened: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
-    """What an `EngineFile` says of a folder that transformers `reopened`, with `n_padding` heads of zeros.
+def folder_proof(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_padding: int) -> dict[str, Any]:
+    """What an `EngineFile` says of a folder that transformers opens as `copy`, with `n_padding` heads of zeros.
 
     It is held against the checkpoint that it was made of on texts at once, and along greedy tokens through its cache.
     """
-    reopened = reopened.to(checkpoint.device).eval()
+    copy = copy.to(checkpoint.device).eval()
 
     def step(new: Tensor, _: Tensor, cache: Any) -> tuple[Tensor, Any]:
         with torch.no_grad():
-            result, after = with_cache(reopened, cache, input_ids=new)
+            result, after = with_cache(copy, cache, input_ids=new)
         return result.logits, after
 
     starts = prompts(data, PROMPT)
@@ -183,7 +183,7 @@ def folder_proof(checkpoint: Checkpoint, reopened: Any, data: InputTexts, *, n_p
     difference, note = greedy_difference(step, ids, checkpoint.model, runtime="transformers", steps=steps)
     for batch in data.feeds:
         expected_logits = outputs(checkpoint.model, batch)
-        difference = max(difference, max_abs_difference(outputs(reopened, batch), expected_logits))
+        difference = max(difference, max_abs_difference(outputs(copy, batch), expected_logits))
     return {
         "runtime": f"transformers {importlib.metadata.version('transformers')}",
         "difference": difference,

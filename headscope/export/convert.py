@@ -122,11 +122,11 @@ def _fitting_goals(checkpoint: Checkpoint) -> Iterator[str]:
 def check_goal(to: str) -> None:
     """ConfigError for what is no format that a checkpoint can be written in, and no engine."""
     available = [*goals(), *ENGINES.names()]
-    why, others = unknown("format", to, available), f"available: {', '.join(available)}"
+    why, advice = unknown("format", to, available), f"available: {', '.join(available)}"
     if to in FORMATS.names():
-        why = f"nothing is converted to {to}; {others}"
+        why = f"nothing is converted to {to}; {advice}"
     elif to in {export.name for _, opener in FORMATS for export in opener.exports}:
-        why = f"{to} is how heads are taken out (`headscope prune remove --export {to}`); {others}"
+        why = f"{to} is how heads are taken out (`headscope prune remove --export {to}`); {advice}"
     if to not in available:
         raise ConfigError(f"{flag.to}: {why}")
 

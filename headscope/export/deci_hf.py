@@ -64,10 +64,10 @@ class DeciHf(EngineExport):
         write_folder(source_model.with_model(deci_model), path)
         _write_code(path)
         with quiet_transformers():
-            reopened: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
+            copy: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
         n_padding = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
         return EngineFile(
-            **folder_proof(source_model, reopened, data, n_padding=n_padding),
+            **folder_proof(source_model, copy, data, n_padding=n_padding),
             export=self.name,
             file=FOLDER,
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",

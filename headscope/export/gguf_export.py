@@ -237,13 +237,13 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     if not model.get("byte_fallback"):
         split = _split_name(parts)
-        joined = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
+        merge_texts = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
         return GgufVocabulary(
             tokens=tokens,
             types=types,
             kind="gpt2",
             split=split or "default",
-            merges=joined,
+            merges=merge_texts,
             splits_text=bool(split),
         )
     # SentencePiece-like: llama.cpp joins the neighbours whose result scores highest, transformers those of lowest rank

@@ -130,12 +130,12 @@ def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> 
         laguna: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
     gates = {name: values for name, values in laguna.state_dict().items() if name.endswith("g_proj.weight")}
     zeros = {name: torch.zeros_like(values) for name, values in gates.items()}
-    laguna.load_state_dict(_divided(weights, gate) | zeros)
+    laguna.load_state_dict(_divide_output(weights, gate) | zeros)
     laguna.generation_config = model.generation_config
     return laguna.to(model.device).eval()
 
 
-def _divided(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
+def _divide_output(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
     """Weights with W_O divided by what the gate is."""
     outputs = {name: values for name, values in weights.items() if name.endswith("o_proj.weight")}
     return weights | {name: (values.double() / gate).to(values.dtype) for name, values in outputs.items()}
@@ -178,16 +178,16 @@ def _open_folder(folder: Path) -> Any:
     """The folder as stock transformers opens it; CheckpointError where that is another class, or lacks weights."""
     auto: Any = transformers.AutoModelForCausalLM
     with quiet_transformers():
-        reopened, info = auto.from_pretrained(
+        copy, info = auto.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, output_loading_info=True
         )
     wrong_keys = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
-    if type(reopened).__name__ != "LagunaForCausalLM" or wrong_keys:
+    if type(copy).__name__ != "LagunaForCausalLM" or wrong_keys:
         raise CheckpointError(
-            f"transformers opens what was written as {type(reopened).__name__}, without {wrong_keys[:3]}; nothing was "
+            f"transformers opens what was written as {type(copy).__name__}, without {wrong_keys[:3]}; nothing was "
             "saved. Please report this with the output of `headscope show`"
         )
-    return reopened
+    return copy
 
 
 # For servers.
@@ -207,7 +207,7 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
     read: dict[str, Tensor] = {}
     for file in path.glob("*.safetensors"):
         read |= load_file(file)
-    read = _divided(read, gate)
+    read = _divide_output(read, gate)
     state = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
     if sorted(read) != sorted(state) or not all(torch.equal(read[name], state[name]) for name in state):
         raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")

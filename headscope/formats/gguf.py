@@ -46,8 +46,8 @@ class GgufFormat(OpenedAsFolder):
         from headscope.formats.huggingface.opening import loading, ready
 
         file = Path(path)
-        file_type, once = read_once(file)
-        with loading(path), once, redirect_stderr(io.StringIO()):  # a progress bar that nothing else silences
+        file_type, single_read = read_once(file)
+        with loading(path), single_read, redirect_stderr(io.StringIO()):  # a progress bar that nothing else silences
             where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
             compute_dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype)
             model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=compute_dtype, **where)
@@ -81,8 +81,8 @@ def read_once(path: Path) -> tuple[str, AbstractContextManager[Any]]:
     if not sizes:
         raise CheckpointError(f"{path} holds no weights; give the GGUF file of a model")
     names = cache(gguf.get_tensor_name_map)
-    once = patch.multiple(gguf, GGUFReader=lambda _: reader, get_tensor_name_map=names)
-    return sizes.most_common(1)[0][0], once
+    single_read = patch.multiple(gguf, GGUFReader=lambda _: reader, get_tensor_name_map=names)
+    return sizes.most_common(1)[0][0], single_read
 
 
 FORMATS.register("gguf", GgufFormat(), where=__name__)

@@ -128,9 +128,9 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
         files = self.write(checkpoint, folder, Companions())
-        reopened = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
+        copy = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
         notes = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
-        return replace(files, notes=notes, architecture="Transformer", logits=probe_logits(reopened.model, probe))
+        return replace(files, notes=notes, architecture="Transformer", logits=probe_logits(copy.model, probe))
 
 
 NATIVE = NativeFormat()

@@ -77,11 +77,11 @@ class ConfidenceFiles(Variant):
     @torch.no_grad()
     def extra_loss(self, run: TrainingRun, batch: Batch) -> None:
         """No loss; the calls of the forward pass that is over become a row."""
-        calls, self.calls, observed = self.calls, [], ObservedBatch(batch)
+        calls, self.calls, view = self.calls, [], ObservedBatch(batch)
         scores: dict[tuple[Site, int], Tensor] = {}
         for call in calls:
             attention_site = self.sites[id(call.module)]
-            ratio = self.score(observed.heads(attention_site, call))
+            ratio = self.score(view.heads(attention_site, call))
             total, count = (part.sum(dim=0) for part in (ratio.total, ratio.count))
             scores[attention_site.place] = torch.cat([total / count.clamp_min(1), count])
         self.passes.append(torch.cat([scores[site_layer] for site_layer in self.heads]))

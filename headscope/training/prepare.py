@@ -99,10 +99,10 @@ def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> l
 
 def collate(pairs: TrainingPairs, numbers: Numbers) -> Batch:
     """The batch of some sentences, with labels; of a language model its texts are the source."""
-    read, said = pairs.source_vocabulary, pairs.target_vocabulary
+    read, vocabulary = pairs.source_vocabulary, pairs.target_vocabulary
     target_ids = [pairs.target[int(number)] for number in numbers]
-    labels = [np.append(ids, said.end) for ids in target_ids] if pairs.closed else target_ids
-    text = _side([np.insert(ids[:-1], 0, said.start) for ids in labels], said)
+    labels = [np.append(ids, vocabulary.end) for ids in target_ids] if pairs.closed else target_ids
+    text = _side([np.insert(ids[:-1], 0, vocabulary.start) for ids in labels], vocabulary)
     source, target = text, None
     if pairs.source is not None and read is not None:
         source_ids = [np.concatenate([read.prefix, pairs.source[int(n)], read.closing]) for n in numbers]

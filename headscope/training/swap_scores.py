@@ -88,14 +88,14 @@ class SwapScores:
         """Layers that have heads, in order."""
         return [layer for layer, scores in sorted(self.scores.items()) if len(scores)]
 
-    def ranked(self, layer: int) -> list[HeadId]:
+    def rank_heads(self, layer: int) -> list[HeadId]:
         """Heads of a layer, the weakest first; equal scores in the order of heads."""
         order = torch.argsort(self.scores[layer], stable=True).tolist()
         return [HeadId(self.site, layer, head) for head in order]
 
     def all_ranked(self) -> list[HeadId]:
         """Heads of all layers, the weakest first."""
-        heads = [head for layer in self.layers for head in self.ranked(layer)]
+        heads = [head for layer in self.layers for head in self.rank_heads(layer)]
         return sorted(heads, key=lambda head: float(self.scores[head.layer][head.head]))
 
 
@@ -116,7 +116,7 @@ def soft(swap_scores: SwapScores) -> list[Swap]:
     layers = swap_scores.layers
     swaps = []
     for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
-        pair = swap_scores.ranked(low), swap_scores.ranked(high)
+        pair = swap_scores.rank_heads(low), swap_scores.rank_heads(high)
         _check_k(swap_scores.max_switches, min(map(len, pair)), f"{swap_scores.site}, layers {low} and {high}")
         swaps += [
             Swap(*heads)
@@ -130,7 +130,7 @@ def local(swap_scores: SwapScores) -> list[Swap]:
     return [
         swap
         for n in swap_scores.layers
-        for swap in _ends(swap_scores.ranked(n), swap_scores.max_switches, f"{swap_scores.site}.{n}")
+        for swap in _ends(swap_scores.rank_heads(n), swap_scores.max_switches, f"{swap_scores.site}.{n}")
     ]
 
 
@@ -160,7 +160,7 @@ def _swap_mirrored(swap_scores: SwapScores, layers: range, heads: int) -> list[S
         raise ConfigError(
             f"the fork's way takes layer {missing[0]}; {swap_scores.site} has {len(swap_scores.scores)} layers"
         )
-    pairs = [(head, last - head.layer) for n in layers for head in swap_scores.ranked(n)[:heads]]
+    pairs = [(head, last - head.layer) for n in layers for head in swap_scores.rank_heads(n)[:heads]]
     return [Swap(head, HeadId(head.site, mirror, head.head)) for head, mirror in pairs if mirror != head.layer]
 
 
@@ -213,10 +213,10 @@ def head_scores(model: Transformer, batches: Iterable[Batch], *, score: str) -> 
     sums: dict[tuple[Site, int], list[Tensor]] = {}
     measure = score_of(score)
     for batch in batches:
-        observed = ObservedBatch(batch)
+        view = ObservedBatch(batch)
 
-        def add(attention_site: AttentionSite, call: AttentionCall, observed: ObservedBatch = observed) -> None:
-            ratio = measure(observed.heads(attention_site, call))
+        def add(attention_site: AttentionSite, call: AttentionCall, view: ObservedBatch = view) -> None:
+            ratio = measure(view.heads(attention_site, call))
             new = [part.double().sum(dim=0).cpu() for part in (ratio.total, ratio.count)]
             before = sums.get(attention_site.place)
             sums[attention_site.place] = new if before is None else [*map(torch.add, before, new)]

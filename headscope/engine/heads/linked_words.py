@@ -348,7 +348,7 @@ class LinkedWords:
         about = torch.cat(tuple(self.about.values()), dim=1)  # [b r·t]
         offsets = [offset for offset in sorted(range(-REACH, REACH + 1), key=abs) if -t < offset < s]
         shifted_words = (words[:, REACH + offset :][:, :t].repeat(1, len(self.about)) for offset in offsets)
-        hits = (self.kinds_of(self.pairs(about, shifted)) & POSSIBLE > 0 for shifted in shifted_words)
+        hits = (self.kinds_of(self.pairs(about, source)) & POSSIBLE > 0 for source in shifted_words)
         right = torch.stack([hit.view(len(hit), -1, t).sum(dim=(0, 2)) for hit in hits])  # [n r]
         best = right.cpu().numpy().argmax(axis=0).tolist()  # the first of several
         return {name: offsets[number] for name, number in zip(self.about, best, strict=True)}

@@ -262,19 +262,19 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
                     "heads; `headscope prune remove --export masked` leaves zeros in their place"
                 )
             files = self.write(checkpoint, folder, Companions())
-            reopened = self.load(str(files.path), device="cpu", dtype="float64", companions=Companions())
-            return replace(files, architecture=checkpoint.model_type, logits=probe_logits(reopened.model, probe))
+            copy = self.load(str(files.path), device="cpu", dtype="float64", companions=Companions())
+            return replace(files, architecture=checkpoint.model_type, logits=probe_logits(copy.model, probe))
         written_model = fairseq_model(checkpoint)
         _write_file(folder / FILE, written_model.options, written_model.weights)
         for name, content in vocabulary_files(checkpoint).items():
             (folder / name).write_bytes(content)
-        reopened = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
-        if not (difference := end_difference(checkpoint, written_model, reopened)) <= TOLERANCE:
+        copy = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
+        if not (difference := end_difference(checkpoint, written_model, copy)) <= TOLERANCE:
             raise CheckpointError(
                 f"{checkpoint.path} was converted, but its first logits differ by {difference:.1e}; nothing was left "
                 "behind. Please report this with the output of `headscope show`"
             )
-        logits = logits_in_our_order(reopened.model, written_model, probe)
+        logits = logits_in_our_order(copy.model, written_model, probe)
         opens, limits = ("headscope", _OPENS[written_model.of_fork]), (_LIMITS[written_model.of_fork],)
         arch = written_model.options["arch"]
         return SavedFiles(folder / FILE, self.name, written_model.notes, opens, limits, arch, logits)

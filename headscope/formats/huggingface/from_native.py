@@ -258,11 +258,11 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
     """Our weights under the keys of the class: fairseq's names within another prefix."""
     layers = max(stack.layers for stack in config.stacks)
     back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
-    filled, weights = dict(state), dict[str, Tensor]()
+    full_state, weights = dict(state), dict[str, Tensor]()
     for side, stack in config.sides.items():  # a class has one length for both of its sides
         long = replace(stack, max_positions=_longest(config))
-        fill_weights(filled, side, long, has_table="learned" in target.positions)
-    for native_key, tensor in filled.items():
+        fill_weights(full_state, side, long, has_table="learned" in target.positions)
+    for native_key, tensor in full_state.items():
         if native_key == "output.bias":
             weights["final_logits_bias"] = tensor[None]
             continue

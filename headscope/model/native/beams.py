@@ -160,14 +160,16 @@ class BeamRule(ABC):
         for name in self.by_sentence:
             setattr(self, name, getattr(self, name)[rows])
 
-    def finish(self, is_selected: Tensor, candidates: Candidates, scores: Tensor, *, most: int | None = None) -> None:
-        """Make the candidates [b c] that are selected hypotheses of their sentences, which have `most` of them."""
+    def finish(
+        self, is_selected: Tensor, candidates: Candidates, scores: Tensor, *, max_count: int | None = None
+    ) -> None:
+        """Make the candidates [b c] that are selected hypotheses of their sentences, which have `max_count` of them."""
         sentence, column = is_selected.nonzero(as_tuple=True)
         row = sentence * self.log_p.shape[1] + candidates.row[sentence, column]
         ids = torch.cat([self.tokens[row], candidates.ids[sentence, column][:, None]], dim=1).tolist()
         selected_scores = scores[sentence, column].tolist()
         for number, own, score in zip(self.running[sentence].tolist(), ids, selected_scores, strict=True):
-            if most is None or len(self.ended[number]) < most:
+            if max_count is None or len(self.ended[number]) < max_count:
                 self.ended[number].append(Hypothesis(tuple(own), score))
 
 
@@ -190,7 +192,7 @@ class FairseqBeams(BeamRule):
         ends = (candidates.ids == self.end) & (candidates.log_p > -torch.inf)
         first, goes_on = ends[:, :beam], None
         if bool(first.any()):
-            self.finish(first, candidates, candidates.log_p / (step + 1) ** self.config.power, most=beam)
+            self.finish(first, candidates, candidates.log_p / (step + 1) ** self.config.power, max_count=beam)
             goes_on = torch.tensor([len(self.ended[n]) < beam for n in self.running.tolist()], device=ends.device)
         if step >= self.first_limit:
             goes_on = (step < self.longest) & (True if goes_on is None else goes_on)
