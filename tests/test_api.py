@@ -37,14 +37,6 @@ print([name for name in ("torch", "numpy", "pandas", "transformers", "matplotlib
     assert python("-c", code).strip() == "[]"
 
 
-def test_nothing_below_the_api_imports_it() -> None:
-    root = Path(hs.__file__).parent
-    own = {root / "api", root / "cli"}  # the commands are above it
-    below = [path for path in root.rglob("*.py") if path.parent not in own and path != root / "__init__.py"]
-    assert len(below) > 100
-    assert not [path for path in below if "headscope.api" in path.read_text(encoding="utf-8")]
-
-
 def test_commands_take_what_methods_take() -> None:
     for name in ("analyze", "evaluate"):
         method, function = (list(inspect.signature(getattr(of, name)).parameters.values()) for of in (hs.Model, hs))

@@ -14,12 +14,9 @@ from torch import Tensor
 
 from headscope.attribution.gatevector import (
     GateFunction,
-    ablation,
-    integrated_gradients,
     mean_context,
     other_context,
     random_shifts,
-    shapley,
 )
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
@@ -222,36 +219,6 @@ def test_heads_that_are_off_already_are_worth_nothing() -> None:
         found = column(study("gpt2", "ablation"), "ablation")
     assert found[1] == 0.0
     same(found, expected, kind="gpt2")
-
-
-def polynomial(gates: Tensor) -> Tensor:
-    """A game for two sentences and four players, of degree three: [b] from [b 4]."""
-    a, b, c, d = gates.unbind(dim=-1)
-    one = 2 * a - b + 3 * a * c + a * b * d
-    other = d**3 - 5 * b * c + 0.25 * a
-    return torch.stack([one[0], other[1]])
-
-
-def test_captum_against_definitions() -> None:
-    gates = torch.ones(2, 4).double()
-    games: list[Game] = [
-        lambda values, row=row: float(polynomial(torch.tensor([list(values)] * 2, dtype=torch.float64))[row])  # type: ignore[misc]
-        for row in range(2)
-    ]
-    found = ablation(polynomial, gates)
-    assert found == pytest.approx(torch.tensor([gate_games.ablation(game, 4) for game in games], dtype=torch.float64))
-    values, gap = integrated_gradients(polynomial, gates, steps=2)  # two points are exact up to degree three
-    assert values == pytest.approx(
-        torch.tensor([gate_games.integrated_gradients(game, 4, points=2) for game in games]), abs=1e-6
-    )
-    assert gap == pytest.approx(torch.zeros(2), abs=1e-6)
-    _, gap = integrated_gradients(polynomial, gates, steps=1)
-    assert gap.abs().min() > 0.01
-    exact = torch.tensor([gate_games.shapley(game, 4) for game in games])
-    near = shapley(polynomial, gates, samples=400, seed=3)
-    assert near == pytest.approx(exact, abs=0.3) and near.sum(1) == pytest.approx(exact.sum(1), abs=1e-5)
-    one, again, other = (shapley(polynomial, gates, samples=1, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one, again) and not torch.equal(one, other)
 
 
 def test_gates_of_their_own_for_every_sentence() -> None:

@@ -281,13 +281,6 @@ def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("resting", "share"), [(0, 0.0), (1, 0.25), (2, 0.5)])
-def test_how_many_heads_rest_on_first_and_special_tokens(resting: int, share: float) -> None:
-    rules = [handmade.sink] * resting + [handmade.before, handmade.even, handmade.parent, handmade.before][resting:]
-    assert handmade.sample(rules, sentences=40).resting() == share
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("resting", [1, 3])
 def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: int) -> None:
     """Of the six heads of a BERT one, or three, give [CLS] 0.9 of their weight."""

@@ -18,7 +18,7 @@ import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.export import llama_cpp
 from headscope.export.gguf_export import SPLITS, write_gguf
-from headscope.export.gguf_layers import LlamaDecoder, rotary_of
+from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.base import open_checkpoint
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
@@ -249,16 +249,6 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
     with pytest.raises(CheckpointError, match=r"llama\.cpp"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
-
-
-def test_frequency_divisors_are_those_of_llama3() -> None:
-    """From the wavelengths, as Llama 3.1's paper has it, and not from transformers' frequencies."""
-    wavelengths = 2 * torch.pi * 5e5 ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16)
-    smooth = ((64 / wavelengths - 1) / (4 - 1)).clamp(0, 1)
-    expected = 1 / ((1 - smooth) / 8 + smooth)
-    found = rotary_of(decoders.decoder("llama", rope_parameters=LLAMA3), 16, divides=True)
-    torch.testing.assert_close(found.divisors, expected.float())
-    assert found.factor is None and found.gain == 1
 
 
 def test_a_folder_without_some_heads_is_converted(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:

@@ -35,7 +35,7 @@ from headscope.pruning.closed_form.calibration import (
 )
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
-from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.moments import ModuleMoments, Moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.options.shared import Refit
 from headscope.report.page.write import gather
@@ -44,7 +44,6 @@ from tests.oracles import speakers
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("bert", "gpt2", "marian")
 GONE = {
     "bert": "encoder-self.0.1,encoder-self.1.0",
     "gpt2": "decoder-self.0.2,decoder-self.1.1",
@@ -86,12 +85,6 @@ def sides(corpus: Corpus) -> Any:
     return (source, [str(each.target) for each in corpus]) if corpus.has_target else source
 
 
-def together(kind: str) -> Corpus:
-    """Both texts, one after the other."""
-    lines = [each._replace(number=number) for number, each in enumerate([*text(kind), *backwards(kind)])]
-    return Corpus("both", len(lines), "2" * 40, lambda: iter(lines), has_target=text(kind).has_target)
-
-
 @pytest.mark.parametrize("kind", ["bert", "llama", "marian"])
 def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
     checkpoint = speakers.checkpoint(kind)
@@ -107,20 +100,6 @@ def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
         mean = torch.stack([part.mean(dim=0) for part in rows]).mean(dim=0)
         products = torch.stack([part.T @ part / len(part) for part in rows]).mean(dim=0)
         assert torch.allclose(found.mean, mean, atol=1e-12) and torch.allclose(found.second, products, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_anchor_of_as_many_tokens_is_a_refit_on_both_texts(kind: str) -> None:
-    checkpoint, options = speakers.checkpoint(kind), Refit(damping=1e-3)
-    anchored = compensate(
-        checkpoint, mixed_moments(checkpoint, text(kind), sides(backwards(kind))), gone(kind), options
-    )
-    plain = compensate(checkpoint, collect_moments(checkpoint, together(kind)), gone(kind), options)
-    alone = compensate(checkpoint, collect_moments(checkpoint, text(kind)), gone(kind), options)
-    for one, other, third in zip(anchored, plain, alone, strict=True):
-        assert torch.allclose(one.refit.weight, other.refit.weight, atol=1e-10)
-        assert torch.allclose(one.refit.shift, other.refit.shift, atol=1e-10)
-        assert (one.refit.weight - third.refit.weight).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["bert", "marian"])
