@@ -169,6 +169,10 @@ def test_an_output_is_no_input_and_holds_none(tmp_path: Path) -> None:
     for path in (text, model / "weights"):
         with pytest.raises(OutputError, match=r"read|checkpoint"):
             check_file(path, inputs=inputs, force=True)
+    (earlier := tmp_path / "heads.csv").write_text("x")
+    with pytest.raises(OutputError, match="--force"):
+        check_file(earlier, inputs=inputs, force=False)
+    check_file(earlier, inputs=inputs, force=True)
 
 
 def test_a_file_of_a_run_is_not_overwritten_but_its_figures(tmp_path: Path) -> None:
