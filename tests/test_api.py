@@ -14,6 +14,7 @@ import torch
 from pandas.testing import assert_frame_equal
 
 import headscope as hs
+from headscope.api.commands import PRUNING
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.config.small import TranslateOptions
 from headscope.engine.study import run_analysis
@@ -265,6 +266,12 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
     ranked = hs.prune(hs.assets.trained_model(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
     assert hs.load(hs.assets.trained_model()).rank(by="magnitude").lowest(52) == ranked.removed
     assert hs.plot([tmp_path / "rank"], "pruning").axes
+
+
+@pytest.mark.parametrize("method", PRUNING)
+def test_every_way_to_prune_names_what_it_cannot_use(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'warmth'"):
+        hs.prune(hs.assets.trained_model(), method, out=tmp_path / "out", warmth=3)  # type: ignore[call-overload]
 
 
 def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:

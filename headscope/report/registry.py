@@ -132,8 +132,8 @@ def find_figure(name: str) -> PlotFigure:
     return figures[name]
 
 
-def draw_standard(run_dir: Path | str, *, dpi: int | None = None, only: Sequence[str] = ()) -> list[Path]:
-    """Draw the figures of a run whose tables it has (those of names in `only`), as PNG in its `figures` folder."""
+def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
+    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder."""
     from headscope.report.styles import write_figure
     from headscope.results.study import Study
     from headscope.results.study_tables import MissingTable
@@ -142,7 +142,7 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None, only: Sequence
     paths = []
     for figure in plot_figures().values():
         try:
-            if figure.is_of(run) and (not only or figure.name in only):
+            if figure.is_of(run):
                 target = Path(run_dir) / "figures" / f"{figure.stem}.png"
                 paths.append(write_figure(figure.draw_runs([run]), target, dpi=dpi, force=True))
         except MissingTable:

@@ -223,7 +223,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     heads = pd.read_csv(tmp_path / "demo" / "translation" / "heads.csv")
     assert set(heads.site) == {"encoder-self", "decoder-self", "cross"} and heads.lrp.between(0, 1).all()
     for name, left in {"bert": 36, "translation": 60}.items():
-        assert [path.name for path in (tmp_path / "demo" / name / "figures").iterdir()] == ["heads.png"]
+        assert not (tmp_path / "demo" / name / "figures").exists()  # the page has them
         assert sum(open_checkpoint(str(tmp_path / "demo" / f"{name}-pruned")).layout.values()) == left
     page = tmp_path / "demo" / "page.html"
     assert f"for a browser: {page}" in shown and "encoder-self.0.2" in page.read_text(encoding="utf-8")
