@@ -44,9 +44,7 @@ Config = Annotated[
 Set = Annotated[
     list[str] | None,
     RARE,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any option that has no flag; repeatable.", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="Any option without a flag; repeatable.", rich_help_panel=OUTPUT),
 ]
 SetOfAnalysis = Annotated[
     list[str] | None,
@@ -181,21 +179,15 @@ def fields_of(content: Mapping[str, Any], entries: Sequence[Entry], owner_entrie
             continue
         name = name.replace("-", "_")
         if owner and owner not in owner_entries:
-            raise ConfigError(
-                unknown(
-                    "analysis" if owner_entries else "option", owner if owner_entries else key, sorted(owner_entries)
-                )
-            )
-        of: dict[str, Entry | None] = (
-            {entry.name: (entry, hint) for entry, hint in owner_entries[owner].items()} if owner else entry_of
-        )
-        if name not in of:
+            kind, unknown_name = ("analysis", owner) if owner_entries else ("option", key)
+            raise ConfigError(unknown(kind, unknown_name, sorted(owner_entries)))
+        options = {entry.name: (entry, hint) for entry, hint in owner_entries[owner].items()} if owner else entry_of
+        if name not in options:
             from headscope.cli.mhr_options import answer
 
-            raise ConfigError(
-                answer(flag(name)) or unknown("option", key, sorted(option.replace("_", "-") for option in of))
-            )
-        pair = of[name]
+            names = sorted(option.replace("_", "-") for option in options)
+            raise ConfigError(answer(command_flag(name)) or unknown("option", key, names))
+        pair = options[name]
         field = name if pair is None else pair[0].name
         if field in values:
             raise ConfigError(f"{key} is there twice; keep one")

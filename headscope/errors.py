@@ -79,9 +79,7 @@ def contrast_of(first: str, second: str, *, max_length: int = 60) -> str:
         return f"{first[:max_length]!r} against {second[:max_length]!r}"
     start = max(next((n for n, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1), 0) - 9, 0)
     code_points = (ascii(text[start : start + max_length]) for text in (first, second))
-    return (
-        f"{' against '.join(code_points)}, the same letters in other code points: bring both to one form, such as NFC"
-    )
+    return f"{' against '.join(code_points)}, the same letters in other code points; bring both to one form (NFC)"
 
 
 def lookalike(name: str, names: Iterable[str]) -> str:

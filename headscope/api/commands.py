@@ -129,9 +129,7 @@ def prune(
     from headscope.pruning.options.choice import LEARNERS, LearnConfig
 
     if not isinstance(checkpoint, (str, PathLike)):
-        raise ConfigError(
-            "prune takes a checkpoint's path, as it writes checkpoints; a loaded model has rank and remove"
-        )
+        raise ConfigError("prune takes a checkpoint's path; a loaded model has rank and remove")
     if method not in (ways := [*PRUNING, *LEARNERS.names()]):
         raise ConfigError(unknown("way to prune", method, ways))
     values, what = {**options, "checkpoint": checkpoint, "out": out, "force": force}, f"prune {method}"
@@ -223,9 +221,7 @@ def plot(
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
     run_list: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
     if strange := [run for run in run_list if not isinstance(run, (Study, str, PathLike))]:
-        raise ConfigError(
-            f"runs: a {type(strange[0]).__name__} is not a run; give a study, a folder or a list of these"
-        )
+        raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
     if figure.page and out is None:
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
     of = [run if isinstance(run, Study) else Path(run) for run in run_list]

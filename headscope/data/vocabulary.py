@@ -157,9 +157,7 @@ class Merges:
             if has_counts and len(pair) == 3 and pair[2].isdigit():
                 del pair[2]
             if len(pair) != 2:
-                raise DataError(
-                    f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; it must be two subwords"
-                )
+                raise DataError(f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; give two subwords")
             ranks.setdefault((pair[0], pair[1]), number)
         version = lines[0].split()[-1] if has_header else "0.1"
         return cls(ranks, begin="", end="</w>", glue=has_counts or version != "0.1")

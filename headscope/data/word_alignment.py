@@ -73,9 +73,7 @@ def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int)
     if beyond.any():
         source, target = links.pairs[beyond.any(axis=1)][0] + first
         other = f"; are words counted from {1 - first} ({flag('alignments_first', 1 - first)})?" if first == 0 else ""
-        raise DataError(
-            f"{where}: link {source}-{target}, and the lines have {sizes[0]} and {sizes[1]} words at spaces{other}"
-        )
+        raise DataError(f"{where}: link {source}-{target} of lines with {sizes[0]} and {sizes[1]} words{other}")
 
 
 def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Bools]:

@@ -93,7 +93,7 @@ def check_template(checkpoint: Checkpoint) -> None:
     """ConfigError for models that are no decoder language models, which no template makes texts for."""
     if checkpoint.two_sided or not checkpoint.decodes:
         raise ConfigError(
-            f"{flag.template} is for decoder language models, not type {checkpoint.model_type!r}; leave it out"
+            f"{flag.template} is for decoder language models; leave it out for type {checkpoint.model_type!r}"
         )
 
 

@@ -78,9 +78,7 @@ def _finder(checkpoint: Checkpoint) -> Find:
         return _class
     if checkpoint.predicts == "words":
         return _place_translated if checkpoint.two_sided else _place_continued if checkpoint.decodes else _place_filled
-    raise ConfigError(
-        f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take one that predicts some"
-    )
+    raise ConfigError(f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take another model")
 
 
 def _contrast(

@@ -17,14 +17,13 @@ class Cosine(StateMetric):
 
 
 @metric
-class TokenCosine(StateMetric):
+class TokenCosine(Cosine):
     """Mean cosine of the final states of tokens."""
 
     name = "token-cosine"
-    worst = -1.0
     title = "cosine of tokens to the intact model"
     order = 220
-    tokens, column = True, 0
+    tokens = True
 
 
 @metric
@@ -40,12 +39,10 @@ class L2(StateMetric):
 
 
 @metric
-class TokenL2(StateMetric):
+class TokenL2(L2):
     """Mean distance of the final states of tokens, relative to their length."""
 
     name = "token-l2"
     title = "relative l2 distance of tokens to the intact model"
     order = 240
-    higher_is_better = False
-    worst = 2.0  # the opposite state
-    tokens, column = True, 1
+    tokens = True
