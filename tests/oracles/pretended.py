@@ -13,7 +13,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -268,8 +268,13 @@ def register() -> None:
     distributed.PINNED.add(NAME)
 
 
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
 def _without_inference(mode: bool = True) -> Any:
-    return torch.no_grad() if mode else nullcontext()  # wrappers cannot be made in inference mode
+    return torch.no_grad() if mode else _as_it_is()  # wrappers cannot be made in inference mode
 
 
 def _pinned(values: Tensor) -> Tensor:
