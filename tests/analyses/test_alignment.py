@@ -15,7 +15,7 @@ from headscope import assets
 from headscope.analyses.alignment import Alignment
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.word_alignment import train
+from headscope.data.word_alignment import grow_diag_final_and, train
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
 from headscope.engine.plan import analyze
@@ -178,3 +178,32 @@ def test_the_aligner_finds_a_dictionary() -> None:
     alone = [set(map(tuple, aligner.align([pair])[0].pairs.tolist())) for pair in pairs[:23]]
     assert alone == found[:23]
     assert aligner.align([("unknown", "words here")])[0].pairs.shape[1] == 2
+
+
+WAYS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+
+
+def joined(forward: alignment.Links, backward: alignment.Links) -> alignment.Links:
+    """grow-diag-final-and of one sentence, a link at a time."""
+    links, before = forward & backward, -1
+    while len(links) > before:
+        before = len(links)
+        for a, b in WAYS:
+            new = {(i + a, j + b) for i, j in links} & (forward | backward) - links
+            free = [[link for link in new if link[side] not in {old[side] for old in links}] for side in (0, 1)]
+            for side in (0, 1):
+                links = links | {min(each for each in free[side] if each[side] == link[side]) for link in free[side]}
+    for direction in (forward, backward):
+        alone = sorted(link for link in direction if all(link[side] not in {o[side] for o in links} for side in (0, 1)))
+        first_of_row = [link for n, link in enumerate(alone) if link[0] not in {other[0] for other in alone[:n]}]
+        links = links | {link for n, link in enumerate(first_of_row) if link[1] not in {o[1] for o in first_of_row[:n]}}
+    return links
+
+
+def test_two_directions_are_joined_as_link_by_link() -> None:
+    noise = np.random.default_rng(5)
+    forward, backward = noise.random((2, 97, 6, 7)) < 0.25
+    found = grow_diag_final_and(forward, backward)
+    for one, other, links in zip(forward, backward, found, strict=True):
+        sets = [set(map(tuple, np.argwhere(each).tolist())) for each in (one, other, links)]
+        assert sets[2] == joined(*sets[:2])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_text
 from headscope.data.parses import read_columns
 from headscope.errors import DataError
+from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId
@@ -61,6 +63,15 @@ def test_loss_accuracy_and_macro_f1_are_those_of_a_plain_loop(kind: str, tokens:
         batch_tokens=tokens,
     )
     assert found == pytest.approx(expected([classifiers.logits(its, kind, text) for text in texts], wanted))
+
+
+def test_labels_that_never_occur_have_no_part_in_macro_f1() -> None:
+    said, wanted = [0, 0, 3, 3, 3], [0, 3, 3, 4, 3]
+    columns = [
+        [(a == b == label, a == label, b == label) for a, b in zip(said, wanted, strict=True)] for label in range(6)
+    ]
+    counts = np.array(columns, dtype=float).sum(axis=1).reshape(1, -1)
+    assert METRICS.get("macro-f1").of(counts) == pytest.approx([classifiers.macro_f1(said, wanted)])
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
