@@ -86,7 +86,7 @@ def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Pa
     for evaluation in tried:
         assert {score.metric: score.value for score in evaluation.scores} == pytest.approx(wanted, abs=1e-9)
     alone = hs.load(folder / "whole", device="cpu", dtype="float64")
-    with pytest.raises(ConfigError, match=r"no head is masked.*; give against CKPT"):
+    with pytest.raises(ConfigError, match=r"no head is masked.*; give --against CKPT"):
         alone.evaluate(texts)
     with alone.masked(GONE):
         assert alone.evaluate(texts, bootstrap=10)["cosine"].value == pytest.approx(wanted["cosine"])
