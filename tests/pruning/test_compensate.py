@@ -43,10 +43,13 @@ def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -
         assert not each.refit.weight[:, gone].any() and each.refit.damping > 0
         assert each.projection.has_bias or not each.refit.shift.any()
     if not any(each.projection.mixing_folded for each in refits):  # folding is another model
-        changed = _changed(checkpoint.model, RefittedCopy.of(checkpoint, refits).model)
+        altered = RefittedCopy.of(checkpoint, refits).model
+        changed = _changed(checkpoint.model, altered)
         owners = [each.projection.owner for each in refits]
         kinds = ("weight", "bias") if refits[0].projection.has_bias else ("weight",)
         assert changed == {f"{owner}.{name}" for owner in owners for name in kinds}
+        shared = {id(weights) for weights in checkpoint.model.parameters()}
+        assert changed == {name for name, weights in altered.named_parameters() if id(weights) not in shared}
 
 
 def _changed(before: nn.Module, after: nn.Module) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -154,8 +155,9 @@ class RefitBench:
                 performance["refitted"] = choice.taken.held_out
         own = anchor_name(options.anchor) == "text"
         digest = open_text(options.anchor, like=self.text.calibration, name=flag.anchor).digest if own else ""
-        copy = self.checkpoint.with_model(model)
-        return Compensated(copy, options, self.text, refits, performance, seconds, choice, digest)
+        return Compensated(
+            self.checkpoint.with_model(model), options, self.text, refits, performance, seconds, choice, digest
+        )
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
@@ -257,6 +259,6 @@ def refit_copy(
 ) -> Checkpoint:
     """The checkpoint refitted for the removal of `heads`, of the same size, rounded as its files would be."""
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
-    result = checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)
+    result = checkpoint.with_model(copy.deepcopy(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model))
     round_weights(result.model, result.written_in)
     return result

@@ -7,7 +7,7 @@ refitted. What a smaller model must give is what this one gives.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -120,19 +120,28 @@ def solve_refit(
 
 
 class RefittedCopy:
-    """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded."""
+    """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded.
 
-    def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection | FeedForwardOutput]) -> None:
+    It shares all other weights with the intact model, so nothing else may write into it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, projections: Collection[OutputProjection | FeedForwardOutput]) -> None:
         model = checkpoint.model
         if why := why_not_changed(model):
             raise ConfigError(
                 f"{checkpoint.path}: {why}, so no projection is refitted; take plain weights, one {flag.device}"
             )
         folds = any(projection.mixing_folded for projection in projections)
-        self.model: nn.Module = (
-            fold_mixings(model) if folds and isinstance(model, Transformer) else copy.deepcopy(model)
-        )
         self._intact = model
+        owners = (model.get_submodule(projection.owner) for projection in projections)
+        replaced = {id(weights) for owner in owners for weights in owner.parameters()}
+        weights = {id(weights): weights for weights in (*model.parameters(), *model.buffers())}
+        self._shared = {key: value for key, value in weights.items() if key not in replaced}
+        self.model: nn.Module = (
+            fold_mixings(model)
+            if folds and isinstance(model, Transformer)
+            else copy.deepcopy(model, memo=dict(self._shared))
+        )
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
@@ -151,6 +160,7 @@ class RefittedCopy:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight, matrix = owner.get_parameter("weight"), refit.weight / projection.gate
+        assert id(weight) not in self._shared, "only the projections that a copy was made for change"
         weight.copy_(matrix if isinstance(owner, nn.Linear) else matrix.T)
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")

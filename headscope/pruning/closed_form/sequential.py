@@ -112,11 +112,11 @@ def sequential_refits(
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged is not None)
     first = next(losing, len(modules))
-    copy = RefittedCopy(merged or checkpoint, [projection for projection, _ in modules])
-    copy.load_weights(at_once)
     blocks: Sequence[FeedForwardOutput] = ()
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
+    copy = RefittedCopy(merged or checkpoint, [*(projection for projection, _ in modules), *blocks])
+    copy.load_weights(at_once)
     models = checkpoint, checkpoint.with_model(copy.model)
     texts = [WeightedText(corpus, 1 - sum(text.weight for text in anchors)), *anchors]
     prefixes = [[SharedLayers.of(checkpoint_used.model) for checkpoint_used in models] for _ in texts]
