@@ -187,7 +187,7 @@ def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Pat
 
 
 Command = Callable[..., tuple[int, str, str]]
-SAID = "no --target: heads are judged by states of the encoder"
+SAID = "no --target: heads are judged by the encoder's states"
 
 
 @pytest.mark.slow

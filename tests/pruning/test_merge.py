@@ -181,10 +181,10 @@ def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> N
     again = hs.load(tmp_path / "small", device="cpu")
     assert {site.groups for site in again.checkpoint.attention_sites.order} == {2}
     for options, message in (
-        ({}, "heads.*merge_kv"),
+        ({}, "--heads.*--merge-kv"),
         ({"heads": "decoder-self.0.0", "merge_by": scores}, "merge_by is about merge_kv"),
         ({"merge_kv": 2, "merge_by": {"decoder-self.0.0": 1.0}}, r"decoder-self\.0\.1"),
-        ({"merge_kv": 2, "refit": hs.Refit(method="mean")}, "compensate mean measures contexts on text"),
+        ({"merge_kv": 2, "refit": hs.Refit(method="mean")}, "--compensate mean measures contexts on text"),
     ):
         with pytest.raises(ConfigError, match=message):
             model.remove(**options)

@@ -83,7 +83,7 @@ def test_what_a_refit_is_worth_is_measured_on_text_that_was_held_out(folder: Pat
     assert other.quality is not None and (other.quality["metric"], other.quality["sentences"]) == ("macro-f1", 7)
     bare = model.remove(GONE).quality
     assert bare is not None and (bare["metric"], Path(bare["text"]).name) == ("cosine", "sample.en"), "as the command"
-    with pytest.raises(ConfigError, match="accuracy needs labels FILE"):
+    with pytest.raises(ConfigError, match="accuracy needs --labels FILE"):
         model.remove(GONE, metric="accuracy")
 
 
