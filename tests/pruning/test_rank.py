@@ -23,6 +23,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.choice import RankConfig
+from headscope.pruning.options.shared import Refit
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove
@@ -147,7 +148,7 @@ def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) 
     options: dict[str, Any] = {"by": "obs", "keep": 8, "compensate": "least-squares", "sequential": True}
     sequential = ranked(folder, tmp_path / "sequential", **options)
     whole = open_checkpoint(str(folder / "whole"), device="cpu")
-    made = RefittedCopy.of(whole, sequential_refits(whole, corpus, plain.removed)).model
+    made = RefittedCopy.of(whole, sequential_refits(whole, corpus, plain.removed, Refit(damping=0.1))).model
     expected = DamageMeter.of(whole, corpus).measure(made).value
     assert sequential.quality["refitted"] == pytest.approx(expected, rel=1e-6) != refitted.quality["refitted"]
     assert "compensate:least-squares-sequential" in str(sequential.signature)

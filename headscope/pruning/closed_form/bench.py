@@ -33,12 +33,14 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.divergence import Divergence
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.shared import AUTO, OtherText, Refit, anchor_name
+from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherText, Refit, anchor_name
 
 STRENGTHS = (1.0, 0.5, 0.25)
 """How far `auto` goes to a refit: on text of another kind the whole way may be too far."""
 CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
+SHORT = 10_000
+"""Subwords of a calibration text below which least squares with little damping can be worse than masking."""
 SEARCHED, FEWEST_SEARCHED = 500, 8
 """Subwords of each text that a search measures on, and lines at least."""
 PREDICTED = "top1"
@@ -140,7 +142,7 @@ class RefitBench:
             choice, refits = self._choose(heads)
             options = choice.taken.options
         else:
-            options = replace(self.options, add_bias=self.add_bias)
+            options = self._damped(replace(self.options, add_bias=self.add_bias))
             refits = self.refits(heads, options)
         model, seconds = self.copy_with(refits).model, time.monotonic() - began
         if choice is None and options.method == "none":
@@ -161,6 +163,7 @@ class RefitBench:
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
+        options = self._damped(options)
         is_sequential, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
         if options.method != "none" and (is_sequential or options.feed_forward):
             at_once = [] if is_sequential else self.refits(heads, replace(options, feed_forward=False))
@@ -179,6 +182,13 @@ class RefitBench:
         elif self.altered is None:
             refits += compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
         return refits
+
+    def _damped(self, options: Refit) -> Refit:
+        """Least squares with the damping that fits the length of the text, unless it is given."""
+        if options.method != "least-squares" or options.damping is not None:
+            return options
+        is_short = subwords(self.checkpoint, self.text.calibration) < SHORT
+        return replace(options, damping=AUTO_DAMPING if is_short else DAMPING)
 
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""

@@ -115,10 +115,10 @@ class RankConfig(SelectionConfig):
     def refit(self) -> Refit:
         """How output projections are refitted."""
         anchor = "" if self.compensate != "least-squares" and self.measures else as_text(self.anchor)
-        least_squares = self.compensate == "least-squares"
+        is_given = self.compensate == "least-squares" and self.damping != DAMPING
         return Refit(
             method=self.compensate,
-            damping=self.damping if least_squares else None,
+            damping=self.damping if is_given else None,
             sequential=self.sequential,
             anchor=anchor,
         )

@@ -93,7 +93,8 @@ class RemoveConfig(SmallerModelOptions):
     anchor: tuple[str, ...] = compensation_option((), ANCHOR, metavar="NAME|FILE[,TARGET]")
     damping: float | None = compensation_option(
         None,
-        f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, with auto {AUTO_DAMPING:g}.",
+        f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, or {AUTO_DAMPING:g} "
+        "with auto and on short texts.",
         minimum=0,
         flagless=True,
     )

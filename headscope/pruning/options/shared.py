@@ -175,7 +175,8 @@ OtherText = Any
 class Refit:
     """How the heads that stay make up for those that go: `method` is "least-squares", "mean", "none" or "auto".
 
-    `damping` is λ as a share of the mean second moment of the contexts; None is 1e-4, and 0.1 of "auto".
+    `damping` is λ as a share of the mean second moment of the contexts; None is 0.1 for "auto" and on fewer than 10,000
+    subwords, else 1e-4.
     `sentences` of the text are calibrated on.
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
     `feed_forward`: after that the outputs of feed-forward blocks are refitted too, block after block.
