@@ -39,8 +39,8 @@ COMMANDS = {
     "bert": f"analyze {{bert}} --source {ASSETS}/sample.en --parse {ASSETS}/sample.conllu --max-sentences 24 "
     f"--also {EVERY} --set syntactic.relations=all --set syntactic.min-instances=3 --set detail=true --out out",
     "pair": f"analyze {{pair}} {PAIRS} --also {EVERY} --mhr-pickles --out out",
-    "importance": f"analyze {{pair}} {PAIRS} --max-sentences 6 --importance --also shapley --set shapley.shapley-samples=2 "
-    "--set lrp.rules=voita,attnlrp,cp --out out",
+    "importance": f"analyze {{pair}} {PAIRS} --max-sentences 6 --importance --also shapley "
+    "--set shapley.shapley-samples=2 --set lrp.rules=voita,attnlrp,cp --out out",
     "faithfulness": f"analyze {{bert}} --source {ASSETS}/sample.en --max-sentences 8 "
     "--only confidence,taylor,magnitude --faithfulness --set faithfulness-steps=3 --set faithfulness-seeds=2 --out out",
     "rank": f"prune rank {{pair}} {PAIRS} --by gradient --keep 48 --out out",

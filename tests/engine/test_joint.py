@@ -238,7 +238,7 @@ def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
     assert need[need["measure"] == "taylor"]["rank"].tolist() == [4, 1, 6, 5, 2, 3]
     assert agreement_table(heads, [measure, taylor]).empty
     assert set(function_need_table(heads, [measure, taylor])["measure"]) == {"taylor"}
-    run: Any = SimpleNamespace(heads=heads, measures=[name, "taylor"], has_table=lambda _: False)
+    run: Any = SimpleNamespace(heads=heads, record={}, measures=[name, "taylor"], has_table=lambda _: False)
     shown = measures_of_page(run)
     assert [one["name"] for one in shown if one["importance"] is not None] == ["taylor"]
     assert shown[0]["title"].endswith(", within its layer") and shown[0]["places"] == [2, 1, 3, 3, 1, 2]
