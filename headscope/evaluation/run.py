@@ -23,7 +23,7 @@ from headscope.evaluation.quality import Evaluation, MeasuredMetrics, evaluation
 from headscope.files.folders import check_writable, write_beside
 from headscope.files.output_checks import Input, check_file, inputs_of
 from headscope.files.tables import shield_formulas
-from headscope.heads import HeadId, all_heads, select_heads
+from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
 from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, signed_text
@@ -41,11 +41,12 @@ LOSS, LOSS_TITLE = "nll_per_token", "loss (nats)"
 class EachHead(Result):
     """A row per masked head: every metric and its difference to the first row, where no further head is masked.
 
-    Heads are sorted `by` a column; the loss is of tokens, or of the labels of a classifier.
+    Heads are sorted `by` a column; the loss is of tokens, or of the labels of a classifier. `sites` are the model's.
     """
 
     table: pd.DataFrame
     by: str
+    sites: Collection[Site]
     signature: Signature
     remarks: list[str]
     sentences: int
@@ -54,27 +55,26 @@ class EachHead(Result):
     def answers(self) -> list[Answer]:
         """Which head matters most, the heads that do, and how many cannot be told from zero."""
         columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
-        sites = {*self.table.site[1:]}
         rows = []
         for row in self.table.head(MAX_ROWS).to_dict("records"):
             values = (signed_text(row[name]) if "_diff" in name else f"{row[name]:.4f}" for name in columns)
-            head = HeadId.of_row(row).name(sites) if row["site"] else "none"
+            head = HeadId.of_row(row).name(self.sites) if row["site"] else "none"
             rows.append((head, *values))
         table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
         suffix = "" if self.complete else " (interrupted)"
         text = (
             f"{count_of(len(self.table) - 1, 'head')} off one by one, on {count_of(self.sentences, 'sentence')}{suffix}"
         )
-        parts = [Answer("", f"{self._most_needed(sites)}; {text}", caution=not self.complete)]
+        parts = [Answer("", f"{self._most_needed()}; {text}", caution=not self.complete)]
         parts += [Answer("Heads, the most needed first", self._interval_note(), table)]
         return [*parts, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
 
-    def _most_needed(self, sites: Collection[str]) -> str:
+    def _most_needed(self) -> str:
         """The head that matters most and what it changes, or that none is shown to change anything."""
         if len(self.table) < 2:
             return "no head was off"
         row, change = self.table.iloc[1].to_dict(), f"{self.by}_difference"
-        name, low, high = HeadId.of_row(row).name(sites), row.get(f"{change}_low"), row.get(f"{change}_high")
+        name, low, high = HeadId.of_row(row).name(self.sites), row.get(f"{change}_low"), row.get(f"{change}_high")
         if low is None or low != low:
             whole = self.table[self.by][0]
             return f"{name} matters most: {self._title(self.by)} {row[self.by]:.4f}, {whole:.4f} with all"
@@ -135,6 +135,7 @@ def score_each_head(setup: OpenedEvaluation, *, progress: Progress = no_progress
     return EachHead(
         pd.concat([table.iloc[:1], heads_off], ignore_index=True),
         by,
+        {site for site, _ in layout},
         evaluation_signature(setup, sentences_done=sentences_done),
         setup.remarks,
         sentences_done,

@@ -148,6 +148,7 @@ def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypat
     by_characters, by_words = (BLEU(tokenize=name).corpus_score(hypotheses, [references]) for name in ("char", "13a"))
     assert value(found, "bleu") == by_characters.score != by_words.score and "tok:char" in found.scores[0].signature
     heads = run(its, SOURCES, references, metrics=("bleu",), each_head=True, heads="cross.0.0")
+    assert "cross.0.0" in heads.answers()[0].sentence, "the model has other sites"
     assert heads.table.bleu[0] == by_characters.score and "tok:char" in str(heads.signature)
     asked = {"metrics": ("bleu",), "bleu_tokenize": "13a"}
     assert value(run(its, SOURCES, references, **asked), "bleu") == by_words.score
