@@ -113,7 +113,7 @@ def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -
     )
     assert first.endswith("; 8 heads off one by one, on 12 sentences")
     assert heading.startswith("Heads, the most needed first")
-    assert none.split()[0] == "none" and name.startswith("0.")
+    assert none.split()[0] == "none" and name.startswith("cross.0.")
     assert any("contains 0 for" in line and "of 8 heads" in line for line in rest)
 
 
