@@ -40,9 +40,11 @@ class Flag:
         return self(name)
 
     @contextmanager
-    def spelling(self, spell: Callable[[str, object], str]) -> Iterator[None]:
-        """Within the block options are spelled so."""
-        before, self._spell = self._spell, spell
+    def spelling(self, spell: Callable[[str, object], str] | None = None, **others: str) -> Iterator[None]:
+        """Within the block options are spelled so, and called as `others`: `margin="max_drop"`."""
+        before = self._spell
+        usual = spell or before
+        self._spell = lambda name, value: usual(others.get(name, name), value)
         try:
             yield
         finally:

@@ -47,7 +47,6 @@ class SharedLayers:
         outputs = self.outputs.setdefault(batch, {})
         below = self.below(places)
         missing = [layer for layer in below if layer not in outputs]
-
         new_layers = missing if self.size < self.most else []
         keep = watch_modules(new_layers, lambda layer, _, output: outputs.setdefault(layer, []).append(output))
         with stored_output({layer: outputs[layer] for layer in below if layer in outputs}), keep:

@@ -16,7 +16,6 @@ built beside its place and swapped in.
 
 from __future__ import annotations
 
-import copy
 import math
 import shutil
 import time
@@ -45,10 +44,10 @@ from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
-from headscope.model.stored_weights import round_weights, written_type
+from headscope.model.stored_weights import written_type
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.anchors import second_text
-from headscope.pruning.closed_form.bench import RefitBench
+from headscope.pruning.closed_form.bench import RefitBench, rounded_copy
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.shared import AUTO, as_text
@@ -233,12 +232,10 @@ def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonIn
 
 
 def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str, Record]) -> Record:
-    try:
+    with flag.spelling(margin="max_drop"):
         if cell.method == UNPRUNED and cell.name in earlier_cells:
             context.why_no_baseline(np.array(earlier_cells[cell.name]["sums"]))
         record = earlier_cells.get(cell.name) or run_cell(context, cell)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace(flag.margin, flag.max_drop)) from None
     if cell.name not in earlier_cells:
         write_cell(context.config.out, cell, record)
     return record
@@ -351,9 +348,9 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
         )
         step(1)
     with progress("comparing with whole layers", 1) as step:
-        heads_off = shrunk.before.parameters - sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
-        calibration = setup.text.calibration
-        layers = measure_whole_layers(checkpoint, calibration, heads_off, setup.asked, setup.second)
+        n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
+        n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
+        layers = measure_whole_layers(checkpoint, calibration, n_gone, setup.asked, setup.second)
         step(1)
     return replace(shrunk, layers=layers)
 
@@ -369,16 +366,12 @@ def _check_removal(setup: Opened, smallest: Cell) -> None:
     compare(checkpoint, setup.export.build(checkpoint, plan), heads, setup.compared.first())
 
 
-def _as_written(refit_copy: Checkpoint) -> Checkpoint:
+def _as_written(altered: Checkpoint) -> Checkpoint:
     """A refitted checkpoint with its weights rounded as its files will have them; the same where nothing is rounded."""
-    names = refit_copy.model.named_parameters()
-    if all(written_type(name, weight, refit_copy.written_in) == weight.dtype for name, weight in names):
-        return refit_copy
-    rounded_copy = refit_copy.with_model(
-        copy.deepcopy(refit_copy.model)
-    )  # the bench keeps `made`, and how far outputs move is told
-    round_weights(rounded_copy.model, rounded_copy.written_in)
-    return rounded_copy
+    names = altered.model.named_parameters()
+    if all(written_type(name, weight, altered.written_in) == weight.dtype for name, weight in names):
+        return altered
+    return rounded_copy(altered)  # the bench keeps `altered`, and how far outputs move is told
 
 
 def _difference(folder: Path, setup: Opened) -> str:

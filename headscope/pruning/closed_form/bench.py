@@ -269,6 +269,11 @@ def refit_copy(
 ) -> Checkpoint:
     """The checkpoint refitted for the removal of `heads`, of the same size, rounded as its files would be."""
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
-    result = checkpoint.with_model(copy.deepcopy(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model))
-    round_weights(result.model, result.written_in)
-    return result
+    return rounded_copy(checkpoint.with_model(bench.copy_with(bench.refits(heads, options)).model))
+
+
+def rounded_copy(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with weights of its own, rounded as its files would be."""
+    rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
+    round_weights(rounded.model, rounded.written_in)
+    return rounded

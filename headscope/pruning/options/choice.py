@@ -14,6 +14,7 @@ from headscope.config.option import WHOLE
 from headscope.errors import ConfigError, check_one_given, flag
 from headscope.pruning.options.shared import (
     ANCHOR,
+    AUTO_DAMPING,
     DAMPING,
     GATE_LR,
     LEARNT_WITH,
@@ -78,9 +79,10 @@ class RankConfig(SelectionConfig):
         flagless=True,
     )
     sequential: bool = compensation_option(False, SEQUENTIAL)
-    damping: float = heads_option(
-        DAMPING,
-        "Ridge of criteria and allocations that refit, a share of the mean second moment.",
+    damping: float | None = heads_option(
+        None,
+        f"Ridge of criteria and allocations that refit, a share of the mean second moment; default: {DAMPING:g}, or "
+        f"{AUTO_DAMPING:g} of what is measured, and of refits on short texts.",
         minimum=0,
         flagless=True,
     )
@@ -115,10 +117,9 @@ class RankConfig(SelectionConfig):
     def refit(self) -> Refit:
         """How output projections are refitted."""
         anchor = "" if self.compensate != "least-squares" and self.measures else as_text(self.anchor)
-        is_given = self.compensate == "least-squares" and self.damping != DAMPING
         return Refit(
             method=self.compensate,
-            damping=self.damping if is_given else None,
+            damping=self.damping if self.compensate == "least-squares" else None,
             sequential=self.sequential,
             anchor=anchor,
         )

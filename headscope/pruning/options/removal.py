@@ -224,10 +224,8 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     def margin(self) -> str:
         """The loss that counts as none."""
         drop = MARGIN if self.max_drop is None else self.max_drop
-        try:
+        with flag.spelling(margin="max_drop"):
             return str(Margin.parse(drop))
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(flag.margin, flag.max_drop)) from None
 
     @property
     def refit(self) -> Refit:

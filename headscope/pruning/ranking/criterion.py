@@ -26,7 +26,7 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.options.choice import End
-from headscope.pruning.options.shared import DAMPING, OtherText
+from headscope.pruning.options.shared import OtherText
 from headscope.pruning.scores_file import scores_in
 from headscope.registry import Registry, unknown
 
@@ -61,10 +61,10 @@ class Direction:
 class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
-    Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O, `anchor` for what is measured
-    with W_O refitted, `bench` for what that is fitted to and measured on (None: parts of the corpus). Of several
-    `processes` each reads its share of the text, and all get the scores. `measured` holds what several criteria, and a
-    refit, measure alike of the intact model; `replace` hands it on.
+    Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O (None: as usual), `anchor` for
+    what is measured with W_O refitted, `bench` for what that is fitted to and measured on (None: parts of the corpus).
+    Of several `processes` each reads its share of the text, and all get the scores. `measured` holds what several
+    criteria, and a refit, measure alike of the intact model; `replace` hands it on.
     """
 
     checkpoint: Checkpoint
@@ -74,7 +74,7 @@ class ScoringContext:
     removed: Sequence[HeadId] = ()
     candidates: frozenset[HeadId] | None = None
     whole_groups: bool = True
-    damping: float = DAMPING
+    damping: float | None = None
     anchor: OtherText = ""
     bench: RefitBench | None = None
     processes: Processes = ALONE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, restate
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
@@ -64,12 +64,10 @@ def rank_open_model(
             raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
         if gating.groups and allocation:
             raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
-        try:
+        with restate(ConfigError, f"{count} heads cannot go: {{why}}"):
             check_keep(gating, keep, allocation or config.allocate)
             going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
             choice = going(gating, keep, lambda removed: score(removed) if removed else first)
-        except ConfigError as error:
-            raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
         return gating.closed(choice.kept)
 
     about = {"study": study.signature} if study is not None else {}

@@ -31,7 +31,7 @@ from headscope.pruning.learning.examples import PruningLoss, training_examples, 
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import recipe_of, tune
 from headscope.pruning.options.choice import RankConfig
-from headscope.pruning.options.shared import DAMPING, Freeze, as_text
+from headscope.pruning.options.shared import Freeze, as_text
 from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
@@ -183,7 +183,7 @@ def shape_of(config: RankConfig, scoring: Scoring, *, keep: int | None = None) -
         shape["allocate"] = config.allocate
     if config.compensate != "none":
         shape["compensate"] = config.refit.name
-    return shape if config.damping == DAMPING else {**shape, "damping": f"{config.damping:g}"}
+    return shape if config.damping is None else {**shape, "damping": f"{config.damping:g}"}
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def scoring_of(
     """
     refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
     refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
-    if config.damping != DAMPING and not refits:
+    if config.damping is not None and not refits:
         raise ConfigError(f"{flag.damping} is for what refits, and {flag.by} {config.by} does not; leave it out")
     if config.is_file:
         name = Path(config.by).name

@@ -102,7 +102,8 @@ def removal_order(
         units = [number for number, unit in enumerate(projection.units) if candidates.issuperset(unit)]
     second = moments.covariance if projection.has_bias else moments.second
     weight = projection.weight if weight is None else weight
-    return greedy_order(weight, damp(second, share=context.damping).inverse(), projection.blocks, candidates=units)
+    share = DAMPING if context.damping is None else context.damping
+    return greedy_order(weight, damp(second, share=share).inverse(), projection.blocks, candidates=units)
 
 
 def cumulative_error(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]) -> dict[HeadId, float]:
@@ -136,7 +137,7 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     if bench.compares:
         estimates = dict.fromkeys(estimates, 0.0)
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
-    damping = AUTO_DAMPING if context.damping == DAMPING else context.damping
+    damping = AUTO_DAMPING if context.damping is None else context.damping
     options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
