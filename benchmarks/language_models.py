@@ -19,7 +19,7 @@ import gzip
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from pruning_study import removed_by
 
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -35,11 +36,9 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import split_text
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.options.shared import Refit
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
-from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation
+from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.options.shared import AUTO, Refit
+from headscope.pruning.ranking.criterion import ScoringContext
 
 FOLDER = Path(__file__).parent / "language-models"
 FILE, FIGURE, PAGE = FOLDER / "results.csv", FOLDER / "figure.svg", FOLDER / "README.md"
@@ -52,11 +51,10 @@ MASKED, LEAST_SQUARES = Refit(method="none"), Refit(damping=0.1)
 
 
 class Method(NamedTuple):
-    """A ranking, and what follows the removal."""
+    """A ranking, by the names of pruning_study.py, and what follows the removal."""
 
-    criterion: str
+    ranking: str
     refit: Refit
-    searches: bool = False
 
 
 METHODS = {
@@ -69,7 +67,7 @@ METHODS = {
     "obs-task refitted": Method("obs-task", LEAST_SQUARES),
     "fisher": Method("fisher", MASKED),
     "fisher half refitted": Method("fisher", replace(LEAST_SQUARES, strength=0.5)),
-    "shrink": Method("fisher", Refit(method="auto"), searches=True),
+    "shrink": Method("fisher:measured", Refit(method="auto")),
 }
 
 
@@ -120,18 +118,6 @@ class Tests:
         return columns
 
 
-def heads_gone(
-    context: ScoringContext, layout: GateLayout, method: Method, sizes: Sequence[int]
-) -> Callable[[int], list[HeadId]]:
-    """Which heads go, by how many stay."""
-    criterion = criterion_named(method.criterion)
-    scores = criterion.direction().apply(criterion.scores(context))
-    if method.searches:
-        search = measured_allocation(context, layout.units, scores)
-        scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
-    return lambda kept: layout.closed(rank_heads(layout, kept, lambda _: scores).kept)
-
-
 def cache_bytes(checkpoint: Checkpoint, heads: Sequence[HeadId]) -> int:
     """Bytes of keys and values a token, in the type of the weights, once these heads and their groups are gone."""
     config: Any = checkpoint.model.config
@@ -164,11 +150,11 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
         method, began = METHODS[method_name], time.process_time()
         bench = RefitBench(checkpoint, text, method.refit, add_bias=True, seed=given.seed)
         context = ScoringContext(checkpoint, text.calibration, bench=bench, candidates=layout.gated_heads)
-        chosen = heads_gone(context, layout, method, [kept[gone] for gone in missing])
+        removed = removed_by(method.ranking, context, [kept[gone] for gone in missing])
         ranked = time.process_time() - began
         for gone in missing:
-            began, heads = time.process_time(), chosen(kept[gone])
-            compensated = bench.compensated(heads) if method.searches else None
+            began, heads = time.process_time(), removed[kept[gone]]
+            compensated = bench.compensated(heads) if method.refit.method == AUTO else None
             refits = bench.refits(heads, method.refit) if compensated is None else compensated.refits
             seconds, model = ranked + time.process_time() - began, bench.copy_with(refits).model
             yield {
