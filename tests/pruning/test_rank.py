@@ -128,7 +128,7 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
 
 def test_a_damping_that_is_given_holds_whatever_it_is(folder: Path) -> None:
     texts = {"checkpoint": str(folder / "whole"), "source": folder / "a", "target": folder / "b"}
-    given: dict[str, Any] = {**texts, "by": "obs", "keep": 8, "compensate": "least-squares"}
+    given: dict[str, Any] = {**texts, "out": folder / "out", "by": "obs", "keep": 8, "compensate": "least-squares"}
     assert RankConfig(**given).refit.damping is None
     assert RankConfig(**given, damping=1e-4).refit.damping == 1e-4
 
