@@ -31,12 +31,14 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         show_options(KINDS[config.kind], config.checkpoint, json=json)
         return
     if not config.kind:
-        numbers = {kind: len(catalogue(kind)) for kind in KINDS}
+        summaries = {name: kind.summary for name, kind in KINDS.items()}
         if json:
-            console.print_json(numbers)
+            console.print_json(summaries)
         else:
-            console.show(row_lines([(kind, str(number)) for kind, number in numbers.items()], console.WIDTH))
-            console.show(["headscope list KIND [CKPT] lists one of them"])
+            console.show(row_lines([*summaries.items()], console.out().width))
+            console.show(
+                ["", "Next: headscope list KIND, headscope list KIND CKPT (what fits), or headscope list KIND NAME"]
+            )
         return
     overview = load(config.checkpoint).overview().record if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]

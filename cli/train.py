@@ -6,7 +6,6 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from headscope.cli.options import options_from, read
 from headscope.config import option
 
 if TYPE_CHECKING:
-    from headscope.progress import Step
     from headscope.results.training import Training
     from headscope.training.variant import Variant
 
@@ -82,7 +80,7 @@ def train() -> None:
 
 def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.training.checkpoints import with_defaults
-    from headscope.training.config import TrainConfig, remarks_on
+    from headscope.training.config import TrainConfig
     from headscope.training.trainer import train as run_training
 
     earlier = read(EarlierRun, values)
@@ -90,16 +88,15 @@ def _run(variant: type[Variant], values: Mapping[str, Any], *, json: bool) -> No
     values = with_defaults(values, variant.name, resume=resume)
     config, options = read(TrainConfig, values), variant(read(variant.Options, values))
 
-    def note(text: str) -> None:
-        console.say(f"note: {text}")
-
-    def begin(title: str, total: int | None, *, unit: str) -> AbstractContextManager[Step]:
-        for text in remarks_on(config):
-            note(text)
-        return console.progress(title, total, unit=unit)
-
-    command = sys.argv[1:]
-    result = run_training(config, options, resume=resume, force=force, progress=begin, remark=note, command=command)
+    result = run_training(
+        config,
+        options,
+        resume=resume,
+        force=force,
+        progress=console.progress,
+        remark=lambda text: console.say(f"note: {text}"),
+        command=sys.argv[1:],
+    )
     if os.environ.get("RANK", "0") == "0":
         _show(result, json=json)
         if resume and result.update == result.begun_at and result.reason != "interrupted":

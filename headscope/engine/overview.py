@@ -138,6 +138,7 @@ class Item:
 class Kind:
     """A registry, as "module:NAME", what its variants need and cost, and where `overview` says which of them fit."""
 
+    summary: str
     registry: str
     needs: Callable[[Any], str] | None = None
     cost: Callable[[Any], str] | None = None
@@ -195,24 +196,39 @@ def _criterion_cost(cls: Any) -> str:
 
 
 KINDS: Mapping[str, Kind] = {
-    "analyses": Kind("headscope.engine.base:ANALYSES", _analysis_needs, _analysis_cost, "analyses"),
-    "pair-functions": Kind(
-        "headscope.description.pair_function:PAIR_FUNCTIONS", lambda function: flag.parse if function.parsed else ""
+    "analyses": Kind(
+        "what `headscope analyze` measures of every head (--only, --also)",
+        "headscope.engine.base:ANALYSES",
+        _analysis_needs,
+        _analysis_cost,
+        "analyses",
     ),
-    "criteria": Kind("headscope.pruning.ranking.criterion:CRITERIA", cost=_criterion_cost),
+    "pair-functions": Kind(
+        "relations of two words that descriptions of heads are tested for",
+        "headscope.description.pair_function:PAIR_FUNCTIONS",
+        lambda function: flag.parse if function.parsed else "",
+    ),
+    "criteria": Kind(
+        "what `headscope prune` ranks heads by (--by), columns of heads.csv among them",
+        "headscope.pruning.ranking.criterion:CRITERIA",
+        cost=_criterion_cost,
+    ),
     "objectives": Kind(
+        "what importance explains: loss, accuracy, … (--objective)",
         "headscope.attribution.objectives.base:OBJECTIVES",
         lambda cls: _need("contrast") if cls.needs_prompts else "",
         overview="objectives",
     ),
-    "metrics": Kind("headscope.evaluation.metrics.base:METRICS", overview="metrics"),
-    "rules": Kind("headscope.relevance.rulesets:RULE_SETS"),
-    "formats": Kind("headscope.formats.base:FORMATS"),
-    "engines": Kind("headscope.export.base:ENGINES"),
-    "figures": Kind("headscope.report.registry:plot_figures"),
-    "learners": Kind("headscope.pruning.options.choice:LEARNERS"),
-    "mixings": Kind("headscope.model.mixing.base:MIXINGS"),
-    "variants": Kind("headscope.training.variant:VARIANTS"),
+    "metrics": Kind(
+        "scores of `headscope evaluate` (--metrics)", "headscope.evaluation.metrics.base:METRICS", overview="metrics"
+    ),
+    "rules": Kind("rule sets of relevance (`--set lrp.rules=NAME`)", "headscope.relevance.rulesets:RULE_SETS"),
+    "formats": Kind("checkpoint formats that are opened (--format)", "headscope.formats.base:FORMATS"),
+    "engines": Kind("programs that models are written for (`headscope convert --to`)", "headscope.export.base:ENGINES"),
+    "figures": Kind("figures of runs (`headscope plot NAME`)", "headscope.report.registry:plot_figures"),
+    "learners": Kind("ways to learn gates (`headscope prune NAME`)", "headscope.pruning.options.choice:LEARNERS"),
+    "mixings": Kind("ways in which models mix heads", "headscope.model.mixing.base:MIXINGS"),
+    "variants": Kind("models that `headscope train` makes", "headscope.training.variant:VARIANTS"),
 }
 """What can be listed, by the word that the command takes."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headscope.errors import ConfigError, flag
 
-MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
+MARGIN = "1 %"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Margin:
 
     @classmethod
     def parse(cls, text: str) -> Margin:
-        """`0.25` or `1%`; ConfigError for anything else, and below 0."""
+        """`0.25` or `1 %`; ConfigError for anything else, and below 0."""
         number, relative = text.strip(), text.strip().endswith("%")
         try:
             amount = float(number.removesuffix("%"))
@@ -31,7 +31,7 @@ class Margin:
         if not 0 <= amount < math.inf:
             raise ConfigError(
                 f"{flag.margin} {text!r} must be a number of at least 0, in the metric's unit, or a percentage of the "
-                "unpruned model's value, such as 1%"
+                "unpruned model's value, such as 1 %"
             )
         return cls(amount / 100 if relative else amount, relative)
 
@@ -40,4 +40,4 @@ class Margin:
         return self.amount * abs(baseline) if self.relative else self.amount
 
     def __str__(self) -> str:
-        return f"{100 * self.amount:g}%" if self.relative else f"{self.amount:g}"
+        return f"{100 * self.amount:g} %" if self.relative else f"{self.amount:g}"

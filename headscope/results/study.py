@@ -32,6 +32,7 @@ from headscope.results.study_tables import (
     read_table,
     unknown_column,
 )
+from headscope.signature import count_of
 
 Array = NDArray[np.float64]
 
@@ -184,10 +185,11 @@ class Study(StoredResult):
         if note := data.get("note"):
             return str(note)
         data = {**data, **dict.fromkeys(self._section("options").get("typed") or (), "typed in")}
-        text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "clean", "target"))))
+        source, clean, target, other = (_last_part(data.get(side)) for side in ("source", "clean", "target", "source2"))
+        text = " → ".join(filter(None, (" and ".join(filter(None, (source, other))), clean, target)))
         parts = [text or _last_part(data.get("parse")) or "data"]
         if isinstance(data.get("sentences"), int):
-            parts.append(f"{data['sentences']:,} sentence{'s' * (data['sentences'] != 1)}")
+            parts.append(count_of(data["sentences"], "pair" if other or data.get("pairs") else "sentence"))
         return ", ".join([*parts, *([] if self.complete else ["interrupted"])])
 
     @property

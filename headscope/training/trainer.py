@@ -105,7 +105,7 @@ def _train(
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
-        for text in run.data.unknown.warnings(checkpoint(run)):
+        for text in [*remarks_on(config), *run.data.unknown.warnings(checkpoint(run))]:
             remark(text)
         if config.bleu_every and run.data.valid_texts is not None:
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
@@ -114,7 +114,7 @@ def _train(
     loop = Loop(run, progress, settings, history, display, remark, is_interrupted)
     with _record_status(config.out, about, history):
         reason = loop.train()
-    remarks = [] if reason == "interrupted" else [*remarks_on(config), *variant.remarks(run, has_ended=True)]
+    remarks = [] if reason == "interrupted" else variant.remarks(run, has_ended=True)
     result = Training(
         record=dict(about),
         metrics=pd.DataFrame(),

@@ -294,3 +294,4 @@ def test_a_missing_text_is_said_before_torch_is_imported(python: Callable[..., s
 def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
     status, out, _ = command("list", "--json")
     assert status == 0 and {"analyses", "criteria", "metrics"} < json.loads(out).keys()
+    assert all(json.loads(out).values()), "each says what it is"

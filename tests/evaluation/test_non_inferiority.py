@@ -167,7 +167,7 @@ def test_a_fixed_sequence_ends_at_the_first_size_that_fails() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value", "words"),
-    [("0.25", 0.25, "0.25"), ("1%", 0.355, "1%"), (" 2.5 % ", 0.8875, "2.5%"), ("0", 0.0, "0")],
+    [("0.25", 0.25, "0.25"), ("1%", 0.355, "1 %"), (" 2.5 % ", 0.8875, "2.5 %"), ("0", 0.0, "0")],
 )
 def test_margins(text: str, value: float, words: str) -> None:
     margin = Margin.parse(text)

@@ -122,7 +122,7 @@ def removal_run(path: Path) -> Path:
             "searches": 8,
         },
         "quality": {
-            **{"metric": "accuracy", "title": "accuracy", "text": "held-out.txt", "sentences": 40, "margin": "1%"},
+            **{"metric": "accuracy", "title": "accuracy", "text": "held-out.txt", "sentences": 40, "margin": "1 %"},
             **{"before": {"value": 0.9}, "after": {"value": 0.85}, "loss": [0.3, 0.4], "why": "", "needed": 400},
             "verdict": {
                 **{"worse": 0.05, "worse_limit": 0.09, "margin": 0.009, "detectable": 0.06},

@@ -61,7 +61,7 @@ def test_a_classifier_has_its_accuracy_and_a_verdict(folder: Path, tmp_path: Pat
     verdict = found["verdict"]
     assert verdict["worse"] == pytest.approx(1 - after["accuracy"]) and verdict["margin"] == pytest.approx(0.01)
     lines = shown.splitlines()
-    assert lines[0].startswith("small: 2 of ") and "WORSE, by more than 1%" in lines[0] and "loss (nats)" in shown
+    assert lines[0].startswith("small: 2 of ") and "WORSE, by more than 1 %" in lines[0] and "loss (nats)" in shown
     status, _, error = command(*remove, *text, "--out", tmp_path / "wide", "--margin", 1)
     assert status == 0, error
     assert json.loads((tmp_path / "wide/pruning.json").read_text())["quality"]["verdict"]["verdict"] == "non-inferior"

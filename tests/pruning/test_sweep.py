@@ -350,7 +350,7 @@ def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path
     found = run_sweep(config(words, tmp_path / "out"))
     assert found.verdicts["verdict"].tolist() == [""]
     assert any(
-        "distance to the intact model is 0, of which 1% is nothing" in remark for remark in found.record["remarks"]
+        "distance to the intact model is 0, of which 1 % is nothing" in remark for remark in found.record["remarks"]
     )
     with pytest.raises(ConfigError, match=r"^--margin 2%.*--margin"):
         run_sweep(config(words, tmp_path / "out", margin="2%"))

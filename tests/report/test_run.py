@@ -21,6 +21,8 @@ def test_run_says_what_it_was(run: Study) -> None:
     assert run.name == "bert"
     assert run.model == "all-MiniLM-L6-v2 (bert)"
     assert run.data == "test_2016_flickr.en, 1,000 sentences"
+    pairs = {"source": "a.en", "source2": "b.en", "sentences": 40}
+    assert Study({}, {"data": pairs}).data == "a.en and b.en, 40 pairs"
     assert run.signature == SIGNATURE
     assert run.layout == {"encoder-self": [3, 2, 0]}  # a site without layers is left out
     assert [str(head) for head in select_heads("encoder-self.1.*", run.head_layout)] == [

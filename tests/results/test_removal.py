@@ -19,7 +19,7 @@ def small(verdict: dict[str, Any] | None = None, **more: Any) -> Removal:
     size = dict.fromkeys(("bytes", "flops", "cache", "attention_flops", "output_flops", "read"), 0)
     before = size | {"cross_cache": 0, "parameters": 1000, "attention_heads": 8, "attention_parameters": 400}
     quality = verdict and {
-        **{"metric": "accuracy", "title": "accuracy", "text": "/home/me/test.txt", "sentences": 100, "margin": "1%"},
+        **{"metric": "accuracy", "title": "accuracy", "text": "/home/me/test.txt", "sentences": 100, "margin": "1 %"},
         **{"before": {"value": 0.8}, "after": {"value": 0.75}, "loss": (0.5, 0.625), "why": "", "needed": 370},
         "verdict": {"worse": 0.05, "worse_limit": 0.125, "margin": 0.008, **verdict},
     }
@@ -45,8 +45,8 @@ def tried(*names: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
-        ("non-inferior", "AS GOOD, within 1%"),
-        ("worse", "WORSE, by more than 1%"),
+        ("non-inferior", "AS GOOD, within 1 %"),
+        ("worse", "WORSE, by more than 1 %"),
         ("not established", "NOT SHOWN TO BE AS GOOD"),
         (None, "QUALITY NOT MEASURED"),
     ],

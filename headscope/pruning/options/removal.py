@@ -111,7 +111,7 @@ class RemoveConfig(SmallerModelOptions):
     )
     margin: str | None = data_option(
         None,
-        "Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; default: 1%.",
+        "Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; default: 1 %.",
         metavar="N|N%",
     )
 

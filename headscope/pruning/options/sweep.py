@@ -112,7 +112,7 @@ class SweepConfig(BleuOption, PruningOptions):
     margin: str | None = measuring_option(
         None,
         "Loss against the unpruned model that counts as none: in the metric's unit, or a percentage of its value; "
-        "default: 1%.",
+        "default: 1 %.",
         metavar="X|X%",
         identity=False,
     )
