@@ -21,7 +21,7 @@ from headscope.cli.failures import (
 )
 from headscope.cli.usage_errors import usage_errors
 from headscope.errors import HeadscopeWarning, command_flag, flag, one_line
-from headscope.files.writing import exit_status, has_signal, listening
+from headscope.files.writing import exit_status, listening, received_signals
 
 COMMANDS = {
     "show": "Print what a checkpoint is, its heads, what removing them can save, and what can be measured.",
@@ -134,7 +134,7 @@ def _run() -> None:
         if isinstance(error, SystemExit) and error.code == 130 and not _by_typer(error):
             _flush()
             sys.exit(exit_status())
-        if _is_interrupt(error) or (has_signal() and not isinstance(error, SystemExit)):
+        if _is_interrupt(error) or (received_signals and not isinstance(error, SystemExit)):
             _end_interrupted()
         if line := user_message(error):
             if reports_error(error):

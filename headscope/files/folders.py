@@ -1,30 +1,31 @@
-"""Outputs of commands: directories built beside their destination and swapped in, or written in place and resumable."""
+"""Directories that commands write: built beside their destination and swapped in, or written in place and resumable.
+
+A process that is killed leaves the old directory or the new one; the next command puts it right (`recover`).
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headscope.errors import OutputError, flag
-from headscope.files.output_checks import (
-    Contents,
-    Input,
-    OutputKind,
-    check_folder,
-    check_inputs,
-    contents,
-)
-from headscope.files.replace import BUILD, discard, lock_folder, recover, relocate, remove_temporary, seal, swap_in
-from headscope.files.writing import hold_signals, write_atomically, write_errors
+from headscope.files.output_checks import RECORDS, Contents, Input, OutputKind, check_folder, check_inputs, contents
+from headscope.files.reading import read_record
+from headscope.files.writing import TEMPORARY, hold_signals, write_errors, write_json
 
 NOWHERE = Path(os.devnull)
 """The output, this very object, of a command whose result stays in memory."""
+OLD, BUILD = f"{TEMPORARY}old-", f"{TEMPORARY}build-"
+"""Names of the replaced and the new directory meanwhile begin so, NAME stands behind."""
+_held_locks: set[tuple[int, int]] = set()
 
 
 class Build:
@@ -35,13 +36,7 @@ class Build:
     """
 
     def __init__(
-        self,
-        out: Path,
-        kind: OutputKind,
-        *,
-        inputs: Sequence[Input] = (),
-        force: bool = False,
-        writes: bool = True,
+        self, out: Path, kind: OutputKind, *, inputs: Sequence[Input] = (), force: bool = False, writes: bool = True
     ) -> None:
         self.out, self.kind, self.inputs, self.force, self.writes = out, kind, inputs, force, writes
         self.temporary: Path | None = None
@@ -52,7 +47,7 @@ class Build:
             return self
         if self.writes:
             recover(self.out, self.kind)
-        self._check(self.out)
+        check_folder(self.out, self.kind, inputs=self.inputs, force=self.force)
         if self.writes:
             check_writable(self.out)
             if self.out.exists():
@@ -60,21 +55,14 @@ class Build:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with hold_signals():
-            if self.temporary is not None:
-                shutil.rmtree(self.temporary, ignore_errors=True)
-            self._stack.close()
+        self._stack.close()
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """The directory to write into; errors of the operating system become OutputError."""
         with write_errors(self.out):
             if self.temporary is None:
-                base = _base(self.out)
-                with hold_signals():
-                    self._stack.enter_context(_create_folder(base))
-                    self.temporary = Path(tempfile.mkdtemp(dir=base, prefix=f"{BUILD}{self.out.resolve().name}-"))
-                    self._stack.enter_context(lock_folder(self.temporary))
+                self.temporary = self._stack.enter_context(_beside(self.out))
             yield self.temporary
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
@@ -84,13 +72,37 @@ class Build:
         """
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as temporary, hold_signals():
-            self._check(out)
+            check_folder(out, self.kind, inputs=self.inputs, force=self.force)
             seal(temporary, self.kind, dict(record), out)
             swap_in(temporary, out, self.kind, force=self.force)
         return out
 
-    def _check(self, out: Path) -> None:
-        check_folder(out, self.kind, inputs=self.inputs, force=self.force)
+
+@contextmanager
+def replacing(folder: Path, kind: OutputKind, *, force: bool = True) -> Iterator[Path]:
+    """An empty directory that replaces another one at the end of the block, and is removed if the block fails."""
+    recover(folder, kind)
+    with write_errors(folder), _beside(folder) as temporary:
+        yield temporary
+        with hold_signals():
+            swap_in(temporary, folder, kind, force=force)
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A new, locked directory beside another one, which is removed at the end unless it was renamed."""
+    out = out.resolve()
+    temporary = out.parent / f"{BUILD}{out.name}-{secrets.token_hex(4)}"
+    with ExitStack() as stack:
+        try:
+            with hold_signals():
+                stack.enter_context(_create_folder(out.parent))
+                temporary.mkdir()
+                stack.enter_context(lock_folder(temporary))
+            yield temporary
+        finally:
+            with hold_signals():
+                shutil.rmtree(temporary, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -116,12 +128,7 @@ class Workplace:
 
 @contextmanager
 def workplace(
-    out: Path,
-    kind: OutputKind,
-    *,
-    inputs: Sequence[Input] = (),
-    force: bool,
-    resume: Path | None,
+    out: Path, kind: OutputKind, *, inputs: Sequence[Input] = (), force: bool, resume: Path | None
 ) -> Iterator[Workplace]:
     """The directory for a new run, or of one to `resume` (see `to_resume`); it exists and is locked by this process.
 
@@ -161,16 +168,6 @@ def workplace(
                 remove_temporary(path)
 
 
-def clear_killed(out: Path, kind: OutputKind) -> None:
-    """Remove what a killed process left at a complete output: temporary files, a replacement that had not begun."""
-    new = replacing_folder(out)
-    for folder in (out, new):
-        recover(folder, kind)
-    with suppress(OSError, OutputError), lock_folder(new):
-        remove_temporary(new)
-        new.rmdir()
-
-
 def to_resume(out: Path, kind: OutputKind) -> Path:
     """The directory that --resume continues: OUT.new where it holds an unfinished replacement, else `out`."""
     new = replacing_folder(out)
@@ -184,8 +181,8 @@ def replacing_folder(out: Path) -> Path:
 
 
 def check_writable(out: Path) -> None:
-    """OutputError where a directory or file cannot be created or written to."""
-    base = _base(out)
+    """OutputError where a directory or file cannot be created beside others."""
+    base = out.resolve().parent
     while not base.exists():
         base = base.parent
     with write_errors(out):
@@ -195,13 +192,6 @@ def check_writable(out: Path) -> None:
 def _holds_run_of(holding: Contents, kind: OutputKind) -> bool:
     """Whether a directory holds a run of a kind, finished or not."""
     return holding.kind == kind.name or bool(holding.kind is None and holding.own and not holding.foreign)
-
-
-def _base(out: Path) -> Path:
-    """The parent of a build: that of `out`, or `out` itself where it cannot be renamed."""
-    real = out.resolve()
-    fixed = real.is_dir() and (os.path.ismount(real) or real == Path.cwd() or not os.access(real.parent, os.W_OK))
-    return real if fixed else real.parent
 
 
 @contextmanager
@@ -218,20 +208,135 @@ def _create_folder(folder: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def write_beside(path: Path, write: Callable[[Path], object], *, force: bool, complete: bool) -> str:
-    """Write a file that replaces another with `force` alone, as what was measured is never lost.
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Within the block this process holds the lock of a directory; OutputError where another process holds it.
 
-    What is not `complete` goes to FILE.partial, so that nobody takes it for the whole, and to FILE.new where another
-    process has written FILE meanwhile; the remark that is returned says so.
+    Re-entrant. On file systems without locks it does nothing.
     """
-    if complete and (force or not path.exists()):
-        write_atomically(path, write)
-        return ""
-    name = f"{path.name}.{'new' if complete else 'partial'}"
-    free = (path.with_name(f"{name}{number}") for number in ("", *range(2, 1000)))
-    alternative = next(other for other in free if not other.exists())
-    write_atomically(alternative, write)
-    if complete:
-        return f"warning: {path} came meanwhile and stays; {alternative} has this result"
-    outcome = "stays as it was" if path.exists() else "was not written"
-    return f"{path} {outcome}; {alternative} has the sentences that were done"
+    if sys.platform == "win32":  # has no such locks
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    status = os.fstat(handle)
+    key = status.st_dev, status.st_ino
+    is_nested = key in _held_locks
+    try:
+        if not is_nested:
+            with suppress(OSError):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise OutputError(
+                        f"another process is writing {folder}; wait for it, or choose another output"
+                    ) from None
+            _held_locks.add(key)
+        yield
+    finally:
+        os.close(handle)
+        if not is_nested:
+            _held_locks.discard(key)
+
+
+def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> None:
+    """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
+
+    One rename where `out` is empty or nothing may be replaced, else two (see `recover`).
+    """
+    out = out.resolve()
+    old = _old_path(out)
+    if force and out.exists() and any(out.iterdir()):
+        if old.exists():
+            discard(old, kind)
+        out.rename(old)
+    try:
+        new.rename(out)  # an error of the system where another process has written `out` meanwhile
+    except BaseException:
+        if not out.exists() and old.exists():
+            old.rename(out)
+        raise
+    _remove_replaced(old, out, kind)
+
+
+def recover(out: Path, kind: OutputKind) -> None:
+    """Clean up after a killed process: an output between its two renames is put back, temporary files are removed.
+
+    Directories that another process has locked are left alone.
+    """
+    out = out.resolve()
+    old = _old_path(out)
+    with suppress(OSError, OutputError), lock_folder(old):
+        if out.exists():
+            _remove_replaced(old, out, kind)
+        else:
+            old.rename(out)
+    with suppress(OSError):
+        for path in [path for path in out.parent.iterdir() if path.name.startswith(f"{BUILD}{out.name}-")]:
+            with suppress(OSError, OutputError), lock_folder(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove the temporary files and directories below a directory that this process has locked."""
+    for directory, folders, files in os.walk(folder):
+        for name in [name for name in folders if name.startswith(TEMPORARY) and not name.startswith(OLD)]:
+            shutil.rmtree(Path(directory) / name, ignore_errors=True)
+        for name in files:
+            if name.startswith(TEMPORARY):
+                (Path(directory) / name).unlink(missing_ok=True)
+
+
+def discard(folder: Path, kind: OutputKind) -> None:
+    """Remove the known files below a directory, the record last, and directories that are then empty."""
+    run_files = contents(folder, kind).own
+    remove_temporary(folder)
+    for name in sorted(run_files, key=lambda name: name == kind.record):
+        (folder / name).unlink(missing_ok=True)
+    for directory, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            os.rmdir(directory)
+
+
+def seal(folder: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> None:
+    """Write the record of a directory that will be `out`: its kind and all its files."""
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    write_json(folder / kind.record, kind.describe(record, sorted(files | {kind.record})))
+    relocate(folder, out)
+
+
+def relocate(folder: Path, out: Path) -> None:
+    """Replace paths below `folder` by those below `out` in all records."""
+    names = {str(folder): str(out), str(folder.resolve()): str(out.resolve())}
+    for path in [path for path in folder.rglob("*.json") if path.name in RECORDS]:
+        before = read_record(path)
+        after = _rename_values(before, names)
+        if after != before:
+            write_json(path, after)
+
+
+def _old_path(out: Path) -> Path:
+    return out.parent / f"{OLD}{out.name}"  # `with_name` refuses the root of a file system
+
+
+def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:
+    """Remove a replaced run; foreign files, added since the check, are moved to the new one."""
+    with suppress(OSError):
+        for name in contents(old, kind).foreign:
+            if not os.path.lexists(out / name):
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                (old / name).rename(out / name)
+        discard(old, kind)
+
+
+def _rename_values(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _rename_values(entry, names) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rename_values(entry, names) for entry in value]
+    if isinstance(value, str):
+        for old, new in names.items():
+            if value == old or value.startswith(old + os.sep):
+                return new + value[len(old) :]
+    return value

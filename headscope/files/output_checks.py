@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headscope.errors import OutputError, flag
+from headscope.errors import OutputError, flag, shortlist
 from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY
 
@@ -175,9 +175,11 @@ def check_folder(
     check_inputs(out, inputs)
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out} is a file, and results go into a folder of their own; give another name")
+    if out.resolve() == Path.cwd() or os.path.ismount(out):
+        raise OutputError(f"{out} cannot be replaced (current directory or mount point); name a folder in it")
     existing = contents(out, kind)
     if existing and not force:
-        names = _first_names(sorted({name.split("/")[0] for name in existing.files}))
+        names = shortlist(sorted({name.split("/")[0] for name in existing.files}))
         advice = "choose another directory"
         if not existing.foreign:
             go_on = f"{flag.resume} to go on with it, " if resumable else ""
@@ -209,13 +211,9 @@ def _foreign_message(out: Path, kind: OutputKind, existing: Contents) -> str:
         kind_name = existing.kind
         return f"{out} is a run of another kind ({kind_name}): {flag.force} does not replace it; choose another output"
     return (
-        f"{out} holds {_first_names(existing.foreign)}, which no {kind.title} wrote: {flag.force} does not replace it; "
+        f"{out} holds {shortlist(existing.foreign)}, which no {kind.title} wrote: {flag.force} does not replace it; "
         "choose another output"
     )
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
 
 
 def _run_of(path: Path) -> Path | None:

@@ -10,35 +10,22 @@ import os
 import re
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headscope.errors import HeadscopeError, OutputError
 
-if sys.platform != "win32":
-    import fcntl
-
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_signals_received: list[int] = []
-
-
-def note(number: int) -> None:
-    """Record a received signal, for the exit status."""
-    _signals_received.append(number)
-
-
-def has_signal() -> bool:
-    """Whether a signal was received since `listening` began."""
-    return bool(_signals_received)
+received_signals: list[int] = []
+"""Those since `listening` began."""
 
 
 def exit_status() -> int:
     """128 + the number of the first signal received: 130 for Ctrl-C (also where none is recorded), 143 for SIGTERM."""
-    return 128 + (_signals_received[0] if _signals_received else signal.SIGINT)
+    return 128 + (received_signals[0] if received_signals else signal.SIGINT)
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -52,10 +39,10 @@ def listening() -> Iterator[None]:
 
     SIGTERM and SIGHUP stay ignored where they were, as under nohup.
     """
-    _signals_received.clear()
+    received_signals.clear()
 
     def interrupt(number: int, _: object) -> None:
-        note(number)
+        received_signals.append(number)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in ending_signals()}
@@ -124,62 +111,20 @@ def write_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
 
-    Its permissions are those that the umask leaves. Temporary files of killed processes beside it are removed.
     OutputError where that fails.
     """
-    temporary: Path | None = None
-    with write_errors(path), ExitStack() as stack:
+    temporary = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    with write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with hold_signals():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _remove_abandoned(path.parent)
-                temporary = _locked_file(path, stack)
             write(temporary)
             with hold_signals():
                 os.replace(temporary, path)
         except BaseException:
-            if temporary is not None:
-                with hold_signals():
-                    temporary.unlink(missing_ok=True)
+            with hold_signals():
+                temporary.unlink(missing_ok=True)
             raise
     return path
-
-
-def _locked_file(path: Path, stack: ExitStack) -> Path:
-    """A new temporary file beside `path`, whose lock this process holds until the stack is left."""
-    while True:
-        new = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
-        handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        stack.callback(os.close, handle)
-        if lock(handle) and new.exists():  # else another process took it for abandoned this moment
-            return new
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of a directory that no process holds."""
-    if sys.platform == "win32":  # has no such locks
-        return
-    for entry in os.scandir(folder):
-        if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
-            with suppress(OSError):
-                handle = os.open(entry.path, os.O_RDWR)
-                try:
-                    if lock(handle):
-                        os.unlink(entry.path)
-                finally:
-                    os.close(handle)
-
-
-def lock(handle: int) -> bool:
-    """Whether this process has the lock of an open file now; True where a file system has none."""
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-    return True
 
 
 def write_json(path: Path, value: Any) -> Path:

@@ -20,8 +20,8 @@ from headscope.config.small import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, Side, SideName
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError, flag, flags
+from headscope.files.folders import replacing
 from headscope.files.output_checks import OutputKind, check_folder
-from headscope.files.replace import replacing
 from headscope.formats.diagnosis import explain_failure, no_checkpoint
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, SAME, Probe

@@ -19,10 +19,9 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.distributed import Processes, random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, reason_of
-from headscope.files.folders import Workplace, to_resume, workplace
+from headscope.files.folders import Workplace, recover, replacing, to_resume, workplace
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.reading import read_object
-from headscope.files.replace import recover, replacing
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.native import FILES as CHECKPOINT_FILES

@@ -23,7 +23,7 @@ from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError, flag
 from headscope.evaluation.translation import text_remarks
 from headscope.files.tables import read_csv
-from headscope.files.writing import ending_signals, note, write_json
+from headscope.files.writing import ending_signals, received_signals, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import no_progress
@@ -237,7 +237,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         return
 
     def request_stop(number: int, _: object) -> None:
-        note(number)
+        received_signals.append(number)
         if signals:
             raise KeyboardInterrupt
         signals.append(number)

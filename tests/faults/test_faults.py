@@ -84,22 +84,6 @@ def test_faults_are_one_line_leave_nothing_half_and_the_command_goes_on(
         assert status == 0 and "complete" in err and weights.items() <= cases.digests(out).items()
 
 
-def test_what_a_killed_replacement_left_is_removed_where_the_older_run_is_complete(
-    headscope: Command, inputs: Path, tmp_path: Path
-) -> None:
-    case = CASES["l0"]
-    out = case.place(tmp_path)
-    assert headscope(case.command(inputs, out))[0] == 0
-    new = out.with_name(out.name + ".new")
-    (new / ".headscope-state").mkdir(parents=True)
-    status, err = headscope(case.command(inputs, out, "--resume"))
-    assert (status, cases.leftovers(tmp_path), new.exists()) == (0, [], False), err
-    new.mkdir()
-    (new / "notes.txt").write_text("mine", encoding="utf-8")
-    assert headscope(case.command(inputs, out, "--resume"))[0] == 0
-    assert (new / "notes.txt").is_file()
-
-
 @contextmanager
 def listening_to_a_signal(listening: Any = writing.listening) -> Iterator[None]:
     """Signals are listened to, and one comes."""

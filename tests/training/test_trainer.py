@@ -325,10 +325,11 @@ def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one(tmp_path: P
 
 def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> None:
     texts_of = {"target": None, "valid_target": None, "kind": "lm"}
-    lines = train(small(texts, out=tmp_path / "lines", **texts_of), baseline())
+    told: list[str] = []
+    lines = train(small(texts, out=tmp_path / "lines", **texts_of), baseline(), remark=told.append)
     checkpoint = open_checkpoint(str(lines.folder / "best"), device="cpu")
     assert not checkpoint.two_sided and lines.nll is not None
-    assert lines.remarks[0] == "a language model has a decoder only: --encoder-layers decides nothing"
+    assert told[0] == "a language model has a decoder only: --encoder-layers decides nothing"
     config = small(texts, out=tmp_path / "blocks", block=13, **texts_of)
     run = make_run(config, baseline())
     first = collate(run.data.train, np.array([0, 1]))
@@ -371,7 +372,7 @@ def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path,
     assert told == []
     common = {"out": tmp_path / "foreign", "init": str(tmp_path / "first" / "last"), "valid_source": None}
     train(small(texts, source=foreign, valid_target=None, **common), baseline(), remark=told.append)
-    assert len(told) == 1 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[0]
+    assert len(told) == 2 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[1]
     counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
     assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
 

@@ -16,7 +16,7 @@ from headscope.config.option import changed_options, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError, flag
-from headscope.files.folders import Build, Workplace, clear_killed, replacing_folder, to_resume, workplace
+from headscope.files.folders import Build, Workplace, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import contents, inputs_of
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
@@ -87,7 +87,6 @@ def finished_record(config: LearnConfig) -> Mapping[str, Any]:
     run = contents(out, kind)
     if resumable(out) or run.kind != kind.name:
         return {}
-    clear_killed(out, kind)
     free = {"out", "resume", "force", "save_every", "device"}
     settings = {name: value for name, value in config.settings().items() if name not in free}
     _check_same(config, settings, run.record.get("options") or settings)

@@ -27,10 +27,9 @@ from headscope.engine.plan import analyze, chosen_analyses, run_options, with_st
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
-from headscope.files.folders import Build
+from headscope.files.folders import Build, discard
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
-from headscope.files.replace import discard
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically
 from headscope.formats.base import MASKED, Checkpoint, write_checkpoint
