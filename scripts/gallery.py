@@ -1,7 +1,6 @@
 """The pictures of docs/figures.md: `python -m scripts.gallery` types docs/figures/draw.sh.
 
-Of the runs that are measured there it keeps the columns that are drawn. It writes beside the pictures what each shows,
-figures.json, which a test compares with what the commands draw now.
+Of the runs that are measured there it keeps the columns that are drawn.
 """
 
 from __future__ import annotations
@@ -9,15 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pandas as pd
-from matplotlib.container import BarContainer
-from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -27,11 +22,10 @@ from headscope.report import styles
 from headscope.report.figures.rankings import importances
 from headscope.results.study import Study
 from scripts import documented
-from tests.makers.figures import structure
 
 ROOT = Path(__file__).resolve().parents[1]
 COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
-PAGE, SCRIPT, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/draw.sh", ROOT / "docs/figures/figures.json"
+PAGE, SCRIPT = ROOT / "docs/figures.md", ROOT / "docs/figures/draw.sh"
 KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]  # and importances
 
 
@@ -64,20 +58,13 @@ def measure(words: list[str]) -> None:
     (out / "run.json").write_text(text + "\n", encoding="utf-8")
 
 
-def drawn(words: list[str], *, write: bool) -> Figure:
-    """The figure that a command draws, run at the root of the project; `write`: its file too."""
-    found: list[Figure] = []
+def draw(words: list[str]) -> None:
+    """Run a `plot` of the script at the root of the project, and make its picture small."""
     original = styles.write_figure
-
-    def keep(figure: Figure, path: Path, **options: Any) -> Path:
-        found.append(figure)
-        return _small(original(figure, path, **options)) if write else path
-
-    with mock.patch.object(styles, "write_figure", keep):
+    with mock.patch.object(styles, "write_figure", lambda *given, **options: _small(original(*given, **options))):
         result = CliRunner().invoke(app, words)
-    if result.exception or not found:
+    if result.exception:
         raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
-    return found[0]
 
 
 def _small(path: Path) -> Path:
@@ -91,40 +78,9 @@ def _small(path: Path) -> Path:
     return path
 
 
-def contents(figure: Figure) -> dict[str, Any]:
-    """What a figure says, and of the numbers that each panel draws how many there are and their mean."""
-    figure.draw_without_rendering()
-    told = structure(figure)
-    return told | {"numbers": [dict(_numbers(axes)) for axes in figure.axes]}
-
-
-def _numbers(axes: Any) -> Iterator[tuple[str, list[float]]]:
-    kinds = {
-        "lines": [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines],
-        "cells": [
-            np.ma.filled(np.ma.asarray(each.get_array()), np.nan)
-            for each in axes.collections
-            if each.get_array() is not None
-        ],
-        "points": [
-            np.asarray(each.get_offsets(), dtype=float) for each in axes.collections if len(each.get_offsets()) > 1
-        ],
-        "bars": [
-            np.array([[bar.get_width(), bar.get_height()] for bar in box])
-            for box in axes.containers
-            if isinstance(box, BarContainer)
-        ],
-    }
-    for name, arrays in kinds.items():
-        values = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0)
-        values = values[np.isfinite(values)]
-        if len(values):
-            yield name, [len(values), float(f"{values.mean():.5g}")]
-
-
 if __name__ == "__main__":
     for command in documented.commands(SCRIPT):
         if command.arguments[0] == "analyze":
             measure(command.arguments)
-    shown = {name: contents(drawn(words, write=True)) for name, words in commands().items()}
-    CONTENTS.write_text(json.dumps(shown, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+    for words in commands().values():
+        draw(words)

@@ -18,7 +18,7 @@ from headscope.api.commands import PRUNING
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.config.small import TranslateOptions
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError, OutputError, command_flag, flag, flags
+from headscope.errors import ConfigError, command_flag, flag, flags
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, assert_found_again
@@ -116,23 +116,6 @@ def test_tables_arrays_and_labels_of_a_study(pair: hs.Model) -> None:
     assert study.signature.replace("|", "")[:20] in page.replace("|", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("heads", {"measure": ["confidence", "offset_share"], "sort": True}),
-        ("similarity", {"measure": "cka"}),
-    ],
-)
-def test_a_figure_of_a_study_is_that_of_its_files(
-    pair: hs.Model, tmp_path: Path, name: str, options: dict[str, Any]
-) -> None:
-    study = pair.analyze(SOURCES, target=TARGETS, out=tmp_path / "run", figures=False, **CHEAP)
-    figure = hs.plot(study, name, out=tmp_path / "a.svg", **options)
-    hs.plot(tmp_path / "run", name, out=tmp_path / "b.svg", **options)
-    assert figure.get_size_inches().min() > 0
-    assert (tmp_path / "a.svg").read_bytes().replace(b"a.svg", b"") == (tmp_path / "b.svg").read_bytes()
-
-
 def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:
     first = pair.analyze(SOURCES[:5], out=tmp_path / "first", figures=False, **CHEAP)
     second = pair.analyze(SOURCES[5:], **CHEAP)
@@ -208,19 +191,6 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 
 
 # What goes wrong.
-
-
-def test_what_lies_in_a_folder_is_replaced_only_with_force(pair: hs.Model, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine.txt").write_text("mine")
-    calls: list[bool] = []
-    with pytest.raises(OutputError, match="mine"):
-        pair.analyze(SOURCES, out=tmp_path / "run", progress=lambda *_: calls.append(True), **CHEAP)
-    assert not calls  # refused before anything is measured
-    study = pair.analyze(SOURCES[:2], out=tmp_path / "new", figures=False, **CHEAP)
-    with pytest.raises(OutputError):
-        study.save(tmp_path / "new")
-    study.save(tmp_path / "new", figures=False, force=True)
 
 
 # Progress.

@@ -17,7 +17,6 @@ from headscope.pruning.options.choice import LearnConfig, RankConfig
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 from tests.docs.newcomer import narrow_bert
-from tests.oracles.memory import assert_found_again
 
 pytestmark = pytest.mark.slow
 
@@ -111,12 +110,3 @@ def test_what_takes_options_as_the_commands_do_takes_all(config: type[Any]) -> N
         if entry.default is not MISSING and entry.name != "method":
             given = checked_value(entry, hints[entry.name], entry.default)
             assert given == entry.default and type(given) is type(entry.default), entry.name
-
-
-def test_a_sweep_is_made_from_python(tmp_path: Path) -> None:
-    source = written("en", tmp_path, 3)
-    options = {"methods": "magnitude", "keep": [60], "valid_source": source, "valid_target": written("de", tmp_path, 3)}
-    with_checkpoint: Any = hs.prune
-    sweep = with_checkpoint(hs.assets.trained_model(), "sweep", out="sweep", bootstrap=10, device="cpu", **options)
-    assert list(sweep.cells["method"].unique()) and (tmp_path / "sweep" / "sweep.csv").exists()
-    assert_found_again(sweep)

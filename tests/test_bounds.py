@@ -18,7 +18,7 @@ from headscope.config.small import TranslateConfig, TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import MAX_LINE, lines_of
 from headscope.data.parses import read_conllu
-from headscope.data.vocabulary import Merges, merge_symbols
+from headscope.data.vocabulary import merge_symbols
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation import translation
 from headscope.evaluation.translation import translate_lines
@@ -131,12 +131,6 @@ def test_merging_in_n_log_n_is_merging() -> None:
             known.append("".join(pair))
         word = chance.choices("abc", k=chance.randint(1, 13))
         assert merge_symbols(word, ranks) == slowly_merged(list(word), ranks)
-
-
-def test_a_word_of_200000_characters_is_split() -> None:
-    deep = "".join(f"{'a' * n} a\n" for n in range(1, 3000))
-    codes = Merges.read(f"#version: 0.2\n{deep}".encode())
-    assert "".join(codes.split("ab" * 100_000)) == "ab" * 100_000
 
 
 # Records.

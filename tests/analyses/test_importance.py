@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.bootstrap import FOLDS, Ratio
+from headscope.bootstrap import FOLDS
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch
-from headscope.engine.base import Analysis, HeadBatch
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.taps import gated, masked
+from headscope.model.taps import masked
 from headscope.results.study import Study
 from tests.oracles import gate_gradients, speakers, written
 from tests.oracles.run_options import run_options
@@ -175,48 +172,3 @@ def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
     assert found[off[0]] == 0
     del found[off[0]], total[off[0]]
     same(found, {head: value / count for head, value in total.items()}, kind=kind)
-
-
-class Explaining(Analysis):
-    """Half of the objective's own gradient, in passes of its own."""
-
-    name = "half"
-    needs = frozenset({"objective"})
-    summary = "a test"
-
-    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        assert not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        assert not any(parameter.requires_grad for parameter in checkpoint.model.parameters())
-        found: dict[tuple[str, Site, int], Ratio] = {}
-        for place, heads in checkpoint.layout.items():
-            if heads:
-                gate = torch.full((heads,), 1.0, dtype=torch.float64, requires_grad=True)
-                with torch.enable_grad(), gated(checkpoint.model, {place: gate}, before_mixing=True):
-                    outcome = self.objective.outcome(checkpoint, batch)
-                    (slope,) = torch.autograd.grad(outcome.values.sum(), gate)
-                total = torch.zeros(len(batch.indices), heads, dtype=torch.float64)
-                total[0] = slope / 2  # all sentences' at once, put on the first
-                found["half", place[0], place[1]] = Ratio(total, outcome.counts[:, None])
-        return found
-
-    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        assert heads.weights.requires_grad is False
-        return {
-            "seen": Ratio(
-                heads.weights.new_ones(len(heads.queries), heads.weights.shape[1]), torch.ones(len(heads.queries), 1)
-            )
-        }
-
-
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), text(kind)
-    flags = [parameter.requires_grad for parameter in its.model.parameters()]
-    analyses: list[type[Analysis]] = [Explaining, *choose_analyses(only=["gradient"])]
-    found = analyze(its, corpus, analyses=analyses, options=run_options(detail=True), replicates=11, detail=True)
-    signed = column(found, "signed", "gradient")
-    same({head: 2 * value for head, value in column(found, "half").items()}, signed, kind=kind)
-    assert set(column(found, "seen").values()) == {1.0}
-    assert found.record["signatures"]["half"] == {"m": "half.v1", "objective": "loss.v1"}
-    assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
-    assert found.detail["half"].keys() == found.detail["seen"].keys() != set()

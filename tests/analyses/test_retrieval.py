@@ -14,7 +14,6 @@ import transformers
 
 from headscope.analyses.retrieval import Prompt, Trial, WrittenToken, continue_greedily, find_needle, head_capacities
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
@@ -140,29 +139,8 @@ def test_steps_are_those_of_whole_passes(kind: str) -> None:
             assert copied.double().mean().item() == pytest.approx(score)
 
 
-def test_the_continuation_ends_with_a_stop_token() -> None:
-    its = decoder("gpt2")
-    every = [step.token for step in continue_greedily(its, [5, 6, 7], steps=9, stop=frozenset())]
-    stop = every[3]
-    some = [step.token for step in continue_greedily(its, [5, 6, 7], steps=9, stop=frozenset({stop}))]
-    assert some == every[: every.index(stop) + 1]
-
-
 def test_needles_are_found_where_nine_tenths_of_them_stand() -> None:
     assert find_needle([1, 2, 9, 4, 3, 5], [3, 4, 9]) == 2, "order is ignored"
     assert find_needle([1, 2, 3], [3, 4]) is None
     ten = list(range(10))
     assert find_needle([*ten[:9], 99], ten) is None and find_needle([*ten, 99], [*ten, 0]) == 0
-
-
-def test_prompts_are_what_they_say() -> None:
-    its = circuit.checkpoint()
-    stack = Haystack.read(words(4), its, length=25)
-    assert sum(stack.lengths) >= 25 and stack.sentences[:4] == stack.sentences[4:8], "read over again"
-    text = stack.around([(0.5, "w20 w21"), (0.0, "w24")], length=14)
-    lines = text.split("\n")
-    assert lines == ["w24", *stack.sentences[:2], "w20 w21", *stack.sentences[2:4]]
-    prompt = Prompt.of(its, f"{text}\nw20", "w20 w21", "w21")
-    assert prompt is not None and prompt.ids[0] == 0, "the start stays"
-    assert prompt.answer == prompt_ids(its, "w21", special=False) and prompt.length == 1
-    assert prompt.ids[prompt.start - 1] == prompt.ids[-1] == prompt_ids(its, "w20", special=False)[0]

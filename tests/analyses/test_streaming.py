@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
-import headscope as hs
 from headscope.attribution.fitted_gates import (
     LabelledText,
     StreamingFit,
@@ -27,7 +24,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.results.study import Study
-from tests.oracles import circuit, speakers, streaming, tiny
+from tests.oracles import circuit, speakers, streaming
 from tests.oracles.run_options import run_options
 
 TASK: dict[str, Any] = {
@@ -120,29 +117,6 @@ def test_the_induction_head_needs_far_keys_and_the_others_do_not() -> None:
     heads = its.heads.set_index(["layer", "head"]).full_attention
     assert heads[circuit.INDUCTION] > 0.7 and (heads.drop(circuit.INDUCTION) < 0.3).all() and not its.labels
     assert (its.heads.full_attention_low == its.heads.full_attention).all()
-
-
-def test_a_run_writes_them(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=len(tiny.PIECES),
-        hidden_size=12,
-        intermediate_size=11,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        head_dim=4,
-        max_position_embeddings=97,
-    )
-    torch.manual_seed(1)
-    model = hs.load(transformers.LlamaForCausalLM(config), tokenizer=tiny.tokenizer([tiny.START], []))
-    options: dict[str, Any] = TASK | {"streaming_steps": 2, "passkey_words": ("ah", "bh"), "streaming_lengths": (5, 9)}
-    study = model.analyze(["ah bh ci", "dj ah", "ek bh ci"], only=["streaming"], **options)
-    out = study.save(tmp_path / "run", figures=False)
-    keep, *_ = streaming.read_heads(out / "streaming", sparsity=0)
-    assert keep.shape == (2, 3) and keep.all()
-    study.save(tmp_path / "run", figures=False, force=True)
-    rows = study.heads.full_attention.to_numpy().reshape(2, 3, 2)
-    assert (rows[..., 0] == rows[..., 1]).all(), "heads of a group share a gate"
 
 
 def test_passkeys_are_hidden_and_asked_for() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from headscope.analyses.alignment import Alignment
-from headscope.config import AnalyzeOptions
 from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus, Pair, Sentence
 from headscope.data.encoded import IGNORED
@@ -19,7 +17,6 @@ from headscope.data.template import scramble, with_template, words_in_texts
 from headscope.engine.base import HeadBatch
 from headscope.engine.heads.source_spans import error_rate
 from headscope.engine.plan import analyze
-from headscope.engine.study import measure_heads
 from headscope.errors import HeadscopeError
 from headscope.evaluation.opened import check_template
 from headscope.heads import HeadId, Site
@@ -108,19 +105,6 @@ def test_templates_that_do_not_fit(kind: str, template: str, examples: int, mess
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_template_may_be_a_file_and_needs_translations(tmp_path: Path) -> None:
-    checkpoint, corpus, path = tiny.checkpoint("mistral", 7), parallel(3), tmp_path / "template"
-    path.write_text("ah: {source}\nbi: {target}\n")
-    texts = [list(with_template(corpus, each, examples=0)) for each in (TEMPLATE, str(path))]
-    assert texts[0] == texts[1]
-    with pytest.raises(HeadscopeError, match="needs the translation of every line; give --target FILE"):
-        with_template(replace(corpus, has_target=False), TEMPLATE, examples=0)
-    with pytest.raises(HeadscopeError, match="needs --target and --template"):
-        measure(checkpoint, replace(corpus, has_target=False), tmp_path)
-    with pytest.raises(HeadscopeError, match="reads one side only; leave out --target or, in analyze, give --template"):
-        measure(checkpoint, corpus, tmp_path)
-
-
 def measure(checkpoint: Any, corpus: Corpus, folder: Path, cls: type[Alignment] = Alignment) -> Study:
     path = written(folder / "links", links_of(corpus))
     return analyze(checkpoint, corpus, analyses=[cls], options=run_options(alignments=path), replicates=97)
@@ -181,19 +165,3 @@ def test_error_rate_by_hand() -> None:
     linked, sure = np.array([[1, 0, 1], [0, 1, 0]], bool), np.array([[1, 0, 0], [0, 1, 0]], bool)
     # A = {0-2, 1-1}: 2 of them linked, 1 sure, of 2 sure links: 1 − (1 + 2) / (2 + 2)
     assert error_rate({0: np.array([2, 1])}, {0: (linked, sure)}) == 0.25
-
-
-def test_analyze_reads_template_and_options(tmp_path: Path) -> None:
-    """All default analyses see the filled texts, importance is about the target, and the answers say what was found."""
-    checkpoint, corpus = tiny.checkpoint("mistral", 7), parallel(13)
-    path = written(tmp_path / "links", links_of(corpus))
-    options = AnalyzeOptions(
-        only=("alignment", "confidence"), template=TEMPLATE, examples=1, analysis_options={"alignments": path}
-    )
-    study = measure_heads(checkpoint, corpus, replace(options, bootstrap=97))
-    assert {"aligned_fed", "lift_fed", "lift_successor_scrambled", "confidence"} <= {*study.heads}
-    assert study.sentences == 13 and study.record["options"]["template"] == TEMPLATE
-    answer = next(answer for answer in study.answers() if "alignment" in answer.question)
-    assert answer.table is not None and answer.table.rows[-1][0] == "diagonal"
-    study.save(tmp_path / "run", figures=False)
-    assert answer in Study.open(tmp_path / "run").answers()

@@ -82,14 +82,6 @@ def test_ablation_is_what_evaluation_says_of_each_head() -> None:
     assert model.evaluate(TEXTS, mask="cross.1.2", metrics="cosine", bootstrap=10)["cosine"].value < 1 - 1e-6
 
 
-@pytest.mark.slow
-def test_prompts_have_classes_as_answers() -> None:
-    study = opened("bart").analyze(
-        clean=["ah aj bl"], corrupt=["ah bl bl"], answer=[("LABEL_0", "LABEL_1")], only="patching", bootstrap=10
-    )
-    assert (study.heads.patching != 0).any()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pad", [tiny.PAD, tiny.END], ids=["pad", "end"])

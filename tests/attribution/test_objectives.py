@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,11 @@ import pytest
 import torch
 import transformers
 
-import headscope as hs
 from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Labels, open_corpus
 from headscope.data.encoded import Batch
-from headscope.errors import ConfigError, QuestionWarning
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from tests.oracles import classifiers, speakers, tiny
 from tests.oracles.shuffled import together
@@ -184,22 +181,3 @@ def test_the_loss_of_a_classifier_is_that_of_its_labels(kind: str, tmp_path: Pat
 
 
 # A model that writes is judged by states of its encoder where there is no target: that is said first, in one line.
-
-
-Command = Callable[..., tuple[int, str, str]]
-SAID = "no --target: heads are judged by the encoder's states"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", [("analyze", "--only", "gradient"), ("prune", "rank", "--by", "magnitude", "--keep-fraction", 0.5)]
-)
-def test_commands_say_so_first(line: tuple[object, ...], tmp_path: Path, command: Command) -> None:
-    source = tmp_path / "text.en"
-    source.write_text("A dog runs on the grass.\nTwo men sit.\n")
-    words = [*line[: 1 + (line[0] == "prune")], hs.assets.trained_model(), *line[1 + (line[0] == "prune") :]]
-    _, _, said = command(*words, "--source", source, "--out", tmp_path / "run")
-    assert said.splitlines()[0].startswith(SAID) and said.count(SAID) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", QuestionWarning)
-        command(*words, "--source", source, "--target", source, "--out", tmp_path / "both")

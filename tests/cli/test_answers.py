@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shlex
@@ -14,21 +13,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import headscope as hs
 from headscope.assets import demo_checkpoint
 from headscope.cli.answers import table_lines
 from headscope.config import AnalyzeConfig
-from headscope.engine.base import RunOptions
-from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
+from headscope.engine.plan import chosen_analyses
 from headscope.engine.study import run_analysis
-from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.results.answer import AnswerTable
 from tests.makers import fairseq_layouts
-from tests.oracles import checkpoints, evidence, fairseq, speakers
+from tests.oracles import checkpoints, evidence, fairseq
 from tests.oracles.commands import ran
 
 Command = Callable[..., tuple[int, str, str]]
@@ -71,33 +66,6 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     alone = ("--out", tmp_path / "one", "--only", "ablation", "--max-sentences", 1, *given[4:])
     status, shown, _ = command("analyze", hs.assets.trained_model(), *text, *alone)
     assert status == 0 and "1 sentence" in shown and "told from zero" not in shown, "of one nothing is tested"
-
-
-@pytest.mark.slow
-def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    given = (
-        "--out",
-        out,
-        "--only",
-        "sink,positional",
-        "--bootstrap",
-        50,
-        "--set",
-        "positional.min-instances=500",
-        "--no-figures",
-        "--device",
-        "cpu",
-    )
-    status, shown, _ = command("analyze", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *given)
-    assert status == 0 and "instances, 500 are needed" not in shown
-    line = shown.splitlines()[-1]
-    assert "--importance --out" in line and f"--source {few[0]} --target {few[1]}" in line
-    again = (*given[:1], tmp_path / "again", *given[2:], "--verbose")
-    shown = command("analyze", hs.assets.trained_model(), "--source", few[0], "--target", few[1], *again)[1]
-    assert "Not enough evidence" in shown and "instances, 500 are needed" in shown
-    labels, heads = pd.read_csv(out / "labels.csv"), pd.read_csv(out / "heads.csv")
-    assert not labels.given.any() and heads.functions_unsupported.notna().any()
 
 
 def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -> None:
@@ -187,57 +155,6 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     lengths = [9, 6, 12]  # pieces with both special ones
     mean = sum(n * values for n, values in zip(lengths, each, strict=True)) / sum(lengths)
     np.testing.assert_allclose(mean.ravel(), table.raw, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"objective": "los", "only": ("gradient",)}, "'los'.*'loss'"),
-        ({"objective": "loss", "only": ("gradient",)}, "--objective loss"),
-        ({"objective": "loss", "only": ("confidence",)}, "--objective is what.*--importance"),
-        ({"only": ("importances",)}, "'importances'"),
-    ],
-)
-def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run_analysis(config(tmp_path, **options))
-    assert not (tmp_path / "run").exists()
-
-
-def test_flags_of_parameters_survive_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    its: Any = speakers.checkpoint("gpt2")
-    flags = [parameter.requires_grad for parameter in its.model.parameters()]
-    hooks = sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules())
-
-    def broken(self: Checkpoint, batch: object, memory: object = None) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(type(its), "logits", broken)
-    with pytest.raises(RuntimeError, match="broken"):
-        analyze(its, speakers.corpus("gpt2"), analyses=choose_analyses(only=["gradient"]), options=RunOptions())
-    assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
-    assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in its.model.modules()) == hooks
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_ranks_as_double_does(dtype: torch.dtype) -> None:
-    """Products, sums and norms in float32 at least: three digits are left of the model's own."""
-    found = []
-    for each in (torch.float64, dtype):
-        its = copy.copy(speakers.checkpoint("gpt2"))
-        for cached in ("attention_sites", "projections"):
-            its.__dict__.pop(cached, None)
-        its.model = copy.deepcopy(its.model).to(each)
-        names = ("gradient", "taylor", "contribution", "direct_logit")
-        found.append(
-            analyze(
-                its, speakers.corpus("gpt2"), analyses=choose_analyses(only=names), options=RunOptions(), replicates=11
-            )
-        )
-    for name in ("gradient", "taylor", "contribution", "direct_logit"):
-        exact, rounded = (each.heads[name].to_numpy() for each in found)
-        assert abs(exact - rounded).max() < 0.05 * abs(exact).max(), name
 
 
 IMPORTANCES = {"gradient", "taylor", "magnitude", "contribution", "direct_logit", "lrp", "ablation"}

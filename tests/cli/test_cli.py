@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -60,16 +59,6 @@ def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tm
     assert meta["complete"] and meta["data"]["sentences"] == 3 and meta["seed"] == 1
     assert meta["signatures"]["confidence"].startswith("m:confidence.voita|eos:excl|unit:piece|")
     assert "syntactic (needs --parse" in re.sub(r"\s+", " ", shown)
-
-
-@pytest.mark.slow
-def test_json_goes_to_stdout_alone(headscope: Command, text: Path, tmp_path: Path) -> None:
-    arguments = ("--only", "confidence", "--no-figures", "--bootstrap", 20, "--json")
-    status, shown, err = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", *arguments)
-    found = json.loads(shown)
-    assert status == 0 and err == "" and set(found) == {"out", "record", "answers"}
-    assert "|n=3" not in found["record"]["signature"] and ",n=3|" in found["record"]["signature"]
-    assert found["answers"][0]["sentence"].endswith("3 sentences") and found["answers"][1]["table"]["rows"]
 
 
 @pytest.mark.slow
@@ -133,36 +122,6 @@ def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_
     refused(ran, r"long\.en:1: 20002 subwords, the limit is 256; shorten the line")
 
 
-@pytest.mark.slow
-def test_results_are_not_overwritten_without_force(headscope: Command, text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    arguments = ("analyze", MODEL, "--source", text, "--out", out, "--no-figures", "--bootstrap", 20, "--only")
-    assert headscope(*arguments, "positional")[0] == 0
-    refused(headscope(*arguments, "entropy"), r"already holds .*; choose another directory, or --force")
-    (out / "notes.txt").write_text("mine")
-    refused(headscope(*arguments, "entropy", "--force"), r"holds notes\.txt, which no run of `headscope analyze` wrote")
-    assert (out / "positional.csv").is_file() and (out / "notes.txt").read_text() == "mine"
-    (out / "notes.txt").unlink()
-    assert headscope(*arguments, "entropy", "--force")[0] == 0
-    assert not (out / "positional.csv").exists() and (out / "entropy.csv").parent.is_dir()
-
-
-@pytest.mark.slow
-def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    ran = headscope("analyze", tmp_path / "empty", "--source", text, "--out", tmp_path / "run")
-    refused(ran, r"empty is no checkpoint that headscope knows; give a folder with config.json")
-    broken = tmp_path / "broken"
-    shutil.copytree(MODEL, broken)
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:5_000_000])
-    refused(headscope("show", broken), r"weights")
-    shutil.copy(Path(MODEL) / "model.safetensors", weights)
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "hidden_size": 372}))
-    refused(headscope("show", broken), r"372|size")
-
-
 def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Path, tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 
@@ -175,17 +134,6 @@ def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Pat
     refused(
         headscope("evaluate", tmp_path / "vit", "--source", text), r"model type 'vit'\) takes pixel_values, not text"
     )
-
-
-@pytest.mark.slow
-def test_parses_beside_a_source_must_fit_it(headscope: Command, text: Path, tmp_path: Path) -> None:
-    from headscope.assets import sample
-
-    ran = headscope("analyze", MODEL, "--source", text, "--parse", sample("conllu"), "--out", tmp_path / "run")
-    refused(ran, r"line 1 of .*text\.en is not the text of parse 1")
-    arguments = ("--source", sample("en"), "--parse", sample("conllu"), "--max-sentences", 9, "--only", "syntactic")
-    ran = headscope("analyze", MODEL, *arguments, "--out", tmp_path / "run", "--no-figures", "--bootstrap", 20)
-    assert ran[0] == 0 and (tmp_path / "run" / "syntactic.csv").is_file()
 
 
 @pytest.mark.slow

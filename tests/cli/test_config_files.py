@@ -20,8 +20,7 @@ from headscope.cli.analyze import analyze
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
 from headscope.cli.options import read_config, typed_option
 from headscope.config import EvaluateConfig
-from headscope.config.option import declared_options, make_config
-from headscope.heads import Site, select_heads
+from headscope.config.option import make_config
 from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
 from tests.oracles.commands import commands
 
@@ -86,14 +85,6 @@ def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
     given = {"checkpoint": "x", "source": "x", "max_sentences": "3", "metrics": "bleu, chrf", "batch_tokens": "auto"}
     config = make_config(EvaluateConfig, given)
     assert (config.max_sentences, config.metrics, config.batch_tokens) == (3, ("bleu", "chrf"), None)
-
-
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    """As editors of Windows write one before UTF-8."""
-    (tmp_path / "run.toml").write_text("bootstrap = 7\n", encoding="utf-8-sig")
-    assert read_config(tmp_path / "run.toml", list(declared_options(EvaluateConfig)), {}) == {"bootstrap": 7}
-    (tmp_path / "heads").write_text("cross.0.1\n", encoding="utf-8-sig")
-    assert [str(head) for head in select_heads(str(tmp_path / "heads"), {(Site.CROSS, 0): 2})] == ["cross.0.1"]
 
 
 @pytest.mark.parametrize(

@@ -185,16 +185,3 @@ def test_two_runs_that_write_one_file_lose_nothing(
     )
     status, _, _ = command(*line, "--per-sentence", out, "--force")
     assert status == 0 and "sentence,tokens,nll" in out.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["dicts", "hp", "bpe"])
-def test_a_conversion_does_not_replace_what_belongs_to_the_checkpoint(
-    name: str, tmp_path: Path, command: Command
-) -> None:
-    (tmp_path / "box" / "more").mkdir(parents=True)
-    given = tmp_path / "box" / "more" if name == "dicts" else tmp_path / "box" / "file"
-    given.touch()
-    status, _, said = command(
-        "convert", trained_model(), tmp_path / "box", "--to", "huggingface", f"--{name}", given, "--force"
-    )
-    assert status == 2 and given.exists(), said

@@ -248,28 +248,6 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     assert study.heads["eap_ig"].tolist() == pytest.approx(tables["heads"]["eap_ig"].tolist(), abs=1e-12)
 
 
-@pytest.mark.slow
-def test_importances_of_prompts_explain_the_answer(
-    checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command
-) -> None:
-    """Ablation by zeros of the answer, against hooks; the context of a head on a prompt of zeros."""
-    out = tmp_path / "run"
-    arguments = ("analyze", checkpoint, *flags(files), "--out", out, "--dtype", "float64", "--only", "ablation", *FAST)
-    assert command(*arguments)[0] == 0
-    its = speakers.checkpoint("gpt2")
-    drops = []
-    for prompt in prompts.prompts("gpt2"):
-        eager = Eager(its.model, "gpt2", prompt, dict(its.layout))
-        with torch.no_grad():
-            whole = eager.m(prompt.clean)
-            with eager.reading({(Site.DECODER_SELF, 0): {1: torch.zeros(len(prompt.clean), 5).double()}}):
-                drops.append(float(whole - eager.m(prompt.clean)))
-    heads = pd.read_csv(out / "heads.csv")
-    assert heads["ablation"][1] == pytest.approx(sum(drops) / len(drops), abs=1e-9)
-    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    assert "objective:answer.v1" in record["signature"]
-
-
 def test_prompts_run_patching_beside_the_others_unless_something_else_is_wanted() -> None:
     group = {"patching", "attribution_patching", "eap_ig"}
 

@@ -1,6 +1,5 @@
 """`headscope plot`: what is written where, what is printed, and what is refused."""
 
-import json
 import pickle
 from pathlib import Path
 
@@ -9,11 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from headscope.cli.plot import app
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.report.figures.layers import alpha_matrices
 from headscope.report.fork import checkpoint_alphas
-from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED
@@ -36,21 +34,6 @@ def plot(*words: object) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def test_options_of_heads_and_similarity(run_dir: Path) -> None:
-    out = run_dir.parent / "x.svg"
-    plot("heads", run_dir, "--measure", "lrp", "--measure", "distance", "--sort", "--out", out)
-    content = out.read_text(encoding="utf-8")
-    assert "LRP relevance" in content and "within its layer" in content
-    assert "mean distance of the argmax" in content
-    assert ">rank, highest first<" in content
-    plot("similarity", run_dir, "--measure", "cka", "--out", out, "--force")
-    assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"'lpr'.*'lrp'"):
-        plot("heads", run_dir, "--measure", "lpr", "--out", out, "--force")
-    with pytest.raises(ConfigError, match="'js'"):
-        plot("similarity", run_dir, "--measure", "js", "--out", out, "--force")
 
 
 def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
@@ -103,38 +86,6 @@ def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path) -> Non
         plot("alphas", path, "--out", tmp_path / "x.svg")
 
 
-def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
-    other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
-    out = run_dir.parent / "figures"
-    written = json.loads(plot("functions", run_dir, other, "--out", out, "--dpi", 40, "--json"))["written"]
-    assert written == [
-        {"figure": "functions", "runs": ["bert"], "path": str(out / "bert-functions.png")},
-        {"figure": "functions", "runs": ["gpt"], "path": str(out / "gpt-functions.png")},
-    ]
-    assert all(Path(entry["path"]).is_file() for entry in written)
-    assert plot("functions", run_dir, other, "--out", out / "{run}.svg").count("\n") == 1
-    assert (out / "gpt.svg").is_file()
-    with pytest.raises(OutputError, match=r"bert-functions\.png"):
-        plot("functions", run_dir, other, "--out", out)
-
-
-@pytest.mark.slow
-def test_compare(run_dir: Path) -> None:
-    other = make_run(run_dir.parent / "gpt", LAYOUT, seed=3)
-    out = run_dir.parent / "x.svg"
-    lines = plot("compare", run_dir, other, "--measure", "distance", "--out", out).splitlines()
-    said = Study.open(run_dir).compare(Study.open(other), measure="distance").answers()
-    assert lines[0] == said[0].sentence and lines[1].startswith(said[1].question) and len(lines) <= 25
-    assert (
-        said[1].sentence.startswith("9 of 9 heads, by mean distance")
-        and "distance" in said[2].question
-        and lines[-1] == f"wrote {out}"
-    )
-    answers = json.loads(plot("compare", run_dir, other, "--out", out, "--force", "--json"))["answers"]
-    assert answers[0]["sentence"] == said[0].sentence
-    assert "B − A · cross" in out.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -151,22 +102,3 @@ def test_compare(run_dir: Path) -> None:
 def test_attention_refuses(run_dir: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plot("attention", run_dir, "--out", run_dir.parent / "x.png", *words)
-
-
-def test_size_and_looks(run_dir: Path) -> None:
-    """Inches as asked for, in either style; no title and no signature where they are not wanted."""
-    out = run_dir.parent / "x.svg"
-    looks = ("--width", 4, "--no-title", "--range", "0,0.5", "--force")
-    for style, letters in (("paper", 6.2), ("screen", 8.4)):
-        plot("heads", run_dir, "--measure", "confidence", "--style", style, *looks, "--out", out)
-        content = out.read_text(encoding="utf-8")
-        assert 'width="288pt"' in content and f"{letters}px" in content
-        assert "ckpt:" not in content.partition("</metadata>")[2]
-        assert "Attention heads" not in content and "confidence · cross" in content
-    plot("functions", run_dir, "--signature", "--out", out, "--force")
-    assert "ckpt:" in out.read_text(encoding="utf-8").partition("</metadata>")[2]
-    with pytest.raises(ConfigError, match=r"--style is 'poster'.*'screen' or 'paper'"):
-        plot("heads", run_dir, "--style", "poster", "--out", out, "--force")
-    with pytest.raises(ConfigError, match=r"--width 2.*--style paper"):
-        words = ("--ranking", "lrp", "--ranking", "confidence")
-        plot("rankings", run_dir, *words, "--width", 2, "--out", out, "--force")

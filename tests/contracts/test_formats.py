@@ -32,7 +32,6 @@ from headscope.model.removal_plan import plan_removal
 from tests.formats import test_transformerlens
 from tests.makers import decoders
 from tests.oracles import checkpoints, fairseq, story
-from tests.oracles.mutations import mutated
 from tests.oracles.plugin import registered
 
 ADDED = "one_file"
@@ -200,6 +199,18 @@ def test_garbage_is_refused_in_one_line(name: str, damage: str, tmp_path: Path) 
             assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
         file.write_bytes(content)
     opened(path)
+
+
+def mutated(data: bytes, how: str, chance: random.Random) -> bytes:
+    if how == "truncated":
+        return data[: chance.randrange(len(data))]
+    changed = bytearray(data)
+    start = chance.randrange(min(len(data), 6000) if how == "head" else len(data))  # a pickle stands at the front
+    if how == "bytes":
+        changed[start : start + 8] = chance.randbytes(8)
+    else:
+        changed[start] ^= 1 << chance.randrange(8)
+    return bytes(changed)
 
 
 def test_damaged_files_open_or_are_refused_in_one_line(name: str, tmp_path: Path) -> None:

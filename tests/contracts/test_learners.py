@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,9 @@ from typer.testing import CliRunner
 from headscope import registry
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.learner import GateLearner, learner
 from headscope.pruning.options import choice as learn
 from headscope.pruning.options.choice import LEARNERS, DeclaredLearner, learners
-from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.sweep.cells import cells_of
 from tests.makers.sweeps import made_words
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
@@ -76,23 +73,6 @@ def test_a_command_learns_with_it(name: str, words: dict[str, Any], tmp_path: Pa
     record = json.loads((out / "pruning.json").read_text(encoding="utf-8"))
     assert record["method"] == name == record["options"]["method"]["name"] and record["kept"] == 5
     assert record["learning"]["gate_lr"] == LEARNERS.get(name).gate_lr
-
-
-def test_a_sweep_has_cells_of_it(name: str) -> None:
-    config = SweepConfig(
-        checkpoint="", out=Path("x"), source=Path("x"), methods=(name,), keep=(5,), seeds=2, start="open"
-    )
-    layout = gate_layout(checkpoints.small().attention_sites)
-    _, *cells = cells_of(config, layout, lambda method: False)
-    assert [(cell.keep, cell.seed) for cell in cells] == [(5, 1), (5, 2)]
-    if name == "l0":
-        with pytest.raises(ConfigError, match=r"--lambda 0\.123457.*twice"):  # their cells had one name
-            replace(config, keep=(), lambdas=(0.12345678, 0.12345679))
-    options = LEARNERS.get(name).options_of_cell(config, keep=5, strength=None)
-    assert options.keep == 5 and getattr(options, "start", "open") == "open"
-    if name != "l0":
-        with pytest.raises(ConfigError, match=r"--lambda.*l0"):
-            SweepConfig(checkpoint="", out=Path("x"), source=Path("x"), methods=(name,), keep=(5,), lambdas=(0.1,))
 
 
 def test_options_are_its_own() -> None:

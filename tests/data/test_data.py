@@ -74,22 +74,6 @@ def broken(path: Path, message: str) -> None:
         open_corpus(path)
 
 
-@pytest.mark.parametrize("name", ["empty", "empty.gz"])
-def test_empty_file(tmp_path: Path, name: str) -> None:
-    broken(write(tmp_path / name, ""), "is empty; it must hold one sentence a line")
-
-
-@pytest.mark.parametrize("name", ["text", "text.gz"])
-def test_bytes_that_are_not_utf8(tmp_path: Path, name: str) -> None:
-    content = "one\nzwei ü\n".encode() + "drei ü\n".encode("latin-1") + b"four\n"
-    broken(write(tmp_path / name, content), r":3: byte 6 is not UTF-8; .*iconv")
-
-
-@pytest.mark.parametrize("empty", ["", "   ", "\t", "\r", "\u3000"])
-def test_empty_line(tmp_path: Path, empty: str) -> None:
-    broken(write(tmp_path / "text", f"one\n{empty}\nthree\n"), r":2: the line is empty; every line must hold")
-
-
 def test_truncated_gzip(tmp_path: Path) -> None:
     whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(999)).encode())
     for cut in (len(whole) - 4, len(whole) // 2, 12):
@@ -109,14 +93,6 @@ def test_corpus_can_be_read_twice_and_has_a_digest_of_its_text(tmp_path: Path) -
     assert corpus.digest == again.digest  # of the lines, not of the file
     assert corpus.digest == hashlib.sha1("".join(f"{text}\n\n" for text in PLAIN).encode()).hexdigest()
     assert open_corpus(tmp_path / "b.en", max_sentences=3).digest != corpus.digest
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [(3, 2), (2, 3), (1, 9)])
-def test_sides_of_different_lengths(tmp_path: Path, ours: int, theirs: int) -> None:
-    source, target = write(tmp_path / "a.en", "x\n" * ours), write(tmp_path / "a.de", "y\n" * theirs)
-    with pytest.raises(DataError, match=rf"a\.en.*a\.de.*{ours}.*{theirs}"):
-        open_corpus(source, target=target)
-    assert open_corpus(source, target=target, max_sentences=min(ours, theirs)).count == min(ours, theirs)
 
 
 def test_text_from_parses(tmp_path: Path) -> None:

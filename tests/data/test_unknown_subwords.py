@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from headscope.config import Companions, EvaluateConfig
+from headscope.config import Companions
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.data.encoded import UnknownSubwords, count_unknown
@@ -19,7 +18,6 @@ from headscope.data.vocabulary import Splitter
 from headscope.data.word_alignment import has_other_spaces, words_of, words_of_subwords
 from headscope.description.tokens import TokenReader
 from headscope.errors import DataError
-from headscope.evaluation.run import run_evaluation
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -35,11 +33,6 @@ OTHER = ["a b c", "d e", "unseen", "b"]  # 1 of 7
 def corpus(source: list[str], target: list[str] | None = None) -> Corpus:
     sentences = [Sentence(n, text, target[n] if target else None) for n, text in enumerate(source)]
     return Corpus("text", len(source), "0" * 40, lambda: iter(sentences), has_target=target is not None)
-
-
-def lines(path: Path, texts: list[str]) -> Path:
-    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    return path
 
 
 def test_both_sides_are_counted_without_special_pieces() -> None:
@@ -92,19 +85,6 @@ def test_every_format_counts_and_names_the_likely_cause(tmp_path: Path, kind: st
     assert counts.remarks(made)[0] == "unknown subwords: source 20.00% of 5"
     assert cause in counts.remarks(made)[1] and counts.remarks(made)[1].startswith("warning: 20.0% of the source's")
     assert len(counts.remarks(made)) == 2
-
-
-@pytest.mark.parametrize("metrics", [("perplexity",), ("bleu",), ("bleu", "perplexity")])
-def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: tuple[str, ...]) -> None:
-    monkeypatch.setattr("headscope.evaluation.opened.open_configured", lambda *_, **__: checkpoints.small())
-    texts: dict[str, Any] = {"source": lines(tmp_path / "a", TEXT), "target": lines(tmp_path / "b", OTHER)}
-    found = run_evaluation(EvaluateConfig(checkpoint="x", metrics=metrics, bootstrap=20, **texts))
-    wanted = {"source": {"pieces": 12, "unknown": 4, "share": 0.333333}}
-    if "perplexity" in metrics:
-        wanted["target"] = {"pieces": 7, "unknown": 1, "share": 0.142857}
-    assert found.unknown.to_json() == wanted
-    assert any(remark.startswith("unknown subwords: source 33.33% of 12") for remark in found.remarks)
-    assert any(remark.startswith("warning: 33.3% of the source's subwords") for remark in found.remarks)
 
 
 # Pieces of tokenizers without offsets, searched in the text; `data/test_alignment.py` takes real tokenizers.

@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from matplotlib.text import Text
 
-import headscope as hs
 from headscope import assets, registry
 from headscope.cli import main
 from headscope.config import declarations
@@ -22,13 +19,10 @@ from headscope.config.declarations import (
 )
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
-from headscope.report.registry import find_figure
-from headscope.results.study import Study
 from tests.makers.decoders import byte_level, saved
 from tests.oracles.plugin import registered
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
-SOURCES = ["A dog runs.", "Two men sit on the grass.", "We saw it."]
 
 
 @pytest.fixture
@@ -53,31 +47,6 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     finally:
         forget_commands()
     assert not ended.value.code
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("last_key")
-def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    text, out = tmp_path / "text.en", tmp_path / "run"
-    text.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
-    config = tmp_path / "analyze.toml"
-    config.write_text('last-keys = 2\nonly = "last_key"\nbootstrap = 10\ndevice = "cpu"\n', encoding="utf-8")
-    command(monkeypatch, "analyze", hs.assets.trained_model(), "--source", text, "--out", out, "--config", config)
-    meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    assert "analysis_options" not in meta["options"]
-    assert meta["options"]["last_keys"] == 2 and "|last:2|" in f"|{meta['signatures']['last_key']}|"
-    assert pd.read_csv(out / "heads.csv")["last_key"].between(0, 1, inclusive="neither").all()
-    assert sorted(path.stem for path in (out / "figures").iterdir()) == ["functions", "heads", "last_key"]
-    command(monkeypatch, "plot", "last_key", out, "--out", tmp_path / "red.png", "--color", "red")
-    assert (tmp_path / "red.png").read_bytes() != (out / "figures" / "last_key.png").read_bytes()
-    figure = find_figure("heads").draw_runs([Study.open(out)])
-    texts = {text.get_text() for text in figure.findobj(Text)}
-    assert "weight on the end · encoder-self" in texts
-    assert "weight on the end (share)" in {text.replace("\n", " ") for text in texts}
-    (mesh,) = figure.axes[0].collections
-    assert mesh.get_cmap().name == "magma" and mesh.get_clim() == (0, 1)
 
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -259,17 +258,3 @@ def test_matrices_are_means_over_sentences(tmp_path: Path) -> None:
         alphas_run(path)
     with pytest.raises(HeadscopeError, match="MHR"):
         alphas_run(write_pickle(path, [1, 2]))
-
-
-def test_hostile_files_are_one_line(tmp_path: Path) -> None:
-    """Damaged ones are those of `properties/test_readers.py`."""
-
-    class Touch:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "executed",)
-
-    path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps({"encoder": [{"self_attn": Touch()}]}))
-    with pytest.raises(HeadscopeError, match=r"pathlib.*Path"):
-        confidence_run(path)
-    assert not (tmp_path / "executed").exists()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,9 @@ from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
 from headscope.model.taps import masked
-from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import checkpoints, classifiers, plugin
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
-Command = Callable[..., tuple[int, str, str]]
 HEADS = {
     "native": "cross.0.1",
     "gpt2": "decoder-self.1.2",
@@ -100,37 +96,3 @@ def test_p_of_a_difference_counts_the_observed_one_too() -> None:
     """By hand: of 4, 3, 2 and -1, less their mean, two are as far from 0 as the 2 that was observed."""
     found = compare(np.array([3.0, 5.0, 4.0, 3.0, 0.0]), np.ones(5))
     assert (found.value, found.difference, found.p) == (3.0, 2.0, (1 + 2) / (1 + 4))
-
-
-@pytest.mark.slow
-def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sweeps(
-    tmp_path: Path, command: Command
-) -> None:
-    options = files(tmp_path, "native")
-    references = sum(len(text.split()) for text in TARGETS)
-    found = run_evaluation(EvaluateConfig(**options, bootstrap=10))
-    said = sum(len(text.split()) for text in found.sentences["hypothesis"])
-    assert found["length-ratio"].value == pytest.approx(said / references)
-    heads = run_each_head(EvaluateConfig(**options, bootstrap=10, each_head=True, metrics=("length-ratio",)))
-    assert heads.by == "length-ratio" and heads.table["length-ratio"][0] == pytest.approx(said / references)
-    assert list(heads.table)[3:] == ["length-ratio", "length-ratio_difference"]
-    texts = {f"valid_{name}": options[name] for name in ("source", "target")}
-    swept = run_sweep(
-        SweepConfig(
-            **options,
-            **texts,
-            out=tmp_path / "out",
-            methods=("random",),
-            keep=(7,),
-            metric="length-ratio",
-            bootstrap=10,
-        )
-    )
-    assert swept.cells["value"][0] == pytest.approx(said / references)
-    asked = ["evaluate", options["checkpoint"], "--source", options["source"], "--target", options["target"]]
-    status, shown, _ = command(*asked, "--metrics", "length-ratio", "--json")
-    assert status == 0 and [score["name"] for score in json.loads(shown)["record"]["scores"]] == ["length ratio"]
-    status, _, err = command(*asked, "--metrics", "length")
-    assert status == 2 and "length-ratio" in err
-    status, shown, _ = command("show", options["checkpoint"], "--json")
-    assert {"name": "length-ratio", "needs": "--target"} in json.loads(shown)["record"]["metrics"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headscope.attribution.objectives import base as objectives
 from headscope.bootstrap import Bootstrap
-from headscope.cli import main
 from headscope.config import Companions, EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, pad_side
@@ -31,7 +29,6 @@ from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import loss_columns, run_each_head, run_evaluation
 from headscope.evaluation.translation import RAW, TOKENISED, TextMode, text_mode
 from headscope.formats.base import open_checkpoint
-from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
@@ -434,39 +431,3 @@ def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
 
 
 # The command.
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def called(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headscope", "evaluate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return called
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> list[object]:
-    """A native checkpoint and its texts, as arguments."""
-    NATIVE.save(checkpoints.small(), tmp_path / "model")
-    source, target = write(tmp_path, "text.s", SOURCES), write(tmp_path, "text.t", TARGETS)
-    return [tmp_path / "model", "--source", source, "--target", target, "--bootstrap", 20]
-
-
-def test_the_command_prints_metrics_signatures_and_writes_sentences(
-    command: Callable[..., tuple[int, str, str]], files: list[object], tmp_path: Path
-) -> None:
-    status, shown, err = command(*files, "--verbose", "--per-sentence", tmp_path / "s.csv", "--mask", "cross.0.1")
-    assert (status, err) == (0, "")
-    for part in ("BLEU", "chrF2", "perplexity", "token accuracy", "mask:cross.0.1", "tok:13a", "beam:3"):
-        assert part in shown
-    table = pd.read_csv(tmp_path / "s.csv", keep_default_na=False)
-    assert list(table) == ["sentence", "tokens", "nll", "hypothesis"] and len(table) == 6
-    status, shown, _ = command(*files, "--json", "--text", "tokenised-lowercase", "--metrics", "bleu,accuracy")
-    found = json.loads(shown)["record"]
-    assert [score["metric"] for score in found["scores"]] == ["bleu", "accuracy"]
-    assert "tok:none" in found["scores"][0]["signature"] and "case:lc" in found["scores"][0]["signature"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,36 +87,6 @@ def test_ctranslate2_returns_the_weights_of_the_heads_that_are_named(tmp_path: P
         assert again == said
         expected = weights(made, said, [head(*each) for each in named])
         np.testing.assert_allclose(attention[: len(said)], expected[:, : attention.shape[1]], atol=tolerance)
-
-
-def test_a_model_that_was_written_by_a_killed_process_is_aligned_as_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After each rename the process is killed, and the command is repeated for other heads."""
-    pytest.importorskip("ctranslate2")
-    made = trained_here()
-    real, renames = os.replace, 0
-
-    def killed(source: Path, target: Path) -> None:
-        nonlocal renames
-        real(source, target)
-        renames += 1
-        raise SystemExit("killed")
-
-    specification(translator_of(made)).save(str(tmp_path))
-    said, _ = returned(tmp_path)
-    for first, second in (((1, 2), (1, 0)), ((0, 2), (1, 1))):
-        with monkeypatch.context() as patched, pytest.raises(SystemExit):
-            patched.setattr(os, "replace", killed)
-            align(tmp_path, [head(*first)])
-        for named in (first, second):
-            if named != first:
-                align(tmp_path, [head(*named)])
-            again, attention = returned(tmp_path)
-            expected = weights(made, said, [head(*named)])
-            np.testing.assert_allclose(attention[: len(said)], expected[:, : attention.shape[1]], atol=1e-5)
-            assert again == said
-    assert renames == 2
 
 
 def test_a_model_file_is_written_as_it_was_read(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from headscope.config.small import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.export.convert import convert
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.formats.native import NATIVE
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
@@ -230,13 +228,3 @@ def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: p
 def _doubled(spec: Any) -> None:
     spec.decoder.projection.weight = 2 * spec.decoder.projection.weight
     super(ctranslate2.specs.TransformerSpec, spec).validate()
-
-
-def test_the_command(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
-    NATIVE.save(trained_here(), tmp_path / "native")
-    status, out, said = command("convert", tmp_path / "native", tmp_path / "out", "--to", "ctranslate2")
-    assert status == 0 and "sentences the same greedily" in out, said
-    status, _, said = command(
-        "convert", tmp_path / "native", tmp_path / "q", "--to", "ctranslate2", "--quantize", "q8_0"
-    )
-    assert status == 2 and "--quantize q8_0" in said

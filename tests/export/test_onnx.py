@@ -16,7 +16,6 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import headscope as hs
 from headscope.errors import CheckpointError
-from headscope.export.onnx_graphs import batched_experts
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
 from headscope.pruning.options.removal import RemoveConfig
@@ -152,15 +151,6 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     assert shapes["past_key_values.0.decoder.key"][1] == 2 and shapes["past_key_values.1.encoder.value"][1] == 3
     assert "past_key_values.0.encoder.key" not in shapes
     assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
-
-
-def test_experts_stay_as_they_are() -> None:
-    sizes = decoders.decoder("mistral", num_hidden_layers=1).config.to_dict() | {"num_local_experts": 3}
-    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
-    before = model.config._experts_implementation
-    with batched_experts(model):
-        assert model.config._experts_implementation == "batched_mm" != before
-    assert model.config._experts_implementation == before
 
 
 @pytest.mark.parametrize("kind", ["Wav2Vec2", "CLIP"])

@@ -164,14 +164,6 @@ def test_no_command_replaces_what_it_reads_or_what_another_wrote(
     assert cases.leftovers(tmp_path) == []
 
 
-def test_a_config_file_is_an_input_too(headscope: Command, inputs: Path, tmp_path: Path) -> None:
-    config = tmp_path / "options.toml"
-    config.write_text('metrics = "accuracy"\n', encoding="utf-8")
-    command = CASES["per-sentence"].command(inputs, config, "--config", str(config), "--force")
-    status, err = headscope(command)
-    assert (status, one_line(err)) == (2, True) and config.read_text(encoding="utf-8") == 'metrics = "accuracy"\n'
-
-
 def test_an_interrupted_analysis_does_not_replace_a_complete_one(
     headscope: Command, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,35 +103,6 @@ def assert_card(out: Path, folder: Path) -> None:
     assert str(folder) not in card
 
 
-@pytest.mark.slow
-def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path: Path) -> None:
-    small = hs.load(bert, device="cpu").remove(HEADS)
-    saved = small.save(tmp_path / "small", hub_name="someone/small", hub_public=True)
-    assert saved.pushed == "https://hub.test/someone/small"
-    assert dict(hub.calls)["create_repo"]["private"] is False
-    hub.calls.clear()
-    assert small.save(tmp_path / "again").pushed == ""
-    assert hub.calls == []
-
-
-def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) -> None:
-    status, printed, _ = command(
-        *(
-            "convert",
-            hs.assets.trained_model(),
-            tmp_path / "native",
-            "--to",
-            "native",
-            "--hub-name",
-            "someone/pair",
-            "--json",
-        )
-    )
-    assert status == 0
-    assert json.loads(printed)["pushed"] == "https://hub.test/someone/pair"
-    assert {"README.md", "conversion.json"} <= hub.seen
-
-
 def test_without_a_token_nothing_is_begun(
     hub: Hub, bert: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

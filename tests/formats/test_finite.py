@@ -84,21 +84,6 @@ def test_weights_of_a_hugging_face_folder_are_named(tmp_path: Path, kind: str, n
         open_checkpoint(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("arguments", [("show",), ("analyze", "--out"), ("evaluate", "--metrics", "perplexity"),
-                                       ("prune", "rank", "--by", "magnitude", "--keep-fraction", 0.5, "--out"),
-                                       ("prune", "remove", "--heads", "decoder-self.0.1", "--out")])  # fmt: skip
-def test_every_command_stops_with_one_line(
-    command: Callable[..., Ran], texts: Path, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    folder, out = saved(tmp_path / "model", transformer__wpe__weight=NAN), tmp_path / "out"
-    words = [*arguments, out] if arguments[-1] == "--out" else [*arguments]
-    place = 2 if words[0] == "prune" else 1
-    given = [] if words[0] in ("show",) else ["--source", texts]
-    status, said = command(*words[:place], folder, *given, *words[place:])
-    assert (status, len(said.splitlines())) == (2, 1) and "transformer.wpe.weight" in said
-    assert not out.exists()
-
-
 def test_a_native_file_is_named(tmp_path: Path) -> None:
     made = checkpoints.small()
     with torch.no_grad():

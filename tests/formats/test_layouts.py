@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from headscope.formats.huggingface.companions.folder import ADAPTER
 from headscope.model.discovery import find_attention
 from tests.contracts.architectures import BY_NAME, build
 
-Command = Callable[..., tuple[int, str, str]]
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "owner/base"}
 TEXT: dict[str, Any] = {
     "vocab_size": 53,
@@ -70,21 +68,6 @@ def test_the_encoder_of_a_sentence_transformer_opens(bert: Path, tmp_path: Path)
     plain = open_checkpoint(str(bert), device="cpu")
     assert found.digest == plain.digest and found.layout == plain.layout
     assert found.path == str(tmp_path / "st" / "0_Transformer")
-
-
-@pytest.mark.parametrize(
-    ("adapter", "says"),
-    [
-        (LORA, "owner/base.*merge_and_unload"),
-        ([], "adapter"),
-    ],
-)
-def test_an_adapter_is_named_with_what_to_do(command: Command, tmp_path: Path, adapter: Any, says: str) -> None:
-    written(tmp_path / "lora" / ADAPTER, adapter)
-    status, out, err = command("show", tmp_path / "lora")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    with pytest.raises(CheckpointError, match=f"lora.*{says}"):
-        open_checkpoint(str(tmp_path / "lora"), device="cpu")
 
 
 def test_an_adapter_beside_a_model_is_not_passed_over(bert: Path, tmp_path: Path) -> None:

@@ -97,47 +97,6 @@ def test_a_marian_with_two_vocabularies_reads_and_names_as_marian_tokenizer_does
         assert text == own.decode(ids[0], skip_special_tokens=True).strip()
 
 
-def parsed(lines: list[str]) -> str:
-    """A CoNLL-U file in which every word depends on the one before it."""
-    rows = [
-        [f"{n}\t{word}\t_\tNOUN\t_\t_\t{n - 1}\t{'root' if n == 1 else 'dep'}\t_\t_" for n, word in enumerate(words, 1)]
-        for words in map(str.split, lines)
-    ]
-    return "".join("\n".join([f"# text = {line}", *row]) + "\n\n" for line, row in zip(lines, rows, strict=True))
-
-
-@pytest.mark.slow
-def test_analyses_of_such_a_marian(marian: Path, tmp_path: Path) -> None:
-    (tmp_path / "parse").write_text(parsed(TEXTS["source"]), encoding="utf-8")
-    (tmp_path / "links").write_text("".join("0-0 1-1\n" for _ in TEXTS["source"]))
-    study = hs.load(str(marian)).analyze(
-        TEXTS["source"], target=TEXTS["target"], parse=tmp_path / "parse",
-        only=["explained", "syntactic", "alignment"], analysis_options={"alignments": tmp_path / "links"},
-    )  # fmt: skip
-    assert not study.record["data"]["unaligned"] and not study.left_out
-    assert not [remark for remark in study.remarks if "located" in remark]
-    assert {"syntactic", "alignment"} <= set(study.tables)
-    own: Any = transformers.MarianTokenizer.from_pretrained(marian)
-    pieces: dict[SideName, set[str]] = {"source": set(), "target": set()}
-    processors: dict[SideName, Any] = {"source": own.spm_source, "target": own.spm_target}
-    for side, of in processors.items():
-        pieces[side] = {each for line in TEXTS[side] for each in of.encode(line, out_type=str)} | {"</s>", "<pad>"}
-    bare = {side: {each.removeprefix("▁") or each for each in of} for side, of in pieces.items()}
-    sides: dict[str, tuple[SideName, SideName]] = {
-        "encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source"),
-    }  # fmt: skip
-    examples: Any = [*study.table("examples").itertuples()]
-    assert {row.site for row in examples} == set(sides)
-    for rows in (examples, study.table("token_pairs").itertuples()):
-        row: Any
-        for row in rows:
-            query, key = sides[row.site]
-            assert row.query in bare[query] and row.key in bare[key]
-    for row in examples:
-        for side, text in zip(sides[row.site], (row.query_text, row.key_text), strict=True):
-            assert {word.strip("[]") for word in text.split()} <= {each.strip("[]") for each in pieces[side]} | {"…"}
-
-
 def fsmt(folder: Path) -> Any:
     """FSMT's tokenizer of letters: source ids of `abc`, target ids of `cba` and more."""
     for name, letters in (("src", "abc"), ("tgt", "dcba")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
 import struct
@@ -21,12 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.pickles import LEGACY, is_torch_file, read_tensors, read_torch
 from headscope.formats.safe_pickle import MAX_STEPS, Refused, StoredTensor, StubType, Unpickler
-from tests.oracles import fairseq
 
 pytestmark = pytest.mark.slow
 
@@ -163,21 +160,6 @@ def test_objects_that_would_run_code_are_named_and_not_made(
 @pytest.mark.parametrize("name", RAW)
 def test_programs_written_by_hand_end_in_one_line(tmp_path: Path, name: str, wrapped: Any) -> None:
     refused(wrapped(tmp_path / "c.pt", RAW[name]))
-
-
-@pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize("name", ["alone", "in args", "in optimizer state", "in cfg"])
-def test_the_command_line_ends_with_status_2_and_one_line(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = zipped(tmp_path / "c.pt", pickle.dumps(NESTED[name], 2))
-    monkeypatch.setattr(sys, "argv", ["headscope", "show", str(path)])
-    with pytest.raises(SystemExit) as caught:
-        run()
-    assert caught.value.code == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1
-    assert "mkdir" in printed.err
 
 
 # Sizes.
@@ -317,25 +299,3 @@ def test_fragments_are_no_checkpoints(tmp_path: Path, data: bytes) -> None:
     refused(path)
     with pytest.raises(CheckpointError):
         open_checkpoint(str(path))
-
-
-def test_mutations_give_equal_results_or_one_line(tmp_path: Path) -> None:
-    """Of a zip file and of a legacy one, in one process with a ceiling on memory."""
-    options = fairseq.BASE | {"encoder_layers": 1, "decoder_layers": 1, "share_decoder_input_output_embed": True}
-    script = Path(__file__).parents[1] / "oracles" / "mutations.py"
-    arguments, counts = [sys.executable, str(script)], (36, 15)
-    for name, count in zip(("zip", "legacy"), counts, strict=True):
-        path, work = tmp_path / name / "whole" / "c.pt", tmp_path / name / "work"
-        fairseq.write(path, options, fairseq.state(options, alphas=("all",)), legacy=name == "legacy")
-        for folder in (path.parent, work):
-            fairseq.dictionaries(folder)
-        arguments += [str(path), str(work), str(count)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for found, count in zip(map(json.loads, done.stdout.splitlines()), counts, strict=True):
-        assert found["odd"] == []
-        assert "different" not in found["seen"]
-        assert sum(found["seen"].values()) == count
-        assert found["seen"]["error"] > count // 5
-        assert found["slowest"] < 5

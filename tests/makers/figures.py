@@ -1,12 +1,8 @@
-"""Every kind of figure, of invented runs: what each is drawn of, and its structure as data.
-
-`python -m tests.makers.figures` writes the structures that a test compares, after a figure was changed on purpose.
-"""
+"""Every kind of figure, of invented runs: what each is drawn of, and where its texts stand."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +24,10 @@ from headscope.results.sweep import Sweep
 from headscope.results.training import Training
 from tests.makers.runs import Layout, make_run
 
-STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
 LAYOUTS: dict[str, Layout] = {
     "2x2": {"encoder-self": [2, 2]},
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
-STYLES = {"2x2": FigureStyle("screen"), "three sites": FigureStyle("paper")}
 IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")
 SWEPT = {"l0": (1.0, 2), "gradient": (2.0, 2), "random": (5.0, 2)}
 Figures = dict[str, Callable[[FigureStyle], Figure]]
@@ -246,27 +240,6 @@ def with_tables(study: Study, **tables: pd.DataFrame) -> Study:
     return Study({**study.tables, **tables}, study.record, arrays=study.arrays, folder=study.folder)
 
 
-def structure(figure: Figure) -> dict[str, Any]:
-    """What a drawn figure says and over which ranges, without numbers: labels, ticks, limits, legend."""
-    panels = []
-    for axes in figure.axes:
-        title = axes.get_title(loc="left") or axes.get_title(loc="right")
-        entry: dict[str, Any] = {"title": title} if title else {}
-        for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
-            low, high = axis.get_view_interval()
-            ticks = " ".join(label.get_text() for label in shown_ticks(axis))
-            entry[name] = [axis.get_label_text(), f"{low:.4g} … {high:.4g}", ticks]
-        for collection in axes.collections[:1]:
-            if collection.get_array() is not None:
-                entry["colours"] = (
-                    f"{collection.get_cmap().name}, {' … '.join(f'{end:.4g}' for end in collection.get_clim())}"
-                )
-        panels.append(
-            " | ".join(f"{key}: {', '.join(value) if key in 'xy' else value}" for key, value in entry.items())
-        )
-    return {"texts": [text.get_text() for text in words(figure)], "panels": panels}
-
-
 def words(figure: Figure) -> list[Text]:
     """Headline, notes and key."""
     return [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
@@ -305,18 +278,3 @@ def overlapping(found: Sequence[tuple[str, Bbox]], *, slack: float = 1.0) -> lis
     tall = np.minimum(top[:, None], top) - np.maximum(bottom[:, None], bottom) > slack
     pairs = np.argwhere(np.triu(wide & tall, 1))
     return [(found[one][0], found[two][0]) for one, two in pairs]
-
-
-def structures(folder: Path, layout: str) -> Mapping[str, Any]:
-    """The structure of every kind of figure: of small ones on the screen, of large ones on paper."""
-    drawn = every_figure(folder / layout, LAYOUTS[layout])
-    figures = {name: draw_figure(STYLES[layout]) for name, draw_figure in drawn.items()}
-    for figure in figures.values():
-        boxes(figure)  # ticks are chosen when a figure is drawn
-    return {name: structure(figure) for name, figure in figures.items()}
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        found = {layout: structures(Path(place), layout) for layout in LAYOUTS}
-    STRUCTURES.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

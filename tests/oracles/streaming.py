@@ -5,13 +5,10 @@ Written from decoders.md §2: loops over queries, a softmax of its own for each 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -69,19 +66,3 @@ def loss(
     terms = [((full[t] - own[t]) ** 2).mean().item() for t in range(first, len(ids))]
     every = [abs(gate) for layer in gates.values() for gate in layer]
     return float(sum(terms) / len(terms) + penalty * sum(every) / len(every))
-
-
-def read_heads(folder: Path, sparsity: float) -> tuple[np.ndarray, int, int]:
-    """Which key/value heads keep full attention, layers × heads, with sink and recent sizes, as the loader has them."""
-    rows = [line.split("\t") for line in (folder / "full_attention_heads.tsv").read_text().splitlines()]
-    assert len({len(row) for row in rows}) == 1
-    scores = np.clip(np.array(rows, dtype=float), 0, 1)
-    config = json.loads((folder / "config.json").read_text())
-    if sparsity >= 1:
-        keep = np.zeros_like(scores, dtype=bool)
-    elif sparsity <= 0:
-        keep = np.ones_like(scores, dtype=bool)
-    else:
-        noisy = scores + np.random.default_rng(0).uniform(0, 1e-6, scores.shape)
-        keep = noisy >= np.quantile(noisy, sparsity)
-    return keep, int(config["sink_size"]), int(config["recent_size"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from headscope.data.vocabulary import Merges
 from headscope.engine.frequencies import read_counts
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.files.tables import write_pickle
-from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.format import read_dictionary
 from headscope.formats.pickles import read_pickle
 from headscope.formats.story_of_heads.model import read_hp
@@ -29,7 +27,7 @@ from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores
 from headscope.report import fork
 from headscope.training.swaps import read_schedule
-from tests.oracles import checkpoints, commands
+from tests.oracles import checkpoints
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages
 
@@ -138,22 +136,6 @@ def test_single_files(name: str, make: Callable[[Stage, Path], Path], read: Read
     holds(make(stage, folder), read)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "run.json", "metrics.csv"])
-def test_what_a_training_goes_on_from(name: str, stage: Stage, tmp_path: Path) -> None:
-    sound, words = Path(stage.run_of(("train", "baseline"))), ("train", "baseline")
-    again = tmp_path / "run"
-
-    def resumed(path: Path) -> None:
-        shutil.rmtree(again, ignore_errors=True)
-        shutil.copytree(sound, again)
-        shutil.copyfile(path, again / name)
-        found = commands.ran([*stage.arguments(words, again), "--resume"])
-        assert found.orderly, found
-
-    shutil.copyfile(sound / name, tmp_path / name)
-    holds(tmp_path / name, resumed, examples=6)
-
-
 def test_states_of_gates(tmp_path: Path) -> None:
     """What `prune l0 --resume` goes on from; a record of another kind is none."""
     record = {
@@ -176,14 +158,3 @@ PICKLE = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 0.75, 4.0], [0.5, 0.5,
 def test_pickles_of_the_fork(tmp_path: Path) -> None:
     path = write_pickle(tmp_path / "confs.pkl", PICKLE)
     holds(path, lambda path: (read_pickle(path), fork.confidence_run(path)), examples=100)
-
-
-@pytest.mark.parametrize("name", ["config.toml", "source.pieces.json", "model.safetensors"])
-def test_native_checkpoints(name: str, stage: Stage, tmp_path: Path) -> None:
-    """Without the checksums, so that what they would notice gets as far as it can."""
-    folder = tmp_path / "model"
-    shutil.copytree(stage.folder / "model", folder)
-    config = (folder / "config.toml").read_text(encoding="utf-8")
-    kept = [line for line in config.partition("[files]")[0].splitlines() if not line.startswith("checksum")]
-    (folder / "config.toml").write_text("\n".join(kept) + "\n", encoding="utf-8")
-    holds(folder / name, lambda path: open_checkpoint(str(folder), format="native"))

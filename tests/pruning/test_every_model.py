@@ -19,7 +19,6 @@ from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import Distillation, LabelLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
@@ -108,27 +107,6 @@ def evaluated(texts: dict[str, Any], metric: str, mask: str | None = None) -> fl
     against = texts["checkpoint"] if states and mask is None else None
     config = EvaluateConfig(**texts, mask=mask, metrics=(metric,), bootstrap=10, against=against)
     return run_evaluation(config)[metric].value
-
-
-def test_gradients_of_gates_are_finite_differences(made: tuple[str, dict[str, Any]]) -> None:
-    its, corpus = opened(made)
-    loss = training_loss(its, corpus, objective="", smoothing=None, learns=True, seed=1)
-    data = training_examples(its, corpus, limit=61, with_labels=loss.supervised)
-    gates = gate_layout(its.attention_sites)
-    batch = data.batch(np.arange(11), seed=1)
-    values = torch.full((6,), 0.7, dtype=torch.float64, requires_grad=True)
-
-    def at(gate_values: torch.Tensor) -> torch.Tensor:
-        with gated(its.model, gates.spread(gate_values)):
-            return loss.of(its, batch)[0]
-
-    (slopes,) = torch.autograd.grad(at(values), values)
-    for number in range(6):
-        step = torch.zeros(6, dtype=torch.float64)
-        step[number] = 1e-5
-        with torch.no_grad():
-            difference = (at(values + step) - at(values - step)) / 2e-5
-        assert slopes[number].item() == pytest.approx(difference.item(), rel=1e-4, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", ["representation", "representation-l2", "token-representation"])

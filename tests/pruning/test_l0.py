@@ -317,34 +317,6 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "killed" / "state.pt").exists()
 
 
-@pytest.mark.usefixtures("untimed")
-@pytest.mark.parametrize("kind", ["bert", "bart"])
-def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path: Path) -> None:
-    """Masked language models and translation, from a folder to a smaller folder."""
-    its = checkpoints.hugging(kind)
-    its.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
-    its.tokenizer.save_pretrained(tmp_path / "whole")
-    (tmp_path / "a").write_text("dog runs\na dog\nthe old man sat\n" * 3, encoding="utf-8")
-    given: dict[str, Any] = {"source": tmp_path / "a", "target": tmp_path / "a" if kind == "bart" else None}
-    config = LearnConfig(
-        checkpoint=str(tmp_path / "whole"),
-        out=tmp_path / "run",
-        method=L0Options(keep=4),
-        updates=2,
-        device="cpu",
-        remove=True,
-        **given,
-    )
-    choice = run_learning(config)
-    smaller = open_checkpoint(str(choice.record["removed_to"]))
-    assert sum(smaller.layout.values()) == 4 == len(choice.kept)
-    trained = open_checkpoint(str(tmp_path / "run" / "model"))
-    assert trained.layout == its.layout
-    assert any(
-        not torch.equal(value, its.model.state_dict()[name]) for name, value in trained.model.state_dict().items()
-    )
-
-
 def test_gates_of_the_checkpoint_itself_do_not_learn() -> None:
     its = checkpoints.small(self_mixing="hard-concrete.v1")
     names = {id(parameter): name for name, parameter in its.model.named_parameters()}

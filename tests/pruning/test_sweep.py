@@ -179,16 +179,6 @@ def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[s
     assert not (tmp_path / "priced" / "runs" / "l0-lambda0-seed1" / "model").exists()
 
 
-def test_tuned_rankings_have_seeds_and_train(words: dict[str, Any], tmp_path: Path) -> None:
-    found = run_sweep(config(words, tmp_path / "out", methods=("magnitude",), seeds=2, tune_updates=2)).cells
-    plain = run_sweep(config(words, tmp_path / "plain", methods=("magnitude",), seeds=2)).cells
-    assert found["cell"].tolist() == ["unpruned", "magnitude-keep3-seed1", "magnitude-keep3-seed2"]
-    assert plain["cell"].tolist() == ["unpruned", "magnitude-keep3-seed1"]
-    assert len({*found["loss"][1:], plain["loss"][1]}) == 3
-    kept = [column for column in found.columns if column.startswith("kept")]
-    assert found[kept].iloc[1].tolist() == found[kept].iloc[2].tolist() == plain[kept].iloc[1].tolist()
-
-
 def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_path: Path) -> None:
     """And begins as its recipe says (fairseq draws biases), with another seed as another model."""
     plain = ["updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"]
@@ -224,18 +214,6 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     longer = lines(tmp_path, "longer.toml", ["updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
     with pytest.raises(ConfigError, match="recipe"):
         run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 3}))
-
-
-def test_language_models_are_judged_by_perplexity(tmp_path: Path) -> None:
-    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
-    made = checkpoints.hugging("gpt2")
-    made.model.save_pretrained(tmp_path / "gpt2")  # type: ignore[operator]
-    made.tokenizer.save_pretrained(tmp_path / "gpt2")
-    words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
-    table = run_sweep(config(words, tmp_path / "a", keep=(2,))).cells
-    assert table["metric"].tolist() == ["perplexity"] * 2
-    assert table["value"].iloc[0] == pytest.approx(evaluated(words)["perplexity"])
-    assert table["value"].tolist() == pytest.approx(np.exp(table["loss"]).tolist())
 
 
 def test_functions_of_survivors_are_counted(words: dict[str, Any], tmp_path: Path) -> None:

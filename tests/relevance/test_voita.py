@@ -387,54 +387,6 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()] == hooks
 
 
-def test_a_converted_model_has_the_same_relevance(tmp_path: Path) -> None:
-    sizes = {"d_model": 6, "d_head": 3, "d_value": 3, "self_heads": (2, 2), "cross_heads": (2, 2), "final_norm": False}
-    sizes |= {"positions": "learned", "max_positions": 23, "position_offset": 2, "embedding_norm": True}
-    torch.manual_seed(12)
-    stack: dict[str, Any] = {key: value for key, value in sizes.items() if key != "cross_heads"}
-    stack |= {"vocabulary": 13, "d_ffn": 11}
-    model = Transformer(
-        TransformerConfig(
-            encoder=StackConfig(**stack),
-            decoder=StackConfig(**stack, cross_heads=(2, 2)),
-            share_embeddings=True,
-            tie_output=True,
-        )
-    ).eval()
-    config = transformers.BartConfig(
-        vocab_size=13, d_model=6, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, scale_embedding=True,
-        decoder_attention_heads=2, encoder_ffn_dim=11, decoder_ffn_dim=11, max_position_embeddings=23,
-        activation_function="relu", **SPECIAL, decoder_start_token_id=2, forced_eos_token_id=None,
-    )  # fmt: skip
-    bart = transformers.BartForConditionalGeneration(config).eval()
-    copy_to_bart(model, bart)
-    source, target = torch.tensor([[5, 3, 9, 4, 7]]), torch.tensor([[2, 5, 9]])
-    ours = record_trace(model, lambda: model(source, target), top).explain()
-    theirs = record_trace(
-        bart, lambda: bart(input_ids=source, decoder_input_ids=target, use_cache=False).logits, top
-    ).explain()
-    for place, heads in ours.heads.items():
-        close(theirs.heads[place].raw, heads.raw, 1e-4)
-
-
-def copy_to_bart(model: Transformer, bart: Any) -> None:
-    names = {"self_attention_norm": "self_attn_layer_norm", "cross_attention_norm": "encoder_attn_layer_norm",
-             "self_attention": "self_attn", "cross_attention": "encoder_attn", "ffn_norm": "final_layer_norm",
-             "ffn.inner": "fc1", "ffn.outer": "fc2", "query": "q_proj", "key": "k_proj", "value": "v_proj",
-             "output": "out_proj", "embeddings.tokens": "embed_tokens", "embeddings.positions": "embed_positions",
-             "embeddings.norm": "layernorm_embedding"}  # fmt: skip
-    theirs, state = bart.state_dict(), {}
-    for key, value in model.state_dict().items():
-        if key.startswith("output"):
-            continue
-        for mine, other in names.items():
-            key = key.replace(f".{mine}.", f".{other}.")
-        state[f"model.{key}"] = value
-    state["model.shared.weight"] = state["lm_head.weight"] = state["model.encoder.embed_tokens.weight"]
-    missing = bart.load_state_dict(state, strict=False)
-    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"final_logits_bias"}, (missing, list(theirs))
-
-
 # Errors
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 from headscope.errors import ConfigError
 from headscope.report.figures.layers import discrepancy_changes
-from headscope.report.figures.training import load_confidence
 from headscope.results.study import Study
 from tests.makers.figures import draw
 
@@ -40,16 +37,3 @@ def test_changes_are_of_sums_over_pairs_in_per_cent() -> None:
     assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
     with pytest.raises(ConfigError, match="baseline"):
         discrepancy_changes(runs[:1])
-
-
-def test_every_batch_is_a_point_between_the_ends_of_epochs(tmp_path: Path) -> None:
-    rows = {1: [[0.1, 0.5, 3], [0.3, 0.6, 5]], 2: [[0.2, 0.4, 4], [0.5, 0.8, 4]]}
-    for epoch, table in rows.items():
-        content = {"encoder": [{"self_attn": np.array(table)}], "decoder": []}
-        (tmp_path / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content))
-    run = load_confidence(tmp_path)
-    lines = draw("confidence", run, by="batch").axes[0].lines
-    assert lines[0].get_xdata() == pytest.approx([0.5, 1, 1.5, 2])
-    assert lines[1].get_ydata() == pytest.approx([0.5, 0.6, 0.4, 0.8])
-    means = draw("confidence", run).axes[0].lines[0]
-    assert means.get_ydata() == pytest.approx([(0.3 + 1.5) / 8, 0.35])

@@ -359,15 +359,6 @@ def test_analyze_writes_the_page_with_examples(
     assert not page.exists() and not (out / "examples.npz").exists()
 
 
-def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path) -> None:
-    study = pair.analyze(["A dog runs on the grass.", "Two men sit."], only=["confidence"], bootstrap=10, report=True)
-    compact = study._repr_html_()
-    assert "The sharpest heads" in compact and "<script" not in compact
-    page = study.report(tmp_path / "page.html")
-    data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["runs"][0]
-    assert len(data["examples"]["sentences"]) == 2
-
-
 @pytest.mark.slow
 def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     add_descriptions(run)

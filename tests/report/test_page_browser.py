@@ -22,7 +22,6 @@ from tests.makers.pages import (
     add_importance,
     browser,
     edit_record,
-    find_browser,
     hostile_run,
     make_examples,
     removal_run,
@@ -196,16 +195,6 @@ def test_the_map_is_coloured_by_a_measure(reader: Reader, runs: dict[str, Path])
     assert [cell.get_attribute("class").strip() for cell in cells] == [str(name).strip() for name in before]
 
 
-def test_another_run_shows_its_map_and_table(reader: Reader) -> None:
-    run = reader.page.get_by_label("Run", exact=True)
-    reader.page.locator('.maps:visible [data-name="cross.1.0"]').click()
-    run.select_option(label="second")
-    assert reader.text("#card h3") == "cross.1.0" and reader.page.locator("#card .lines").count() == 0
-    assert reader.page.locator(".maps:visible").get_attribute("data-run") == "1"
-    run.select_option(label="first")
-    assert reader.page.locator(".maps:visible").get_attribute("data-run") == "0"
-
-
 def test_the_table_is_sorted_and_filtered(reader: Reader, runs: dict[str, Path]) -> None:
     table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
     header = reader.page.locator("#rows th", has_text="ablation")
@@ -248,18 +237,6 @@ def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     assert {"heads", "card", "findings", "figures", "pruning", "table"} <= seen
 
 
-def test_theme(reader: Reader) -> None:
-    page, button = reader.page, reader.page.locator("#theme")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(paper) == "rgb(255, 255, 255)"
-    button.click()
-    assert button.inner_text() == "Theme: light"
-    button.click()
-    assert button.inner_text() == "Theme: dark" and page.evaluate(paper) == "rgb(20, 23, 27)"
-    button.click()
-    assert page.evaluate(paper) == "rgb(255, 255, 255)"
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_serious_finding_of_axe(reader: Reader, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
@@ -292,22 +269,3 @@ def test_a_narrow_screen_is_never_scrolled_sideways(chromium: Any, runs: dict[st
     )
     assert reader.heard == [] and ("<img" in reader.text("#about")) == (name == "hostile")
     context.close()
-
-
-def test_a_page_without_an_analysis(chromium: Any, runs: dict[str, Path]) -> None:
-    folder = runs["page"].parent
-    path = write_page([folder / "sweep", folder / "train"], folder / "others.html")
-    context = chromium.new_context(viewport=PHONE)
-    reader = Reader(context.new_page(), path)
-    assert reader.page.locator("main h2").all_inner_texts() == ["Pruning", "Training"]
-    assert "unpruned" in reader.text("#pruning") and reader.heard == []
-    context.close()
-
-
-def test_a_browser_that_is_missing_is_a_failure_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert find_browser({"HEADSCOPE_CHROMIUM": "/opt/own"}) == "/opt/own"
-    with pytest.raises(pytest.skip.Exception, match="make browser"):
-        find_browser({})
-    with pytest.raises(pytest.fail.Exception, match="make browser"):
-        find_browser({"CI": "1"})

@@ -104,13 +104,6 @@ def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) 
     assert "en-de · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
-def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:
-    both = [sweep(tmp_path / "a"), sweep(tmp_path / "b", metric="perplexity")]
-    figure = draw("pruning", *open_pruned(both), figure="quality")
-    assert list(panels(figure)) == ["a: BLEU", "a: loss (nats per token)", "b: perplexity"]
-    assert "the same heads per layer, trained from scratch" not in words(figure)
-
-
 def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
     figure = draw("pruning", *open_pruned([sweep(tmp_path / "s")]), figure="sites")
     assert list(panels(figure)) == list(METHODS)
@@ -171,15 +164,3 @@ def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> Non
     assert counts["rare"].iloc[-1] == pytest.approx(rare)
     bars = panels(draw("pruning", run, figure="functions"))["l0"].patches
     assert sum(bar.get_height() for bar in bars) == pytest.approx(sum(counts.index))
-
-
-def test_gates_of_the_first_seed_of_each_size(tmp_path: Path) -> None:
-    (run,) = open_pruned([sweep(tmp_path / "s")])
-    figure = draw("pruning", run, figure="gates")
-    assert list(panels(figure)) == [f"{method}, keep {size}" for method in ("l0", "subset") for size in SIZES]
-    lines = panels(figure)["l0, keep 4"].lines
-    assert len(lines) == 3 * 25
-    thick = [line for line in lines if line.get_linewidth() > 1]
-    table = run.trajectory("l0-4-1")
-    mean = table[table["site"] == "encoder-self"].groupby("update")["open"].mean()
-    np.testing.assert_allclose(thick[0].get_ydata(), mean)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headscope.errors import ConfigError
 from headscope.results.training import Training
 from tests.makers.figures import draw, words
 
@@ -68,17 +67,6 @@ def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> 
     assert np.asarray(entropy.get_xydata()).tolist() == [[100, 1.9], [150, 1.8]]
     said = " ".join(text.get_text() for text in words(figure))
     assert all(name in said for name in ("plain", "mixing", "swap", "mae", "31 training sentences"))
-
-
-@pytest.mark.slow
-def test_other_axes_and_equal_names(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    both = [course(tmp_path / "run", "baseline"), course(tmp_path / "a" / "run", "baseline")]
-    figure = draw("training", *map(Training.open, both), axis="tokens")
-    assert np.asarray(figure.axes[0].lines[0].get_xdata()).tolist() == [700, 1400, 2100]
-    assert {"run (1)", "run (2)"} <= {text.get_text() for text in words(figure)}
-    with pytest.raises(ConfigError, match=r"--axis 'epochs'.*update, tokens, seconds"):
-        draw("training", Training.open(both[0]), axis="epochs")
 
 
 @pytest.mark.slow

@@ -116,6 +116,11 @@ def test_roles_in_words(label: str, role: str) -> None:
     assert role_of(label) == role
 
 
+def test_data_are_named_by_their_files() -> None:
+    pairs = {"source": "a.en", "source2": "b.en", "sentences": 40}
+    assert Study({}, {"data": pairs}).data == "a.en and b.en, 40 pairs"
+
+
 def test_numbers_are_rounded_once() -> None:
     assert [number_text(value) for value in (0.180502, -0.00012, 1234.4, 0.0, float("nan"))] == [
         *("0.181", "−0.00012", "1,234", "0", "not measured"),

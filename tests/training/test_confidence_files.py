@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
-from headscope.cli.main import app
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.model.taps import capture
@@ -157,26 +154,3 @@ def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) ->
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["head 0", "head 1", "head 2"]
     assert "train.baseline" in figure.signature  # type: ignore[attr-defined]
-
-
-def test_the_command_draws_runs_and_directories_of_the_fork(watched: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "run1-method=base"
-    theirs.mkdir()
-    for epoch in (2, 10):
-        content = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 7.0], [0.75, 0.5, 3.0]])}], "decoder": []}
-        (theirs / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content, protocol=3))
-    assert load_confidence(theirs).epochs == (2, 10)
-    np.testing.assert_allclose(load_confidence(theirs).scores["encoder-self", 0], [[0.575, 0.325]] * 2)
-    out = tmp_path / "figures"
-    found = CliRunner().invoke(app, ["plot", "confidence", str(watched), str(theirs), "--out", str(out), "--json"])
-    assert found.exit_code == 0, found.output
-    assert [each["runs"] for each in json.loads(found.stdout)["written"]] == [["run"], ["run1-method=base"]]
-    assert (out / "run-confidence.png").exists() and (out / "run1-method=base-confidence.png").exists()
-    one = CliRunner().invoke(
-        app, ["plot", "heads", str(watched / "confs" / "epoch-3.pkl"), "--out", str(tmp_path / "heads.svg")]
-    )
-    assert one.exit_code == 0 and "confidence" in (tmp_path / "heads.svg").read_text(encoding="utf-8")
-    together = CliRunner().invoke(app, ["plot", "training", str(watched), "--out", str(tmp_path / "training.svg")])
-    assert together.exit_code == 0 and "confidence, MHR advanced" in (tmp_path / "training.svg").read_text(
-        encoding="utf-8"
-    )

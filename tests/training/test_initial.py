@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -19,13 +18,11 @@ from headscope.config.option import make_config
 from headscope.data.corpus import open_corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.report.figures.training import transfer_points
 from headscope.results.training import Training
 from headscope.training.architecture import INITIAL
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
-from tests.makers.figures import draw
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
 
@@ -85,17 +82,6 @@ def test_a_smaller_share_is_part_of_a_larger_one(tmp_path: Path) -> None:
 def run(tune: str, fraction: float, bleu: list[float], **config: Any) -> Training:
     meta = {"config": {"init": "mae/last", "fraction": fraction, "seed": 1, **config}, "options": {"tune": tune}}
     return Training(meta, pd.DataFrame({"update": range(len(bleu)), "bleu": bleu}), Path("run"))
-
-
-def test_the_figure_has_the_best_validation_of_every_run() -> None:
-    runs = [run("gates", 0.05, [20.0, 21.0]), run("gates", 1.0, [22.0]), run("gates+output", 0.05, [23.0, 22.5])]
-    runs += [run("none", 1.0, [24.0]), run("none", 1.0, [9.0], init=None)]
-    points = transfer_points(runs)
-    assert points["bleu"].tolist() == [21, 22, 23, 24, 9]
-    assert [name.partition(" ")[0] for name in points["tuned"]] == ["FTG", "FTG", "FTG+", "all", "from"]
-    axes = draw("transfer", *runs, untuned=19.5).axes[0]
-    assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[0.05, 21], [1, 22]]
-    assert np.asarray(axes.lines[-1].get_ydata()).tolist() == [19.5, 19.5]
 
 
 # Runs that are resumed with another end: what depends on the length goes by the length they were begun with.

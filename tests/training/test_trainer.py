@@ -29,7 +29,6 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
 from headscope.training import losses, tokenizers
-from headscope.training import trainer as engine
 from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.prepare import (
@@ -433,22 +432,6 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
 
 
 # What is refused.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_learns_about_the_same(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
-    if precision == "fp16":
-        with pytest.raises(ConfigError, match=r"--precision.*fp16"):
-            make_run(small(texts, out=tmp_path, precision=precision, device="cpu"), baseline())
-        monkeypatch.setattr(engine, "pick_device", lambda name: "cpu:0")  # which is not called "cpu"
-    more = {"dropout": 0.0, "warmup": 0, "lr": 0.01, "norm": "pre"}
-    found, whole = (
-        train(small(texts, out=tmp_path / kind, precision=kind, **more), baseline()) for kind in (precision, "float32")
-    )
-    assert found.nll == pytest.approx(whole.nll, abs=0.02) and found.nll != whole.nll
 
 
 @pytest.fixture
