@@ -22,7 +22,7 @@ from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.reading import file_digest, read_object
 from headscope.formats.base import FORMATS
 from headscope.formats.huggingface.format import OpenedAsFolder
-from headscope.formats.pickles import begins_with_name, is_torch_file, read_tensors, read_torch
+from headscope.formats.pickles import is_torch_file, read_tensors, read_torch
 
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -83,7 +83,7 @@ class TransformerLensFormat(OpenedAsFolder):
     summary = "a *.pt state dict with TransformerLens' names (blocks.0.attn.W_Q), settings in a .json beside it"
 
     def recognise(self, path: Path) -> bool:
-        return path.is_file() and is_torch_file(path) and begins_with_name(path, QUERIES)
+        return path.is_file() and is_torch_file(path, QUERIES)
 
     def load(
         self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, restate
 from headscope.formats.fairseq.keys import layer_counts
-from headscope.formats.safe_pickle import StubType
+from headscope.formats.pickles import StubType
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 OFFSET = 2  # fairseq's padding index plus one, where positions begin

@@ -42,7 +42,7 @@ from headscope.formats.fairseq.from_native import (
 )
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgrade_keys, without_prefix
 from headscope.formats.native import native_state, opened_dtype
-from headscope.formats.pickles import begins_with_name, is_torch_file, read_tensors, read_torch
+from headscope.formats.pickles import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.nonfinite import refuse_damaged_file
@@ -210,7 +210,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
     converts = True
 
     def recognise(self, path: Path) -> bool:
-        return path.is_file() and is_torch_file(path) and not begins_with_name(path, "attn.W_Q")
+        return path.is_file() and is_torch_file(path) and not is_torch_file(path, "attn.W_Q")
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> FairseqCheckpoint:
         content = _content(Path(path))

@@ -30,8 +30,7 @@ from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
-from headscope.formats.pickles import read_pickle
-from headscope.formats.safe_pickle import StubType
+from headscope.formats.pickles import StubType, read_pickle
 from headscope.formats.story_of_heads.model import (
     SITES,
     SOURCE,
