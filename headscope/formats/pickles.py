@@ -125,8 +125,7 @@ class Unpickler(pickle._Unpickler):
             return Name(full, self.called[full])
         if full in INERT or full.startswith(("fairseq.", "omegaconf.")) or full in self.names:
             return Name(full, lambda *args: StubType(full, args))
-        printable = "".join(c if c.isprintable() else "?" for c in full)[:80]
-        raise Refused(f"its pickle asks for {printable}, which a checkpoint has no need of; {ADVICE}")
+        raise Refused(f"its pickle asks for {ascii(full)[1:-1][:80]}, which a checkpoint has no need of; {ADVICE}")
 
     def _mapping(self, pairs: Any = (), *_: Any) -> dict[Any, Any]:
         pairs = list(pairs.items()) if isinstance(pairs, dict) else pairs if isinstance(pairs, list) else []
@@ -141,8 +140,7 @@ class Unpickler(pickle._Unpickler):
 
     def _encode_text(self, text: Any, *_: Any) -> bytes:
         self.spend(len(_as(str, text)) // 16)
-        data: bytes = text.encode("latin-1")
-        return data
+        return bytes(text, "latin-1")
 
     def persistent_load(self, pid: Any) -> Tensor:
         """The numbers of a tensor, as `storage` finds them; Refused for anything else."""
@@ -336,8 +334,6 @@ def _read_legacy(data: mmap.mmap) -> Any:
 
     Where storages are is known behind the content, which is read twice: without numbers first.
     """
-    if data[: len(LEGACY)] != LEGACY:
-        raise Refused("it is no file of torch.save")
     head, positions, pickles = io.BytesIO(data[:MAX_BYTES]), list[int](), list[Any]()
     counts, starts = dict[str, tuple[int, int]](), dict[str, int]()
 
