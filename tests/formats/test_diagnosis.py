@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -155,18 +153,17 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "LFS config": (keep_only("x", "config.json", content=POINTER.encode()), r"config\.json is a Git LFS pointer"),
     "LFS .bin": (keep_only("*.safetensors", "pytorch_model.bin", content=POINTER.encode()), r"\.bin is a Git LFS"),
     "a Trainer's": (trainer, r"give a checkpoint that lies in it: \S+/checkpoint-1500, \S+/checkpoint-500$"),
-    "Flax": (keep_only("*.safetensors", "flax_model.msgpack"), r"of Flax alone \(flax_model.msgpack\).*from_flax=True"),
-    "TensorFlow": (keep_only("*.safetensors", "tf_model.h5"), r"of TensorFlow alone \(tf_model.h5\).*from_tf=True"),
-    "TensorFlow 1": (keep_only("*", "bert_model.ckpt.index", "bert_config.json"), r"of TensorFlow alone"),
-    "an adapter alone": (keep_only("*", "adapter_model.bin"), r"holds no model but an adapter"),
-    "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
-    "CTranslate2": (keep_only("*", "model.bin", "shared_vocabulary.txt"), r"holds a model for CTranslate2"),
-    "other names": (keep_only("*.safetensors", "consolidated.00.pth"), r"not read \(consolidated\.00\.pth\)"),
-    "no config": (keep_only("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
-    "relative positions": (
-        relative,
-        r"left over, \w+ has no such parts.*distance_embedding",
+    "Flax": (
+        keep_only("*.safetensors", "flax_model.msgpack"),
+        r"of another program .*\(flax_model.msgpack\)",
     ),
+    "an adapter alone": (
+        keep_only("*", "adapter_model.bin"),
+        r"or an adapter \(adapter_model.bin\)",
+    ),
+    "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
+    "no config": (keep_only("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
+    "relative positions": (relative, r"left over, \w+ has no such parts.*distance_embedding"),
     "a layer too few": (edit(num_hidden_layers=1), r"left over, .*\(does config.json say fewer layers\?\)"),
 }
 
@@ -198,34 +195,16 @@ def torch_file(content: Any) -> Callable[[Path], object]:
     return lambda path: torch.save(content, path)
 
 
-def numpy_file(**arrays: Any) -> Callable[[Path], object]:
-    def change(path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
-
-    return change
-
-
 def raw(content: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(content)
 
 
-NAMESPACE = argparse.Namespace(rnn_size=512)
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "LFS": (raw(POINTER.encode()), "is a Git LFS pointer and not the file itself; run `git lfs pull`"),
     "nothing": (raw(b""), "is empty; copy it again"),
     "a page": (raw(b"<!DOCTYPE html>\n<html>"), "is a web page"),
     "gzip": (raw(b"\x1f\x8b\x08\x00" + bytes(99)), "is an archive; unpack it"),
-    "HDF5": (raw(b"\x89HDF\r\n\x1a\n" + bytes(99)), "Keras or TensorFlow"),
-    "OpenNMT-py": (
-        torch_file({"model": {}, "generator": {}, "vocab": {"src": ["a"]}, "opt": NAMESPACE, "optim": {}}),
-        "was written by OpenNMT-py",
-    ),
-    "Lightning": (torch_file({"pytorch-lightning_version": "2.1", "state_dict": {}}), "PyTorch Lightning"),
-    "Whisper": (torch_file({"dims": {}, "model_state_dict": {}}), "OpenAI's Whisper"),
-    "adapter": (torch_file({"base_model.model.q.lora_A.weight": torch.ones(2)}), r"an adapter \(PEFT\)"),
     "weights": (torch_file({"q.weight": torch.ones(2)}), r"has the entries 'q.weight', and files of fairseq"),
-    "Marian": (numpy_file(**{"decoder_Wemb": np.ones(3), "special:model.yml": np.ones(3)}), "written by Marian"),
 }
 
 
@@ -236,9 +215,3 @@ def test_files_say_what_they_are(tmp_path: Path, case: str) -> None:
     with pytest.raises(CheckpointError, match=FILES[case][1]) as caught:
         open_it(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-# Letters of one look and other code points
-
-
-# Damage that checksums tell
