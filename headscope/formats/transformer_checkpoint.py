@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,9 +52,6 @@ class TransformerCheckpoint(Checkpoint):
         self.source, self.target = source, target
         self.search = search or SearchConfig()
         self.stored = file_types or {}
-        self._check_sizes()
-
-    def _check_sizes(self) -> None:
         for side, stack in self.model.config.sides.items():
             name, vocabulary = ("source", self.source) if side == "encoder" else ("target", self.target)
             if vocabulary is not None and len(vocabulary) != stack.vocabulary:
@@ -185,30 +183,19 @@ class TransformerCheckpoint(Checkpoint):
         return splitter.join(text.split()) if splitter.codes is None else text
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
+        search_texts = partial(self.translate, texts, self._searching(options), longest=options.longest)
         try:
-            hypotheses = self.translate(texts, self._searching(options), longest=options.longest)
+            hypotheses = search_texts()
         except NumericalError:
-            refuse_overflow(self, lambda: self.translate(texts, self._searching(options), longest=options.longest))
-        target = self._side("target")
-        return [
-            [
-                Translation(target.decode(hypothesis.ids, keep_pieces=options.keep_pieces), hypothesis.score)
-                for hypothesis in of_text
-            ]
-            for of_text in hypotheses
-        ]
+            refuse_overflow(self, search_texts)
+        decode = partial(self._side("target").decode, keep_pieces=options.keep_pieces)
+        return [[Translation(decode(best.ids), best.score) for best in of_text] for of_text in hypotheses]
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         config = self._searching(options)
-        spread = {} if config.spread is None else {"spread": f"{config.spread:g}"}
         lengths = f"{config.min_ratio:g}n{config.min_extra:+d}..{config.max_ratio:g}n{config.max_extra:+d}"
-        return {
-            "search": config.rule,
-            "beam": str(config.beam),
-            "lenpen": f"{config.power:g}",
-            "tgt-len": lengths,
-            **spread,
-        }
+        facts = {"search": config.rule, "beam": str(config.beam), "lenpen": f"{config.power:g}", "tgt-len": lengths}
+        return facts if config.spread is None else facts | {"spread": f"{config.spread:g}"}
 
     def _searching(self, options: TranslateOptions) -> SearchConfig:
         names = ("beam", "power", "max_ratio", "max_extra")
@@ -247,16 +234,13 @@ class TransformerCheckpoint(Checkpoint):
 
     def tokenizer_facts(self) -> dict[str, Any] | None:
         vocabularies = [vocabulary for vocabulary in (self.source, self.target) if vocabulary is not None]
-        special = {vocabulary.subwords[n] for vocabulary in vocabularies for n in vocabulary.special_ids}
-        return (
-            {
-                "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in vocabularies)),
-                "vocabulary": max(map(len, vocabularies)),
-                "special": sorted(special),
-            }
-            if vocabularies
-            else None
-        )
+        if not vocabularies:
+            return None
+        return {
+            "class": " + ".join(dict.fromkeys(vocabulary.splitter.kind for vocabulary in vocabularies)),
+            "vocabulary": max(map(len, vocabularies)),
+            "special": sorted({own.subwords[n] for own in vocabularies for n in own.special_ids}),
+        }
 
     def _side(self, name: SideName) -> Vocabulary:
         vocabulary = self.source if name == "source" and self.two_sided else self.target
@@ -327,13 +311,12 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     wrong_sizes = [
         f"{key} ({size_text(state[key].shape)} instead of {size_text(expected[key].shape)})" for key in wrong
     ]
+    shared = [key for key in expected if key in state]
     problems = {
         "missing": [key for key in expected if key not in state],
         "left over": [key for key in state if key not in expected],
         "of another size than the config says": wrong_sizes,
+        "of another type": [k for k in shared if state[k].is_floating_point() != expected[k].is_floating_point()],
     }
     refuse_weights(path, problems)
-    kinds = [key for key in expected if state[key].is_floating_point() != expected[key].is_floating_point()]
-    if kinds:
-        raise CheckpointError(f"{path}: weight {kinds[0]} is of type {state[kinds[0]].dtype}, which does not fit")
     model.load_state_dict(dict(state), assign=any(tensor.is_meta for tensor in expected.values()))

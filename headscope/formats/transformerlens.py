@@ -56,9 +56,8 @@ class LensSettings:
     def special_ids(self) -> dict[str, Any]:
         """What a config of transformers says of them; CheckpointError for one that is not in the vocabulary."""
         ids = {"bos_token_id": self.start, "eos_token_id": self.end, "pad_token_id": self.pad}
-        for token in filter(None, ids.values()):
-            if token not in self.vocabulary:
-                raise CheckpointError(f"the special token {token!r} is not in the vocabulary")
+        if unknown := {*ids.values()} - {None, *self.vocabulary}:
+            raise CheckpointError(f"the special token {unknown.pop()!r} is not in the vocabulary")
         return {name: None if token is None else self.vocabulary.index(token) for name, token in ids.items()}
 
 
@@ -129,13 +128,13 @@ def read_sizes(state: Mapping[str, Tensor]) -> Sizes:
     layers = sum(name.endswith(".attn.W_Q") for name in state)
     heads, model, width = state[QUERIES].shape
     foreign = [name for name in state if name.endswith((".W_gate", "._W_K", ".attn.rotary_sin", ".attn.W_pos"))]
-    if foreign or "pos_embed.W_pos" not in state:
-        why = f"it has {foreign[0]}" if foreign else "it has no pos_embed.W_pos"
+    reasons = {
+        f"it has {foreign[0]}" if foreign else "": bool(foreign),
+        "it has no pos_embed.W_pos": "pos_embed.W_pos" not in state,
+        f"its {heads} heads of width {width} are not {model} wide": heads * width != model,
+    }
+    if why := next((why for why, holds in reasons.items() if holds), ""):
         raise CheckpointError(f"{why}, so neither GPT-2 nor XLM-RoBERTa-XL computes it; give its Hugging Face model")
-    if heads * width != model:
-        raise CheckpointError(
-            f"{heads} heads of width {width} are not {model} wide, as GPT-2's and XLM-RoBERTa-XL's are"
-        )
     inner = state["blocks.0.mlp.W_in"].shape[1] if "blocks.0.mlp.W_in" in state else 1
     inputs, outputs = len(state["embed.W_E"]), state["unembed.W_U"].shape[1]
     return Sizes(layers, heads, width, model, inner, len(state["pos_embed.W_pos"]), inputs, outputs)
@@ -207,8 +206,13 @@ def _decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
     )
     weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
     weights |= _layers(state, DECODER, "transformer.h", sizes.layers, transposes=False)
+    matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
+    before = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]  # [d] that W_U makes it of
+    residual = bias - before @ matrix
+    if (residual - residual.mean()).abs().max() > 1e-4:  # a constant changes no probability
+        raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
     weights["transformer.ln_f.weight"] = state["ln_final.w"]
-    weights["transformer.ln_f.bias"] = state["ln_final.b"] + _before_unembedding(state)
+    weights["transformer.ln_f.bias"] = state["ln_final.b"] + before.float()
     return GPT2LMHeadModel(config), weights | {"lm_head.weight": state["unembed.W_U"].T}
 
 
@@ -254,16 +258,6 @@ def _encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
     return XLMRobertaXLForSequenceClassification(config), weights
 
 
-def _before_unembedding(state: Mapping[str, Tensor]) -> Tensor:
-    """The vector [d] that W_U [d V] makes the bias of the outputs [V] of; CheckpointError where there is none."""
-    matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
-    solution = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]
-    residual = bias - solution @ matrix
-    if (residual - residual.mean()).abs().max() > 1e-4:  # a constant changes no probability
-        raise CheckpointError("the bias unembed.b_U is none that W_U can make, and GPT-2 has no bias of its outputs")
-    return solution.float()  # type: ignore[no-any-return]
-
-
 def _open_tokenizer(settings: LensSettings, settings_path: Path) -> tuple[Any, str]:
     """The tokenizer, or None and what would give one."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -279,9 +273,8 @@ def _open_tokenizer(settings: LensSettings, settings_path: Path) -> tuple[Any, s
             ) from None
     if not settings.vocabulary:
         return None, f'write {settings_path.name} with "tokenizer" or "vocabulary"'
-    names = {"bos_token": settings.start, "eos_token": settings.end, "pad_token": settings.pad}
-    names["unk_token"] = settings.unknown
-    special = {name: token for name, token in names.items() if token is not None}
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    special = dict(zip(names, (settings.start, settings.end, settings.pad, settings.unknown), strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=_word_tokenizer(settings), **special), ""
 
 
@@ -297,9 +290,7 @@ def _word_tokenizer(settings: LensSettings) -> Any:
     split = pre_tokenizers.Split(Regex("."), "isolated") if of_characters else pre_tokenizers.WhitespaceSplit()
     tokenizer.pre_tokenizer = split
     ends = [token for token in (settings.start, settings.end) if token is not None]
-    template = " ".join(
-        [*([settings.start] if settings.start else []), "$A", *([settings.end] if settings.end else [])]
-    )
+    template = " ".join(filter(None, [settings.start, "$A", settings.end]))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[(token, number_of[token]) for token in ends]
     )

@@ -206,7 +206,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         f"missing: {name}": lambda state: state.pop(name),
         "left over: extra.weight": lambda state: state.update({"extra.weight": torch.zeros(1)}),
         rf"{name} \(2 instead of 17×13\)": lambda state: state.update({name: torch.zeros(2)}),
-        f"{name} is of type torch.int64": lambda state: state.update({name: torch.zeros(17, 13, dtype=torch.int64)}),
+        f"of another type: {name}": lambda state: state.update({name: torch.zeros(17, 13, dtype=torch.int64)}),
     }
     for number, (message, change) in enumerate(changes.items()):
         folder = saved(tmp_path / str(number))

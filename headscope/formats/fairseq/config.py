@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,11 @@ class Settings:
     arch: str
     legacy: bool
 
+    @property
+    def lm(self) -> bool:
+        """Whether it is a language model."""
+        return self.arch.startswith("transformer_lm")
+
     def get(self, name: str, default: Any = None) -> Any:
         """An option, else what the architecture says, else `default`."""
         value = self.values.get(name)
@@ -102,7 +108,10 @@ def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
     else:
         parts = section(content.get("cfg"))
         for name in ("task", "model"):
-            values |= _flat(section(parts.get(name)))
+            options = section(parts.get(name))
+            for outer in ("encoder", "decoder", "quant_noise"):  # encoder.layers is encoder_layers in `args`
+                options |= {f"{outer}_{key}": value for key, value in section(options.pop(outer, None)).items()}
+            values |= options
         values.setdefault("arch", values.get("_name"))
         values.setdefault("task", section(parts.get("task")).get("_name"))
     arch = values.get("arch")
@@ -196,14 +205,6 @@ def _leaf(value: Any) -> Any:
     return value
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of nested sections under the names that they have in `args`: encoder.layers is encoder_layers."""
-    options = dict(values)
-    for outer in ("encoder", "decoder", "quant_noise"):
-        options |= {f"{outer}_{name}": value for name, value in section(options.pop(outer, None)).items()}
-    return options
-
-
 def format_setting(value: Any) -> str:
     """A value for a message; never more than its type where it may be large or made to be slow."""
     return repr(value)[:40] if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
@@ -216,12 +217,11 @@ def transformer_config(settings: Settings, state: Mapping[str, Tensor]) -> Trans
             f"{settings.path}: its option {on[0]} ({format_setting(settings.get(on[0]))}) makes a model that "
             "headscope's Transformer is not; only models without it can be opened"
         )
-    two_sided = not settings.arch.startswith("transformer_lm")
-    shared = two_sided and settings.on("share_all_embeddings")
+    shared = not settings.lm and settings.on("share_all_embeddings")
     output = state.get("decoder.project_out_dim.weight")
     with restate(CheckpointError, f"{settings.path}: {{why}}"):
         return TransformerConfig(
-            encoder=_stack(settings, state, "encoder") if two_sided else None,
+            encoder=None if settings.lm else _stack(settings, state, "encoder"),
             decoder=_stack(settings, state, "decoder"),
             share_embeddings=shared,
             tie_output=shared or settings.on("share_decoder_input_output_embed"),
@@ -234,12 +234,24 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
         raise CheckpointError(f"{settings.path}: its weights are none of a {settings.arch}: no layers of the {side}")
     d_ffn, d = _shape(settings, state, f"{side}.layers.0.fc1.weight")
     vocabulary, d_embedding = _shape(settings, state, f"{side}.embed_tokens.weight")
-    heads = _number_of_heads(settings, state, side)
+    alpha, name = state.get(f"{side}.layers.0.self_attn.alphas"), f"{side}_attention_heads"
+    # the fork of MHR has other defaults than fairseq, and its alphas say how many heads there are
+    known = alpha is None or not alpha.ndim or settings.values.get(name) is not None
+    heads = settings.number(name) if known or alpha is None else len(alpha)
     if d % heads:
         raise CheckpointError(f"{settings.path}: its width {d} is not divisible by {heads} {side}_attention_heads")
     pre = _pre(settings, state, side)
-    table = settings.on(f"{side}_learned_pos") and not settings.on("no_token_positional_embeddings")
-    cross = side == "decoder" and not settings.arch.startswith("transformer_lm")
+    none = settings.on("no_token_positional_embeddings")
+    if table := settings.on(f"{side}_learned_pos") and not none:
+        longest = max(_shape(settings, state, f"{side}.embed_positions.weight")[0] - OFFSET, 1)
+    else:
+        default = settings.get("tokens_per_sample", 1024) if settings.lm else 1024
+        longest = settings.number(f"max_{'source' if side == 'encoder' else 'target'}_positions", default)
+    if (activation := settings.get("activation_fn", "relu")) not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{settings.path}: activation_fn is {format_setting(activation)}; headscope has {', '.join(ACTIVATIONS)}"
+        )
+    cross = side == "decoder" and not settings.lm
     return StackConfig(
         vocabulary=vocabulary,
         d_model=d,
@@ -250,23 +262,15 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
         d_embedding=None if d_embedding == d else d_embedding,
         norm="pre" if pre else "post",
         final_norm=pre and _final_norm(settings, state, side),
-        activation=_activation(settings),
-        positions="none" if settings.on("no_token_positional_embeddings") else "learned" if table else "sinusoidal",
+        activation=ACTIVATIONS[activation],  # type: ignore[arg-type]
+        positions="none" if none else "learned" if table else "sinusoidal",
         position_offset=OFFSET,
-        max_positions=_max_positions(settings, state, side, has_table=table),
+        max_positions=longest,
         scale_embedding=not settings.on("no_scale_embedding"),
         embedding_norm=settings.on("layernorm_embedding"),
-        self_mixing=_mixing(state, f"{side}.layers.", ".self_attn."),
-        cross_mixing=_mixing(state, f"{side}.layers.", ".encoder_attn.") if cross else None,
+        self_mixing=_mixing(state, side, "self_attn"),
+        cross_mixing=_mixing(state, side, "encoder_attn") if cross else None,
     )
-
-
-def _number_of_heads(settings: Settings, state: Mapping[str, Tensor], side: str) -> int:
-    """As the file says; the fork of MHR has other defaults than fairseq, and its alphas say how many there are."""
-    name, alpha = f"{side}_attention_heads", state.get(f"{side}.layers.0.self_attn.alphas")
-    if alpha is not None and alpha.ndim and settings.values.get(name) is None:
-        return len(alpha)
-    return settings.number(name)
 
 
 def _shape(settings: Settings, state: Mapping[str, Tensor], key: str) -> tuple[int, int]:
@@ -286,15 +290,13 @@ def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: 
     return tuple(count // width for count in rows)
 
 
-def _mixing(state: Mapping[str, Tensor], start: str, middle: str) -> str | None:
-    has_alphas = any(key.startswith(start) and middle in key and key.endswith(".alphas") for key in state)
-    return "alpha.v1" if has_alphas else None
+def _mixing(state: Mapping[str, Tensor], side: str, module: str) -> str | None:
+    return "alpha.v1" if any(re.fullmatch(rf"{side}\.layers\.\d+\.{module}\.alphas", key) for key in state) else None
 
 
 def _pre(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:
     """fairseq's language models are pre-norm unless a file says otherwise."""
-    lm = settings.arch.startswith("transformer_lm")
-    if lm and settings.get("decoder_normalize_before") is None:
+    if settings.lm and settings.get("decoder_normalize_before") is None:
         return settings.legacy or settings.arch != "transformer_lm" or "decoder.layer_norm.weight" in state
     return settings.on(f"{side}_normalize_before")
 
@@ -309,21 +311,3 @@ def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> b
         return True
     lacks_norm = settings.on("no_decoder_final_norm") or settings.get("decoder_final_norm", True) is False
     return not (lacks_norm or "no_tie_adaptive_proj" in settings.values)
-
-
-def _activation(settings: Settings) -> Any:
-    name = settings.get("activation_fn", "relu")
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{settings.path}: activation_fn is {format_setting(name)}; headscope has {', '.join(ACTIVATIONS)}"
-        )
-    return ACTIVATIONS[name]
-
-
-def _max_positions(settings: Settings, state: Mapping[str, Tensor], side: str, *, has_table: bool) -> int:
-    """Rows of a learned table, else what the options say."""
-    if has_table:
-        return max(_shape(settings, state, f"{side}.embed_positions.weight")[0] - OFFSET, 1)
-    lm = settings.arch.startswith("transformer_lm")
-    name = "max_source_positions" if side == "encoder" else "max_target_positions"
-    return settings.number(name, settings.get("tokens_per_sample", 1024) if lm else 1024)

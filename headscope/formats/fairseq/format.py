@@ -10,6 +10,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,17 +68,24 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
     missing: dict[SideName, str] = {}
     sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
     codes = None if companions.bpe is None else read_bytes(companions.bpe, name=f"{flag.bpe} {companions.bpe}")
-    files = list[Path]()
+    files, folders = list[Path](), _folders(settings, companions)
     for side in sides:
         stack = config.encoder if side == "source" and config.encoder else config.decoder
-        name = _file_name(settings, side, lm=config.encoder is None)
-        folders = _folders(settings, companions)
+        name, language = "dict.txt" if config.encoder is None else None, settings.text(f"{side}_lang") or ""
+        if config.encoder is not None and LANGUAGE.fullmatch(language):
+            name = f"dict.{language}.txt"
         path = next((folder / name for folder in folders if (folder / name).is_file()), None) if name else None
         if path is None:
-            missing[side] = _missing(name, side, folders)
+            option = flag.src_lang if side == "source" else flag.tgt_lang
+            unnamed = f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
+            similar = "" if name is None else similar_file(folders[0] / name)
+            absent = f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with {flag.dicts}"
+            missing[side] = unnamed if name is None else absent
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
-            additions = added_subwords(settings, _listing(settings, path.parent))
+            listing = path.parent / Path(settings.text("lang_dict") or "").name
+            languages = read_text(listing, name=str(listing)) if listing.is_file() else None
+            additions = added_subwords(settings, languages)
             own = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start, additions=additions)
             around = around_texts(settings, side)
             if lacking := [name for names in around.values() for name in names if own.id_of(name) is None]:
@@ -93,33 +101,12 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
     return Dictionaries(vocabularies, missing, tuple(dict.fromkeys(files)))
 
 
-def _file_name(settings: Settings, side: SideName, *, lm: bool) -> str | None:
-    if lm:
-        return "dict.txt"
-    language = settings.text(f"{side}_lang")
-    return f"dict.{language}.txt" if language is not None and LANGUAGE.fullmatch(language) else None
-
-
 def _folders(settings: Settings, companions: Companions) -> list[Path]:
     folder, data = Path(settings.path).parent, (settings.text("data") or "").split(":")[0]
     if companions.dicts is not None:
         return [companions.dicts]
     usable = data and data.isprintable() and len(data) <= 4096
     return [folder, folder / Path(data).name, Path(data)] if usable else [folder]
-
-
-def _missing(name: str | None, side: SideName, folders: list[Path]) -> str:
-    if name is None:
-        option = flag.src_lang if side == "source" else flag.tgt_lang
-        return f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
-    similar = similar_file(folders[0] / name)
-    return f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with {flag.dicts}"
-
-
-def _listing(settings: Settings, folder: Path) -> str | None:
-    """The file of languages that the options name, beside the dictionaries. Returns None if there is none."""
-    name = Path(settings.text("lang_dict") or "").name
-    return read_text(folder / name, name=str(folder / name)) if name and (folder / name).is_file() else None
 
 
 def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], additions: tuple[str, ...]) -> Vocabulary:
@@ -154,21 +141,19 @@ def read_dictionary(
             f"{owner}: the dictionary {path} has {len(subwords)} subwords, special ones included, and the model's "
             f"embeddings {size}; this dictionary belongs to another checkpoint"
         )
+    special = frozenset({START})
     splitter = _splitter(codes, subwords)
-    return Vocabulary(
-        tuple(subwords), splitter, start=start, end=END, unknown=UNKNOWN, pad=PAD, special=frozenset({START})
-    )
+    return Vocabulary(tuple(subwords), splitter, start=start, end=END, unknown=UNKNOWN, pad=PAD, special=special)
 
 
 def _splitter(codes: bytes | None, subwords: list[str]) -> Splitter:
     """How text is split: a SentencePiece model is no text, subword-nmt's codes are; else by the subwords' looks."""
     if codes is None:
         return Splitter("bpe" if any(subword.endswith("@@") for subword in subwords) else "words")
-    try:
+    text = False
+    with suppress(UnicodeDecodeError):
         codes.decode("utf-8")
         text = not codes.startswith(b"\n") and b"\0" not in codes
-    except UnicodeDecodeError:
-        text = False
     with restate(DataError, "{why}"):
         return Splitter("bpe" if text else "sentencepiece", codes)
 
@@ -191,7 +176,9 @@ class FairseqCheckpoint(TransformerCheckpoint):
         """Around a model without mixings the file's matrices `alphas` go."""
         duplicate = super().with_model(model)
         if not any(module.mixing is not None for _, _, _, module in duplicate.model.attention_modules()):
-            duplicate.origin = self.origin.without_alphas()
+            keys = tuple(key for key in self.origin.keys if "alphas" not in key)
+            dropped = {key: tensor for key, tensor in self.origin.dropped.items() if "alphas" not in key}
+            duplicate.origin = Origin(keys, dropped, folded=self.origin.folded or self.origin.of_fork)
         return duplicate
 
     def _side(self, name: SideName) -> Vocabulary:
@@ -248,10 +235,14 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         _write_file(path, checkpoint.options, fairseq_weights(state, checkpoint.origin))
         for file in checkpoint.read_files:
             shutil.copyfile(file, folder / file.name)
-        notes = _notes(checkpoint)
+        of_fork, notes = checkpoint.origin.of_fork, tuple[str, ...]()
+        if checkpoint.origin.folded:
+            notes = (
+                "the matrices that mix heads are folded into the output projections: no file of the fork any more",
+            )
         if _pruned(checkpoint):
-            return SavedFiles(path, self.name, notes, ("headscope",), (_ONE_NUMBER, *notes))
-        of_fork = checkpoint.origin.of_fork
+            why = "fairseq itself: heads were removed, and its layers have one number of heads"
+            return SavedFiles(path, self.name, (*notes, f"not for {why}"), ("headscope",), (why, *notes))
         return SavedFiles(path, self.name, notes, ("headscope", _OPENS[of_fork]), (_LIMITS[of_fork], *notes))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
@@ -280,7 +271,6 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         return SavedFiles(folder / FILE, self.name, written_model.notes, opens, limits, arch, logits)
 
 
-_ONE_NUMBER = "fairseq itself: heads were removed, and its layers have one number of heads"
 # By whether a file has the fork's matrices.
 _OPENS = {
     False: "fairseq (`--path`, with the folder of the dictionaries as data)",
@@ -319,32 +309,23 @@ FAIRSEQ = FairseqFormat()
 FORMATS.register("fairseq", FAIRSEQ, where=__name__)
 
 
-def _notes(checkpoint: FairseqCheckpoint) -> tuple[str, ...]:
-    notes = []
-    if checkpoint.origin.folded:
-        notes.append("the matrices that mix heads are folded into the output projections: no longer a file of the fork")
-    if _pruned(checkpoint):
-        notes.append("fairseq itself has no layers with fewer heads than its options say: open it with headscope")
-    return tuple(notes)
-
-
 def _content(path: Path) -> Mapping[str, Any]:
     content = read_torch(path)
     entries: Mapping[str, Any] = content if isinstance(content, dict) else {}
-    if entries.get("args") is entries.get("cfg") is None or not isinstance(entries.get("model"), dict):
+    weights = entries.get("model")
+    named = isinstance(weights, dict) and all(isinstance(key, str) for key in weights)
+    if entries.get("args") is entries.get("cfg") is None or not named:
         raise CheckpointError(
             f"{path} is a torch file that fairseq did not write: it has the entries "
             f"{shortlist([repr(key)[:40] for key in entries])}, and files of fairseq `model` with `args` or `cfg`"
         )
-    if not all(isinstance(key, str) for key in entries["model"]):
-        raise CheckpointError(f"{path}: its `model` has keys that are no text; the file is broken")
     return entries
 
 
 def _complete_state(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
     for side, stack in config.sides.items():
-        sites = ("self_attention", stack.self_mixing, stack.self_heads)
-        for site, mixing, heads in (sites, ("cross_attention", stack.cross_mixing, stack.cross_heads)):
+        own = ("self_attention", stack.self_mixing, stack.self_heads)
+        for site, mixing, heads in (own, ("cross_attention", stack.cross_mixing, stack.cross_heads)):
             for layer in range(len(heads) if mixing else 0):
                 key = f"{side}.layers.{layer}.{site}"
                 like = state.get(f"{key}.output.weight", torch.empty(0))
@@ -357,15 +338,13 @@ def _complete_state(path: str, config: TransformerConfig, state: dict[str, Tenso
 def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
     """Options that can be written again: numbers, texts, flags and lists of them, and how many heads fill a layer."""
     simple = (str, int, float, type(None))
-    heads = {f"{side}_attention_heads": stack.d_model // stack.d_head for side, stack in config.sides.items()}
-    options = {
+    options: dict[str, Any] = {
         name: value
         for name, value in settings.values.items()
         if isinstance(value, simple)
         or (isinstance(value, list) and len(value) < 256 and all(isinstance(part, simple) for part in value))
     }
-    return {
-        **heads,
-        **{name: value for name, value in options.items() if value is not None or name not in heads},
-        "arch": settings.arch,
-    }
+    for side, stack in config.sides.items():
+        if options.get(name := f"{side}_attention_heads") is None:
+            options[name] = stack.d_model // stack.d_head
+    return {**options, "arch": settings.arch}

@@ -8,7 +8,7 @@ has at `</s>` the row of the id that a model starts with.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,8 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
     orders = {side: fairseq_order(own) for side, own in vocabularies.items()}
     has_own_start = config.encoder is not None and vocabularies["decoder"].start != vocabularies["decoder"].end
     weights = {key: values.detach().cpu() for key, values in state.items()}
-    _renumber(weights, config, orders)
+    for name, side in (*((f"{side}.embeddings.tokens", side) for side in config.sides), ("output", "decoder")):
+        weights[f"{name}.weight"] = weights[f"{name}.weight"][orders[side]]
     if has_own_start:  # the decoder's input table says at `</s>`, where fairseq starts, what the model starts with
         order, own = orders["decoder"], vocabularies["decoder"]
         table = weights["decoder.embeddings.tokens.weight"] = weights["decoder.embeddings.tokens.weight"].clone()
@@ -147,18 +148,14 @@ def _begin(vocabulary: Vocabulary) -> int | None:
 
 def _lacking(own: Vocabulary, side: str) -> list[str]:
     special = {"<s>": _begin(own), "<pad>": own.pad, "<unk>": own.unknown, "</s>": own.end}
-    reasons = [f"its {LANGUAGES[side]} vocabulary has no id for {name}" for name, id_ in special.items() if id_ is None]
-    if reasons:
+    name = f"its {LANGUAGES[side]} vocabulary"
+    if reasons := [f"{name} has no id for {subword}" for subword, number in special.items() if number is None]:
         return reasons
     subwords = [own.subwords[number] for number in fairseq_order(own)[len(SPECIAL) :]]
     odd = [text for text in subwords if not text.strip() or "\n" in text or "\r" in text or text in SPECIAL]
     if odd or len(set(subwords)) < len(subwords):
-        reasons.append(
-            f"its {LANGUAGES[side]} vocabulary has subwords that no dictionary can list ({(odd or ['two alike'])[0]!r})"
-        )
-    if not own.only_ends:
-        reasons.append(f"its {LANGUAGES[side]} texts have other ids around them than an end")
-    return reasons
+        reasons = [f"{name} has subwords that no dictionary can list ({(odd or ['two alike'])[0]!r})"]
+    return reasons if own.only_ends else [*reasons, f"{name} puts other ids around texts than an end"]
 
 
 def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
@@ -166,47 +163,38 @@ def unusual_parts(config: TransformerConfig, *alike: str) -> dict[str, bool]:
 
     The fields `alike` must be the same on both sides.
     """
-    stacks = config.stacks
-    differ = {
+    stacks, usual = config.stacks, {"norm_epsilon": 1e-5, "head_input": "full", "embedding_bias": False}
+    reasons = {
         f"its encoder and decoder differ in {name}": len({getattr(s, name) for s in stacks}) > 1 for name in alike
     }
-    return differ | {
+    for name, value in usual.items():
+        reasons |= {f"its {name} is {own}": own != value for own in (getattr(s, name) for s in stacks)}
+    return reasons | {
         "its layers have different numbers of heads (`headscope prune remove --export masked` leaves zeros in the "
         "place of removed ones)": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
         "its decoder starts with a zero vector": config.start == "zero",
-        "its heads do not fill its width": any(s.most_heads * s.d_head != s.d_model for s in stacks),
-        "its values have a width of their own (d_value)": any(s.d_value not in (None, s.d_head) for s in stacks),
-        "its heads read slices of the input (head_input)": any(s.head_input == "slice" for s in stacks),
-        "its embeddings have a bias (embedding_bias)": any(s.embedding_bias for s in stacks),
-        "its norms have another epsilon (norm_epsilon)": any(s.norm_epsilon != 1e-5 for s in stacks),
+        "its heads do not fill its width (d_head, d_value)": any(
+            s.most_heads * s.d_head != s.d_model or s.d_value not in (None, s.d_head) for s in stacks
+        ),
     }
 
 
 def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
-    stacks = config.stacks
+    stacks, encoder, decoder = config.stacks, config.encoder, config.decoder
     reasons = unusual_parts(config, "activation", "scale_embedding", "embedding_norm") | {
         "its output has a bias": config.output_bias,
-        "its encoder's embeddings have another width": (
-            config.encoder is not None and config.encoder.d_embedding not in (None, config.encoder.d_model)
+        "its encoder's embeddings have another width": bool(
+            encoder and encoder.d_embedding not in (None, encoder.d_model)
         ),
         f"it is a language model with post-norm layers, and fairseq's are pre-norm ({flag.norm} pre)": (
-            config.encoder is None and config.decoder.norm == "post"
+            encoder is None and decoder.norm == "post"
         ),
         "its heads are mixed by what they read": not foldable,
         "it has a norm after a post-norm stack": any(s.norm == "post" and s.final_norm for s in stacks),
-        "it has no norm after its encoder": (
-            config.encoder is not None and config.encoder.norm == "pre" and not config.encoder.final_norm
-        ),
+        "it has no norm after its encoder": bool(encoder and encoder.norm == "pre" and not encoder.final_norm),
         "only one of its stacks has positions": len({s.positions == "none" for s in stacks}) > 1,
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def _renumber(weights: dict[str, Tensor], config: TransformerConfig, orders: Mapping[str, Sequence[int]]) -> None:
-    for side in config.sides:
-        key = f"{side}.embeddings.tokens.weight"
-        weights[key] = weights[key][list(orders[side])]
-    weights["output.weight"] = weights["output.weight"][list(orders["decoder"])]
 
 
 def fill_weights(
@@ -290,17 +278,14 @@ def _options(config: TransformerConfig, target: Vocabulary, *, tied: bool, one_t
 
 
 def _notes(config: TransformerConfig, *, has_own_start: bool, of_fork: bool, folds_mixing: bool) -> tuple[str, ...]:
-    notes = []
-    if of_fork:
-        notes.append("it has the matrices `alphas` of the fork MHR, which opens it; fairseq itself does not")
-    if folds_mixing:
-        notes.append("the matrices that mix heads are folded into the output projections")
-    if has_own_start and config.tie_output:
-        notes.append(
-            "fairseq starts translations with </s>, so the decoder reads a table of its own: the file is larger"
-        )
-    if any(stack.positions == "sinusoidal" and _has_table(stack) for stack in config.stacks):
-        notes.append(
-            f"positions begin elsewhere than fairseq's, so they are a table of at least {DEFAULT_LENGTH:,} rows"
-        )
-    return tuple(notes)
+    notes = {
+        "it has the matrices `alphas` of the fork MHR, which opens it; fairseq itself does not": of_fork,
+        "the matrices that mix heads are folded into the output projections": folds_mixing,
+        "fairseq starts translations with </s>, so the decoder reads a table of its own: the file is larger": (
+            has_own_start and config.tie_output
+        ),
+        f"positions begin elsewhere than fairseq's, so they are a table of at least {DEFAULT_LENGTH:,} rows": any(
+            stack.positions == "sinusoidal" and _has_table(stack) for stack in config.stacks
+        ),
+    }
+    return tuple(note for note, holds in notes.items() if holds)

@@ -68,12 +68,6 @@ class Origin:
         """Whether it has the fork's matrices."""
         return any(key.endswith(".alphas") for key in self.keys)
 
-    def without_alphas(self) -> Origin:
-        """The same without the fork's matrices."""
-        keys = tuple(key for key in self.keys if "alphas" not in key)
-        extra_tensors = {key: tensor for key, tensor in self.dropped.items() if "alphas" not in key}
-        return Origin(keys, extra_tensors, folded=self.folded or len(keys) < len(self.keys))
-
 
 def key_table(layers: Mapping[str, int]) -> dict[str, str | None]:
     """Their keys and ours for stacks with so many layers."""
@@ -114,26 +108,26 @@ def upgrade_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict under the names of fairseq 0.9: fused projections split, old names replaced."""
     weights: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        fused_match = _FUSED.fullmatch(key)
-        if fused_match is None:
-            weights[current_key(key)] = tensor
+        names = current_keys(key)
+        if len(names) == 1:
+            weights[names[0]] = tensor
         elif tensor.ndim and not len(tensor) % 3:
-            for name, part in zip("qkv", tensor.chunk(3), strict=True):
-                weights[f"{fused_match[1]}.{name}_proj.{fused_match[2]}"] = part.contiguous()
+            weights |= zip(names, (part.contiguous() for part in tensor.chunk(3)), strict=True)
         else:
             weights[key] = tensor
     return weights
 
 
-def current_key(key: str) -> str:
-    """A key as fairseq 0.9 writes it."""
+def current_keys(key: str) -> list[str]:
+    """A key as fairseq 0.9 writes it: three for a fused projection."""
+    if fused_match := _FUSED.fullmatch(key):
+        return [f"{fused_match[1]}.{part}_proj.{fused_match[2]}" for part in "qkv"]
     if key == OLD_OUTPUT:
-        return "decoder.output_projection.weight"
+        return ["decoder.output_projection.weight"]
     old = _OLD_NORM.fullmatch(key)
     if old is None or int(old[3]) >= len(OLD_NORMS[old[1]]):
-        return key
-    names = OLD_NORMS[old[1]]
-    return f"{old[1]}{old[2]}{names[int(old[3])]}.{old[4]}"
+        return [key]
+    return [f"{old[1]}{old[2]}{OLD_NORMS[old[1]][int(old[3])]}.{old[4]}"]
 
 
 def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -165,17 +159,13 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
     remaining = set(state)
     weights: dict[str, Tensor] = {}
     for key in origin.keys:
-        fused_match = _FUSED.fullmatch(key)
         if key in origin.dropped:
             weights[key] = origin.dropped[key]
             continue
-        names = (
-            [f"{fused_match[1]}.{part}_proj.{fused_match[2]}" for part in "qkv"] if fused_match else [current_key(key)]
-        )
-        parts = [native_key for name in names if (native_key := rows.get(name)) is not None and native_key in state]
+        parts = [own for name in current_keys(key) if (own := rows.get(name)) is not None and own in state]
         remaining -= set(parts)
         if parts:
-            weights[key] = torch.cat([state[native_key] for native_key in parts]) if fused_match else state[parts[0]]
+            weights[key] = torch.cat([state[own] for own in parts]) if len(parts) > 1 else state[parts[0]]
     back = {native_key: fairseq_key for fairseq_key, native_key in rows.items() if native_key is not None}
     weights |= {
         back[native_key]: state[native_key]

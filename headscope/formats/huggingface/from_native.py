@@ -83,40 +83,32 @@ TARGETS = (
 )
 
 
+FREE = tuple(target.name for target in TARGETS if "learned" not in target.positions)  # sinusoids of any length
+
+
 def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     """The class that expresses a model; CheckpointError that says why none does."""
-    explanation = ", ".join(_never(config))
-    candidates = (
-        []
-        if explanation
-        else [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
-    )
-    reasons_of = {target.name: _reasons(target, config, ids) for target in candidates}
-    for target in candidates:
-        if not reasons_of[target.name]:
-            return target
-    explanation = explanation or ", ".join(f"not {name} ({' and '.join(why)})" for name, why in reasons_of.items())
+    stacks = config.stacks
+    alike = ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm")
+    limits = ("max_positions",) if stacks[-1].positions == "learned" else ()
+    never = unusual_parts(config, *alike, *limits) | {
+        "its output has a projection before it (d_output)": config.d_output is not None,
+        "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
+    }
+    if not (explanation := ", ".join(reason for reason, holds in never.items() if holds)):
+        candidates = [target for target in TARGETS if ("encoder" in target.prefix) == (config.encoder is not None)]
+        reasons = {target.name: _reasons(target, config, ids) for target in candidates}
+        if fitting := [target for target in candidates if not reasons[target.name]]:
+            return fitting[0]
+        explanation = ", ".join(f"not {name} ({' and '.join(why)})" for name, why in reasons.items())
     raise CheckpointError(
         f"no class of transformers expresses this model: {explanation}; give {flag.to} native, which holds every such "
         "model, or an engine (`headscope list engines`)"
     )
 
 
-def _never(config: TransformerConfig) -> list[str]:
-    stacks = config.stacks
-    alike = ("d_model", "norm", "activation", "positions", "position_offset", "scale_embedding", "embedding_norm")
-    limits = ("max_positions",) if stacks[-1].positions == "learned" else ()
-    reasons = unusual_parts(config, *alike, *limits) | {
-        "its output has a projection before it (d_output)": config.d_output is not None,
-        "its embeddings have another width (d_embedding)": any(s.d_embedding not in (None, s.d_model) for s in stacks),
-    }
-    return [reason for reason, holds in reasons.items() if holds]
-
-
 def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
-    decoder = config.decoder
-    size = None if config.encoder is None else config.encoder.vocabulary
-    final = {stack.final_norm for stack in config.stacks}
+    decoder, final = config.decoder, {stack.final_norm for stack in config.stacks}
     reasons = {
         f"its norm is {decoder.norm}": decoder.norm not in target.norm,
         "it has no norm after each stack": decoder.norm == "pre" and final != {True},
@@ -129,17 +121,10 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
             "learned" not in target.positions and decoder.position_offset != ids.pad + 1
         ),
         "its source vocabulary is the larger one": (
-            target.one_vocabulary and size is not None and size > decoder.vocabulary
+            target.one_vocabulary and config.encoder is not None and config.encoder.vocabulary > decoder.vocabulary
         ),
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def table_ends(name: str, config: TransformerConfig) -> int | None:
-    """How many positions a class has whose table cannot grow, where the model itself has no limit; else None."""
-    target = next(target for target in TARGETS if target.name == name)
-    has_no_limit = config.decoder.positions != "learned" and config.decoder.max_positions is None
-    return DEFAULT_LENGTH if "learned" in target.positions and has_no_limit else None
 
 
 ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
@@ -209,11 +194,15 @@ def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
 def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
     import transformers
 
-    decoder, encoder = config.decoder, config.encoder
+    decoder, encoder, longest = (
+        config.decoder,
+        config.encoder,
+        max(s.max_positions or DEFAULT_LENGTH for s in config.stacks),
+    )
     values: dict[str, Any] = {
         "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
         **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
-        "max_position_embeddings": _longest(config),
+        "max_position_embeddings": longest,
         "tie_word_embeddings": _all_tied(config),
         "dropout": decoder.dropout,
         "attention_dropout": decoder.attention_dropout,
@@ -237,17 +226,10 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
             values[f"{side}_attention_heads"] = stack.most_heads
             values[f"{side}_layerdrop"] = 0.0
-        two = {
-            "src_vocab_size": encoder.vocabulary,
-            "tgt_vocab_size": decoder.vocabulary,
-            "langs": ["source", "target"],
-        }
-        values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two
+        two = {"src_vocab_size": encoder.vocabulary, "tgt_vocab_size": decoder.vocabulary}
+        own = {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two | {"langs": ["source", "target"]}
+        values |= own
     return getattr(transformers, target.config)(**values)
-
-
-def _longest(config: TransformerConfig) -> int:
-    return max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
 
 
 def _all_tied(config: TransformerConfig) -> bool:
@@ -257,11 +239,11 @@ def _all_tied(config: TransformerConfig) -> bool:
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under the keys of the class: fairseq's names within another prefix."""
     layers = max(stack.layers for stack in config.stacks)
+    longest = max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
     back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
     full_state, weights = dict(state), dict[str, Tensor]()
     for side, stack in config.sides.items():  # a class has one length for both of its sides
-        long = replace(stack, max_positions=_longest(config))
-        fill_weights(full_state, side, long, has_table="learned" in target.positions)
+        fill_weights(full_state, side, replace(stack, max_positions=longest), has_table="learned" in target.positions)
     for native_key, tensor in full_state.items():
         if native_key == "output.bias":
             weights["final_logits_bias"] = tensor[None]
@@ -320,18 +302,16 @@ def convert_checkpoint(checkpoint: TransformerCheckpoint, folder: Path, probe: P
     notes = [write_vocabulary(checkpoint, folder)]
     if any(module.mixing is not None for _, _, _, module in checkpoint.model.attention_modules()):
         notes.append("the matrices that mix heads are folded into the output projections")
-    if (end := table_ends(name, checkpoint.model.config)) is not None:
-        notes.append(f"{name} keeps positions in a table, which ends at {end} tokens")
+    decoder = checkpoint.model.config.decoder
+    if decoder.positions != "learned" and decoder.max_positions is None and name not in FREE:
+        notes.append(f"{name} keeps positions in a table, which ends at {DEFAULT_LENGTH} tokens")
     if own_code:
         notes.append(
             f"transformers computes {name}'s attention in code of its own; analyse the original, not this copy"
         )
     opens = (f"transformers, without any code of its own: class {name}", *(() if own_code else ("headscope",)))
-    limits = ("headscope: it cannot see the heads of this class",) if own_code else ()
-    return SavedFiles(folder, "huggingface", tuple(notes), opens, (*_limits(checkpoint), *limits), name, logits)
-
-
-def _limits(checkpoint: TransformerCheckpoint) -> tuple[str, ...]:
+    limits = ["fairseq and headscope's own trainer: they go on from the original"]
     if checkpoint.target is None:
-        return ("texts: there is no vocabulary, so give ids",)
-    return ("fairseq and headscope's own trainer: they go on from the original",)
+        limits = ["texts: there is no vocabulary, so give ids"]
+    limits += ["headscope: it cannot see the heads of this class"] * own_code
+    return SavedFiles(folder, "huggingface", tuple(notes), opens, tuple(limits), name, logits)

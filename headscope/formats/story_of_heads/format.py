@@ -45,6 +45,7 @@ from headscope.formats.story_of_heads.model import (
     shape_of,
 )
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.nonfinite import refuse_damaged_file
 
@@ -81,11 +82,16 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> StoryCheckpoint:
         file = Path(path)
-        if not file.is_file():
-            raise CheckpointError(f"there is no file {path}; a story-of-heads checkpoint is one .npz")
         if damage := zip_damage(file):
             raise CheckpointError(f"{path} is truncated or broken ({damage}); copy it again")
-        hp_file = companions.hp or _vocabulary_path(file)
+        hp_file = companions.hp or next(
+            filter(Path.is_file, (file.parent / name for name in ("hp.json", "hp.toml"))), None
+        )
+        if hp_file is None:
+            raise ConfigError(
+                f"{path} needs hyper-parameters: give {flag.hp} FILE (JSON, TOML) with res_steps, num_heads and "
+                "rescale_emb, which arrays do not tell"
+            )
         hp, settings = read_hp(hp_file)
         arrays = Arrays(file)
         with restate(CheckpointError, f"{path} with {hp_file.name}: {{why}}"):
@@ -105,7 +111,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             digest=file_digest([file, hp_file]),
             source=_vocabulary(folder, "src", companions.bpe, shape),
             target=_vocabulary(folder, "dst", companions.bpe, shape),
-            search=hp.search(),
+            search=SearchConfig.story_of_heads(beam=hp.beam_size, power=hp.len_alpha, spread=hp.beam_spread),
             file_types=file_types,
         )
         files = (folder / f"{name}{ending}" for name in SIDES.values() for ending in (".voc", ".voc.txt"))
@@ -136,16 +142,6 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
 
 STORY = StoryOfHeadsFormat()
 FORMATS.register("story_of_heads", STORY, where=__name__)
-
-
-def _vocabulary_path(path: Path) -> Path:
-    for name in ("hp.json", "hp.toml"):
-        if (path.parent / name).is_file():
-            return path.parent / name
-    raise ConfigError(
-        f"{path} needs hyper-parameters: give {flag.hp} FILE (JSON, TOML) with res_steps, num_heads and rescale_emb, "
-        "which arrays do not tell"
-    )
 
 
 def _rows(shape: Shape, loss: str) -> list[ArrayRule]:
@@ -194,9 +190,6 @@ def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
     return alive
 
 
-# Vocabularies
-
-
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:
     """One side's tokens; None if there is no file; filled up where both sides share a larger table."""
     stack = shape.config.encoder if name == "src" else shape.config.decoder
@@ -223,19 +216,11 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     for subword, number in ids.items():
         subwords[number] = subword
     subwords[:3] = BEGIN, END, UNKNOWN
-    splitter = Splitter("backtick", _codes(bpe, name))
-    return Vocabulary(tuple(subwords), splitter, start=0, end=1, unknown=2)
-
-
-def _codes(bpe: Path | None, name: str) -> bytes | None:
-    """Merge rules: a file for both sides, or a directory with src.bpe and dst.bpe."""
-    if bpe is None:
-        return None
-    file = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
-    return read_bytes(file, name=f"{flag.bpe} {file} (a file, or a directory with {name}.bpe)")
-
-
-# Writing
+    codes = None
+    if bpe is not None:
+        file = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
+        codes = read_bytes(file, name=f"{flag.bpe} {file} (a file, or a directory with {name}.bpe)")
+    return Vocabulary(tuple(subwords), Splitter("backtick", codes), start=0, end=1, unknown=2)
 
 
 def _unfit(checkpoint: StoryCheckpoint) -> str | None:

@@ -24,15 +24,11 @@ from headscope.files.archives import Arrays
 from headscope.files.reading import read_object
 from headscope.files.toml import read_toml
 from headscope.heads import Site
-from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 Form = Literal["matrix", "vector", "embedding bias", "gates"]
 SOURCE, TARGET = "mod/emb_inp/mat:0", "mod/emb_out/mat:0"
 QKV = ("query", "key", "value")
-NORM = ("weight", "scale:0"), ("bias", "bias:0")
-
-
 SLOT = re.compile(r"\w*(Adam|Adagrad|Adadelta|RMSProp|Momentum|Ftrl|Average)(_\d+)?")
 COUNTER = re.compile(r"(.*/)?(global_step|batch_no|learning_rate_multiplier|beta[12]_power(_\d+)?):0")
 
@@ -119,8 +115,8 @@ def _linear(array: str, modules: tuple[str, ...]) -> Iterator[ArrayRule]:
 
 
 def _norm(array: str, weight: str) -> Iterator[ArrayRule]:
-    for parameter, suffix in NORM:
-        yield ArrayRule(f"{array}/{suffix}", (f"{weight}.{parameter}",))
+    yield ArrayRule(f"{array}/scale:0", (f"{weight}.weight",))
+    yield ArrayRule(f"{array}/bias:0", (f"{weight}.bias",))
 
 
 NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}
@@ -141,7 +137,7 @@ class Hp:
     num_layers: int | None = None
     num_layers_enc: int = 0
     num_layers_dec: int = 0
-    num_heads: int | None = None
+    num_heads: Annotated[int, Ge(1)] | None = None
     hid_size: int | None = None
     emb_size: int | None = None
     key_size: int | None = None
@@ -163,10 +159,6 @@ class Hp:
     gated: tuple[str, ...] | None = field(default=None)
     alive: Mapping[str, Any] = field(default_factory=dict)
 
-    def search(self) -> SearchConfig:
-        """How the original translates."""
-        return SearchConfig.story_of_heads(beam=self.beam_size, power=self.len_alpha, spread=self.beam_spread)
-
 
 class Shape(NamedTuple):
     """What the arrays and the hyper-parameters say together."""
@@ -186,8 +178,7 @@ def read_hp(path: Path) -> tuple[Hp, dict[str, Any]]:
         )
     if values.get("rescale_emb") is None:
         raise ConfigError(
-            f"{path}: rescale_emb is not said, and the arrays do not tell it; say true (embeddings times the root of "
-            "their width, as in every published recipe) or false"
+            f"{path}: rescale_emb is not said, and the arrays do not tell it; say true (as published recipes) or false"
         )
     if unsupported_names := [name for name in UNKNOWN_HERE if values.get(name)]:
         setting = f"{unsupported_names[0]} = {str(values[unsupported_names[0]])[:20]}"
@@ -233,11 +224,13 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
         raise CheckpointError(f"{arrays.path} has no array {SOURCE!r}, which every model of this format has")
     layers = [hp.num_layers_enc or hp.num_layers, hp.num_layers_dec or hp.num_layers]
     counts = [_layers(arrays, side, layers) for side, layers in zip(("enc", "dec"), layers, strict=True)]
-    gated = _gated(arrays, hp, counts)
+    if (gated := hp.gated) is None:  # attention types with trained gates: those that have arrays
+        with_gates = [name for name, module in MODULES.items() if f"mod/{module}-0/gate/log_a:0" in arrays.names]
+        gated = tuple(name for name in with_gates if counts[name != "enc-self"] and name not in hp.alive)
     heads = _heads(arrays, hp, gated)
-    shared = _setting(hp.share_emb, TARGET not in arrays.names)
+    shared = TARGET not in arrays.names if hp.share_emb is None else hp.share_emb
     loss = loss_scope(arrays, hp)
-    tied = _setting(hp.dwwt, f"{loss}/logits/W:0" not in arrays.names)
+    tied = f"{loss}/logits/W:0" not in arrays.names if hp.dwwt is None else hp.dwwt
     words = [_size(arrays, SOURCE, 0), _size(arrays, SOURCE if shared else TARGET, 0)]
     if shared and not tied:
         words[1] = _size(arrays, f"{loss}/logits/W:0", 1)
@@ -250,7 +243,7 @@ def shape_of(arrays: Arrays, hp: Hp) -> Shape:
         start="zero",
         share_embeddings=shared and words[0] == words[1],
         tie_output=tied,
-        output_bias=_setting(hp.loss_bias, f"{loss}/logits/b:0" in arrays.names),
+        output_bias=f"{loss}/logits/b:0" in arrays.names if hp.loss_bias is None else hp.loss_bias,
     )
     return Shape(config, one_matrix, shared)
 
@@ -261,8 +254,13 @@ def _stack(
     d = hp.hid_size or _size(arrays, SOURCE, 1)
     if (hp.emb_size or d) != d:
         raise ConfigError(f"emb_size {hp.emb_size} differs from hid_size {d}; the format has no projection for that")
-    key, value, ffn = _widths(arrays, hp, side, d, len(heads))
-    count = heads[0] if heads else 1
+    has_bias = "mod/emb_inp_bias:0" in arrays.names if hp.inp_emb_bias is None else hp.inp_emb_bias
+    mixing = dict.fromkeys(hp.alive, "alive.v1") | dict.fromkeys(gated, "hard-concrete.v1")
+    key, value, ffn, count = hp.key_size or d, hp.value_size or d, d, heads[0] if heads else 1
+    if heads:  # widths of all heads' keys and of their values, and of the feed-forward layer
+        value = hp.value_size or _size(arrays, f"mod/{side}_attn-0/out_conv/W:0", 0)
+        key = hp.key_size or max((_size(arrays, f"mod/{side}_attn-0/mem_conv/W:0", 1) - value) // 2, 1)
+        ffn = _size(arrays, f"mod/{side}_ffn-0/conv1/W:0", 1)
     if key % count or value % count:
         raise ConfigError(f"num_heads {count} does not divide key_size {key} and value_size {value}")
     return StackConfig(
@@ -274,26 +272,17 @@ def _stack(
         self_heads=heads,
         cross_heads=heads if side == "dec" else (),
         norm=NORMS[hp.res_steps],
-        final_norm=_setting(hp.normalize_out, f"mod/{side}_out_norm/scale:0" in arrays.names),
+        final_norm=f"mod/{side}_out_norm/scale:0" in arrays.names if hp.normalize_out is None else hp.normalize_out,
         norm_epsilon=1e-6,
         scale_embedding=hp.rescale_emb,
-        embedding_bias=side == "enc" and _setting(hp.inp_emb_bias, "mod/emb_inp_bias:0" in arrays.names),
-        self_mixing=_mixing(f"{side}-self", hp, gated),
-        cross_mixing=_mixing("dec-enc", hp, gated) if side == "dec" else None,
+        embedding_bias=side == "enc" and has_bias,
+        self_mixing=mixing.get(f"{side}-self"),
+        cross_mixing=mixing.get("dec-enc") if side == "dec" else None,
         dropout=hp.res_dropout,
         attention_dropout=hp.attn_dropout,
         activation_dropout=hp.relu_dropout,
         context_dropout=hp.attn_value_dropout,
     )
-
-
-def _widths(arrays: Arrays, hp: Hp, side: str, d: int, layers: int) -> tuple[int, int, int]:
-    """Width of all heads' keys and of their values, and of the feed-forward layer."""
-    if not layers:
-        return hp.key_size or d, hp.value_size or d, d
-    value = hp.value_size or _size(arrays, f"mod/{side}_attn-0/out_conv/W:0", 0)
-    key_value = _size(arrays, f"mod/{side}_attn-0/mem_conv/W:0", 1) - value
-    return hp.key_size or max(key_value // 2, 1), value, _size(arrays, f"mod/{side}_ffn-0/conv1/W:0", 1)
 
 
 def _layers(arrays: Arrays, side: str, expected: int | None) -> int:
@@ -308,30 +297,12 @@ def _layers(arrays: Arrays, side: str, expected: int | None) -> int:
     return count
 
 
-def _gated(arrays: Arrays, hp: Hp, counts: list[int]) -> tuple[str, ...]:
-    """Attention types with trained gates: those that the file names, else those that have arrays."""
-    if hp.gated is not None:
-        return hp.gated
-    with_gates = [name for name, module in MODULES.items() if f"mod/{module}-0/gate/log_a:0" in arrays.names]
-    return tuple(name for name in with_gates if counts[name != "enc-self"] and name not in hp.alive)
-
-
 def _heads(arrays: Arrays, hp: Hp, gated: tuple[str, ...]) -> int:
     if hp.num_heads is not None:
-        if hp.num_heads < 1:
-            raise ConfigError(f"num_heads is {hp.num_heads}; it must be at least 1")
         return hp.num_heads
     if not gated:
         raise ConfigError(f"arrays without gates do not tell num_heads; add it to the {flag.hp} file")
     return _size(arrays, f"mod/{MODULES[gated[0]]}-0/gate/log_a:0", 1)
-
-
-def _mixing(name: str, hp: Hp, gated: tuple[str, ...]) -> str | None:
-    return "hard-concrete.v1" if name in gated else "alive.v1" if name in hp.alive else None
-
-
-def _setting(value: bool | None, in_arrays: bool) -> bool:
-    return in_arrays if value is None else value
 
 
 def _size(arrays: Arrays, name: str, axis: int) -> int:
