@@ -38,6 +38,7 @@ SIDES = ("source", "target")
 SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
 """Fields that a vocabulary and its table share."""
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes")))
+FORMER = ("files", "checksum")  # digests, which earlier files have
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
 
 
@@ -55,6 +56,7 @@ class SideTable:
     suffix: tuple[int, ...] | None = None
     begin: tuple[int, ...] = ()
     codes: bool = False
+    allowed: bool = False  # of earlier files, which have no other value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,7 @@ def _read_config(folder: Path) -> File:
         content = read_toml(folder / CONFIG)
         if (content.get("format"), version := content.get("version")) != (FORMAT, VERSION):
             raise ConfigError(f"it is version {version} of {content.get('format')!r}, and version {VERSION} is read")
-        return make_config(File, content)
+        return make_config(File, {name: value for name, value in content.items() if name not in FORMER})
     except ConfigError as error:
         text = str(error)
         raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,26 +71,26 @@ class HuggingFaceCheckpoint(Predicting):
         return duplicate
 
     def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        self._refuse_stored()
-        return self.with_model(shrink_model(self.model, plan))
+        return self._altered(shrink_model, plan)
 
     def with_zeroed_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        self._refuse_stored()
         if is_narrowed(self.config):
             raise ConfigError(f"{self.path} has fewer heads than its class; {flag.export} masked takes the whole model")
-        return self.with_model(zeroed_model(self.model, plan))
+        return self._altered(zeroed_model, plan)
 
-    def _refuse_stored(self) -> None:
+    def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
+        return self._altered(pooled_model, plan)
+
+    def _altered(
+        self, alter: Callable[[nn.Module, RemovalPlan], nn.Module], plan: RemovalPlan
+    ) -> HuggingFaceCheckpoint:
         """ConfigError where weights are not in the model as they are, so that none can be cut."""
         if why := why_not_changed(self.model):
             raise ConfigError(
                 f"{self.path}: {why}, and heads are cut out of plain weights; take the checkpoint before quantisation, "
                 f"on one {flag.device}, remove there, and quantise the result"
             )
-
-    def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        self._refuse_stored()
-        return self.with_model(pooled_model(self.model, plan))
+        return self.with_model(alter(self.model, plan))
 
     def written_in(self, name: str) -> torch.dtype | None:
         ignored_names = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
@@ -200,22 +200,15 @@ class HuggingFaceCheckpoint(Predicting):
         if self.model_type in ("mbart", "plbart"):  # the language, which a text ends with, comes first
             return [labels[-1], *labels[:-1]]
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
-        start = self._start_id()
-        if shift is not None and start is not None:
-            inputs: list[int] = shift(labels=torch.tensor([labels]))[0].tolist()
-            return inputs
-        if start is None:
+        if (start := self._start_id()) is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
-        return [start, *labels[:-1]]
+        inputs: list[int] = [start, *labels[:-1]] if shift is None else shift(labels=torch.tensor([labels]))[0].tolist()
+        return inputs
 
     def _start_id(self) -> int | None:
         """What the decoder reads first; a config of two parts (T5Gemma) may say it in its decoder's alone."""
-        decoder = getattr(self.config, "decoder", None)
-        candidates = (
-            (self.config, "decoder_start_token_id"),
-            (decoder, "decoder_start_token_id"),
-            (decoder, "bos_token_id"),
-        )
+        start, decoder = "decoder_start_token_id", getattr(self.config, "decoder", None)
+        candidates = ((self.config, start), (decoder, start), (decoder, "bos_token_id"))
         return next((number for of, name in candidates if (number := getattr(of, name, None)) is not None), None)
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
@@ -234,15 +227,10 @@ class HuggingFaceCheckpoint(Predicting):
     def pool(self, states: Tensor, real: Tensor) -> Tensor:
         if self.sentences is None:
             return super().pool(states, real)
-        return self.sentences.pool(states, real, prompt=self._prompt_length)
-
-    @cached_property
-    def _prompt_length(self) -> int:
-        return 0 if self.sentences is None else self.sentences.prompt_length(self._of_side("source"))
+        return self.sentences.pool(states, real, tokenizer=self._of_side("source"))
 
     def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
-        subwords: list[str] = self._of_side(side).convert_ids_to_tokens(list(ids))
-        return subwords
+        return list(self._of_side(side).convert_ids_to_tokens(list(ids)))
 
     def id_of(self, subword: str, *, side: SideName) -> int | None:
         number: int | None = self._of_side(side).get_vocab().get(subword)
@@ -254,8 +242,7 @@ class HuggingFaceCheckpoint(Predicting):
         return sorted(number for number in ids - self._special[side] if number < size)
 
     def decode(self, ids: Sequence[int], *, side: SideName) -> str:
-        text: str = self._of_side(side).decode(list(ids))
-        return text
+        return str(self._of_side(side).decode(list(ids)))
 
     def start_ids(self) -> list[int]:
         ids = self._tokenizer()("a")["input_ids"]

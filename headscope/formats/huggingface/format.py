@@ -15,8 +15,8 @@ from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, Sa
 from headscope.formats.diagnosis import OPENED
 from headscope.formats.exports import SAME, Probe
 from headscope.formats.huggingface.companions.folder import (
+    ADAPTER,
     CONFIG,
-    is_adapter,
     local_folder,
     model_folder,
     sentence_home,
@@ -61,7 +61,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
     takes = frozenset({"src_lang", "tgt_lang", "task"})
 
     def recognise(self, path: Path) -> bool:
-        if is_adapter(path):
+        if (path / ADAPTER).is_file():
             return True  # `load` says what to do
         config_file = model_folder(path) / CONFIG
         if not config_file.is_file():

@@ -24,7 +24,7 @@ from headscope.model.discovery import base_of
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.interface import suppress_warnings, text_config, through_attend, vocabulary_size
 from headscope.model.nonfinite import is_finite
-from headscope.model.stored_weights import matrix_of, quantised_by, readable
+from headscope.model.stored_weights import matrix_of, readable
 
 _HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
@@ -164,9 +164,7 @@ class Predicting(Checkpoint):
         has_cache = self.two_sided or all(entry.site is not Site.ENCODER_SELF for entry in self.attention_sites.order)
         with through_attend(self.model):
             output = self.model(**inputs, **({"use_cache": False} if has_cache else {}))
-        logits: Tensor | None = getattr(output, "logits", None)
-        if logits is None:
-            logits = getattr(output, "prediction_logits", None)
+        logits: Tensor | None = getattr(output, "logits", getattr(output, "prediction_logits", None))
         if logits is None or logits.ndim != 3 or logits.shape[-1] < self.vocabularies[1]:
             raise CheckpointError(
                 f"{self.path} is a {type(self.model).__name__}, which predicts no words; perplexity and "
@@ -190,10 +188,8 @@ class Predicting(Checkpoint):
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         layer = cast(Any, self.model).get_output_embeddings()
-        if not isinstance(layer, nn.Linear):
-            raise CheckpointError(f"{self.path} has no linear output layer over the vocabulary")
-        if not readable(layer):
-            raise CheckpointError(f"{self.path} stores its output layer as {quantised_by(layer)}, which is not read")
+        if not isinstance(layer, nn.Linear) or not readable(layer):
+            raise CheckpointError(f"{self.path} has no linear output layer over the vocabulary that can be read")
         return layer, matrix_of(layer)
 
     def mask_id(self) -> int:
@@ -226,18 +222,15 @@ class Predicting(Checkpoint):
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
         tokenizer, written_ids = self._of_side("target"), ids[:, self._prefix_length() :].tolist()
+        texts_written = [text.strip() for text in tokenizer.batch_decode(written_ids, skip_special_tokens=True)]
         if options.keep_pieces:
-            texts_written = [
-                " ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in written_ids
-            ]
-        else:
-            texts_written = [text.strip() for text in tokenizer.batch_decode(written_ids, skip_special_tokens=True)]
+            tokens = (tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True) for row in written_ids)
+            texts_written = [*map(" ".join, tokens)]
         translations = [Translation(*pair) for pair in zip(texts_written, scores, strict=True)]
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
-        model: Any = self.model
-        ids: Tensor = model.generate(**self._source(source), **settings)
+        ids: Tensor = cast(Any, self.model).generate(**self._source(source), **settings)
         return ids
 
     def _prefix_length(self) -> int:
@@ -311,21 +304,18 @@ class Predicting(Checkpoint):
         target = pad_side(inputs).to(ids.device)
         log_p = self.logits(Batch(torch.arange(len(ids)), 0, wide_source, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
-        until_end[:, : self._prefix_length() - 1] = False
+        begin, longest = self._prefix_length(), config.max_length or 0
+        until_end[:, : begin - 1] = False
         is_counted = until_end[:, :width].clone()
-        is_counted[:, self._forced_positions(config, width)] = False
+        if config.forced_bos_token_id is not None:
+            is_counted[:, begin - 1 : begin] = False
+        last = longest - 2 if config.max_new_tokens is None else config.max_new_tokens + begin - 2
+        if config.forced_eos_token_id is not None and 0 <= last < width:
+            is_counted[:, last] = False
         token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * is_counted
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         scores: list[float] = (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
         return scores
-
-    def _forced_positions(self, config: GenerationConfig, width: int) -> list[int]:
-        longest = (
-            config.max_length or 0 if config.max_new_tokens is None else config.max_new_tokens + self._prefix_length()
-        )
-        first = [] if config.forced_bos_token_id is None else [self._prefix_length() - 1]
-        last = [] if config.forced_eos_token_id is None else [longest - 2]
-        return [place for place in (*first, *last) if 0 <= place < width]
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from headscope.formats.huggingface.companions.folder import (
     CONFIG,
     MODULE_WEIGHTS,
     SENTENCE_FILES,
-    is_adapter,
     json_object,
     local_folder,
     model_folder,
@@ -74,17 +73,27 @@ def open_model(
         if first_member(file) and (damage := zip_damage(file)):  # transformers maps it, and compares no checksums
             raise CheckpointError(f"{file} is truncated or broken ({damage}); fetch it again")
     with loading(path), ExitStack() as stack:
-        config, absent = _config(path, options)
-        _check_depth(config)
+        values, absent = PretrainedConfig.get_config_dict(path, **options)[0], frozenset[str]()
+        if values.get("model_type") == decilm.MODEL_TYPE:
+            config, absent = decilm.as_llama(values, path)
+        else:
+            config = AutoConfig.from_pretrained(path, **options)
+        for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
+            if isinstance(layers := getattr(config, name, None), int) and layers > MAX_LAYERS:
+                raise CheckpointError(f"config.json says {name} {layers}; at most {MAX_LAYERS} are believed")
         _forget_kernels(config)
         placing = stack.enter_context(placement(device, device_map, is_quantized=is_quantised(path, config)))
-        file_type = _dtype(dtype, config, "" if device_map else device)
+        if dtype != "auto":
+            weight_type: Any = getattr(torch, dtype)
+        else:  # what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse
+            stored = isinstance(config.dtype, torch.dtype) and (device_map or device != "cpu")
+            weight_type = config.dtype if stored else torch.float32
 
         def load(cls: Any, **more: Any) -> Any:
             return (narrowed_class(cls) if is_narrowed(config) else cls).from_pretrained(
                 path,
                 config=config,
-                dtype=file_type,
+                dtype=weight_type,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, with their names
                 **placing,
@@ -107,14 +116,14 @@ def open_model(
     of_sound = reads_sound(model)
     (set_spoken if of_sound else set_languages)(tokenizer, model, companions, path)
     kind = SpeechCheckpoint if of_sound else HuggingFaceCheckpoint
-    around = sentence_encoder(path)
+    weights = next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
     checkpoint = kind(
         path=path,
         model=model,
         tokenizer=tokenizer,
-        digest=_digest(folder),
+        digest=file_digest([folder / CONFIG, *weights]),
         why_no_tokenizer=why_no_tokenizer,
-        sentences=around,
+        sentences=sentence_encoder(path),
     )
     checkpoint.prefix = prefix
     return checkpoint
@@ -122,13 +131,14 @@ def open_model(
 
 def ready(model: Any, device: str | None) -> Any:
     """A loaded model as analyses run it: experts and weights that gradients go through, on a device if one is named."""
-    if not _multiplies_experts_at_once(model):
+    # torch's product of all experts takes no double precision, and rows of multiples of 16 bytes
+    parts = (part for part in model.modules() if not isinstance(part, torch.nn.Conv1d))
+    stacks = [weight for part in parts for weight in part.parameters(recurse=False) if weight.ndim == 3]
+    odd = any(size * weight.element_size() % 16 for weight in stacks for size in weight.shape[1:])
+    if odd or model.dtype == torch.float64:
         model.set_experts_implementation("eager")
     keep_differentiable(model)
     return (model if device is None else model.to(device)).eval()
-
-
-# Where the files are.
 
 
 def locate(path: str) -> tuple[str, dict[str, bool]]:
@@ -150,13 +160,12 @@ def locate(path: str) -> tuple[str, dict[str, bool]]:
 
 def refuse_adapter(folder: Path) -> None:
     """CheckpointError for a folder with an adapter, which says how to get the model that it makes."""
-    if not is_adapter(folder):
+    if not (folder / ADAPTER).is_file():
         return
     base = str(json_object(folder / ADAPTER).get("base_model_name_or_path") or "its base model")[:100]
     raise CheckpointError(
-        f"{folder} holds an adapter of {base} ({ADAPTER}), which computes something else than its model: merge it in "
-        f"Python (PeftModel.from_pretrained(MODEL, {str(folder)!r}).merge_and_unload().save_pretrained(DIR), and the "
-        f"tokenizer) and open DIR, or open {base} without it"
+        f"{folder} holds an adapter of {base} ({ADAPTER}); merge it in Python (PeftModel.from_pretrained(MODEL, "
+        f"{str(folder)!r}).merge_and_unload().save_pretrained(DIR), and the tokenizer) and open DIR, or open {base}"
     )
 
 
@@ -167,20 +176,17 @@ def check_shards(folder: Path) -> None:
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise CheckpointError(f"{index} has no weight_map of names of files; fetch the checkpoint again")
         for name in sorted(set(shards.values())):
-            if not _is_inside(folder, name):
+            paths = PurePosixPath(name), PureWindowsPath(name)
+            outside = "\0" in name or any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
+            if not outside:
+                home, file = folder.resolve(), (folder / name).resolve()
+                of_cache = home.parent.name == "snapshots" and file.parent == home.parent.parent / "blobs"
+                outside = not (file.is_relative_to(home) or of_cache)
+            if outside:
                 raise CheckpointError(
-                    f"{index} names {name[:100]!r}, which lies outside its folder; the weights of a checkpoint have "
-                    "to be files of its own folder: copy them there, or fetch the checkpoint again"
+                    f"{index} names {name[:100]!r}, which lies outside its folder; copy it there, or fetch the "
+                    "checkpoint again"
                 )
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    paths = PurePosixPath(name), PureWindowsPath(name)
-    if "\0" in name or any(path.is_absolute() or path.drive or ".." in path.parts for path in paths):
-        return False
-    home, file = folder.resolve(), (folder / name).resolve()
-    of_cache = home.parent.name == "snapshots" and file.parent == home.parent.parent / "blobs"
-    return file.is_relative_to(home) or of_cache
 
 
 def _hub_has(name: str) -> bool | None:
@@ -197,24 +203,6 @@ def _hub_has(name: str) -> bool | None:
     return True
 
 
-# The model.
-
-
-def _config(path: str, options: dict[str, bool]) -> tuple[Any, frozenset[str]]:
-    """What config.json describes, and the names of weights that no file has because nothing reads them."""
-    values, _ = PretrainedConfig.get_config_dict(path, **options)
-    if values.get("model_type") == decilm.MODEL_TYPE:
-        return decilm.as_llama(values, path)
-    return AutoConfig.from_pretrained(path, **options), frozenset()
-
-
-def _check_depth(config: Any) -> None:
-    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
-        layers = getattr(config, name, None)
-        if isinstance(layers, int) and layers > MAX_LAYERS:
-            raise CheckpointError(f"config.json says {name} {layers}; at most {MAX_LAYERS} are believed")
-
-
 def _forget_kernels(config: Any) -> None:
     """A stored "flash_attention_2" would ask for a package that nothing here calls."""
     if config._attn_implementation not in ("eager", "sdpa"):
@@ -224,23 +212,16 @@ def _forget_kernels(config: Any) -> None:
             _forget_kernels(part)
 
 
-def _model_class(path: str, config: Any) -> Any:
-    """The class that config.json names (with its task head), or the plain model where it names none that there is."""
-    architectures = config.architectures or [None]
-    architecture: Any = getattr(transformers, str(architectures[0]), None) if isinstance(architectures, list) else None
-    if architecture is None:
-        return AutoModel
-    if not (inspect.isclass(architecture) and issubclass(architecture, PreTrainedModel)):
-        raise CheckpointError(f"{path}: config.json names the architecture {architectures[0]}, which is no model")
-    return architecture
-
-
 def _fill_model(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The model of a config and what transformers says of its weights.
+    """The model of the class that config.json names (else the plain one), and what transformers says of its weights.
 
     With the task head that files have whose config names no class, as many of 2019 (SciBERT, BioBERT).
     """
-    model, info = load(_model_class(path, config))
+    name = config.architectures[0] if isinstance(config.architectures, list) and config.architectures else None
+    architecture: Any = getattr(transformers, str(name), AutoModel)
+    if not (inspect.isclass(architecture) and issubclass(architecture, (PreTrainedModel, AutoModel))):
+        raise CheckpointError(f"{path}: config.json names the architecture {name}, which is no model")
+    model, info = load(architecture)
     if config.architectures or not info["unexpected_keys"]:
         return model, info
     for auto in HEADS:
@@ -249,23 +230,6 @@ def _fill_model(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any
             if not (its["missing_keys"] or its["mismatched_keys"]):
                 return with_head, its
     return model, info
-
-
-def _dtype(name: str, config: Any, device: str) -> torch.dtype:
-    """`auto` is what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse."""
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
-    file_type = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    return torch.float32 if device == "cpu" else file_type
-
-
-def _multiplies_experts_at_once(model: PreTrainedModel) -> bool:
-    """Whether torch's product of all experts takes a model: none in double precision, rows of multiples of 16 bytes."""
-    parts = (part for part in model.modules() if not isinstance(part, torch.nn.Conv1d))
-    stacks = [weight for part in parts for weight in part.parameters(recurse=False) if weight.ndim == 3]
-    odd = any(size * weight.element_size() % 16 for weight in stacks for size in weight.shape[1:])
-    return model.dtype != torch.float64 and not odd
 
 
 def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[Any, str]:
@@ -308,11 +272,6 @@ def _fetch_files(path: str, options: dict[str, bool]) -> Path:
     folder = local_folder(path)
     assert folder is not None  # its config.json was read
     return folder
-
-
-def _digest(folder: Path) -> str:
-    weights = next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
-    return file_digest([folder / CONFIG, *weights])
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ def read_device_map(text: str) -> str | dict[str, int | str]:
     if not os.path.exists(text):
         raise ConfigError(f"{flag.device_map} {text}: give auto, or a JSON file that maps modules to devices")
     devices = read_json(Path(text))
-    if not (isinstance(devices, dict) and devices and all(map(_is_device, devices.values()))):
+    kinds = re.compile(r"\d+|cpu|disk|mps|cuda(:.*)?")
+    if not (isinstance(devices, dict) and devices and all(kinds.fullmatch(str(name)) for name in devices.values())):
         raise ConfigError(
             f'{flag.device_map} {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
             'cuda:N or N, mps, "cpu" and "disk"'
@@ -44,9 +46,7 @@ def is_quantised(path: str, config: Any) -> bool:
         return False
     method = (settings if isinstance(settings, Mapping) else vars(settings)).get("quant_method")
     name = str(getattr(method, "value", method))
-    if not any(
-        name_known == name or name_known.startswith(f"{name}_") for name_known in AUTO_QUANTIZATION_CONFIG_MAPPING
-    ):
+    if not any(known == name or known.startswith(f"{name}_") for known in AUTO_QUANTIZATION_CONFIG_MAPPING):
         raise CheckpointError(f"{path}: its weights are quantised ({name}), which transformers does not know")
     return True
 
@@ -73,9 +73,3 @@ def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) 
     prefixes = tuple(part and f"{part}." for part in devices)
     if left_out := [name for name in parameters if not f"{name}.".startswith(prefixes)]:
         raise ConfigError(f"{flag.device_map} gives no device for {left_out[0]}; name every module, or its parent")
-
-
-def _is_device(device: Any) -> bool:
-    if isinstance(device, str):
-        return device in ("cpu", "disk", "mps") or device.partition(":")[0] == "cuda"
-    return type(device) is int

@@ -28,11 +28,6 @@ CLOSED = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, alone or beside its base model."""
-    return os.path.isfile(folder / ADAPTER)
-
-
 def model_folder(folder: Path) -> Path:
     """Where the files of transformers are: in a folder, or in the encoder's part of a sentence-transformers model."""
     if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):

@@ -86,17 +86,12 @@ class SentenceEncoder:
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own_normalizers])
         return lowercasing
 
-    def prompt_length(self, tokenizer: Any) -> int:
-        """How many ids the prompt has: a special one behind it is none of them."""
-        if not self.prompt:
-            return 0
-        ids = tokenizer(self.prompt)["input_ids"]
-        return len(ids) - (ids[-1] in tokenizer.all_special_ids)
-
-    def pool(self, states: Tensor, real: Tensor, *, prompt: int) -> Tensor:
+    def pool(self, states: Tensor, real: Tensor, *, tokenizer: Any) -> Tensor:
         """Vectors [b d] of final states [b t d] at real positions [b t], before a normalisation at the end."""
-        if prompt and not self.pools_prompt:
-            real = real & (torch.arange(real.shape[1], device=real.device) >= prompt)
+        if self.prompt and not self.pools_prompt:
+            ids = tokenizer(self.prompt)["input_ids"]  # a special one behind the prompt is none of its own
+            length = len(ids) - (ids[-1] in tokenizer.all_special_ids)
+            real = real & (torch.arange(real.shape[1], device=real.device) >= length)
         vectors = torch.cat([POOLINGS[name](states, real) for name in self.poolings], dim=-1)
         for stage in self.stages:
             vectors = stage(vectors)
@@ -138,12 +133,7 @@ def _around(home: Path) -> tuple[tuple[str, ...], bool, tuple[Stage, ...], tuple
     return poolings, config.get("include_prompt") is not False, tuple(stages), tuple(name for name, _ in behind)
 
 
-def _identity(vectors: Tensor) -> Tensor:
-    return vectors
-
-
-def _normalize(vectors: Tensor) -> Tensor:
-    return nn.functional.normalize(vectors, dim=-1)
+_identity, _normalize = nn.Identity(), partial(nn.functional.normalize, dim=-1)
 
 
 def _stage(kind: str, folder: Path) -> Stage | None:
