@@ -32,14 +32,15 @@ def demo(values: Mapping[str, Any]) -> None:
     if result.missing:
         console.say(f"parts 1 and 2 are left out: {result.missing}")
     parts: list[tuple[str, Result]] = []
-    if result.bert is not None:
-        parts += [("What the heads of a pretrained BERT do, on parsed sentences", result.bert.analysis)]
-        parts += [("Half of its heads go without training, the others are refitted", result.bert.removal)]
-    parts += [("What the heads of a translation model do", result.translation.analysis)]
+    if "bert" in result.parts:
+        titles = "What the heads of a pretrained BERT do, on parsed sentences", "Half of its heads go without training"
+        parts += zip(titles, result.parts["bert"], strict=True)
+    study, removal = result.parts["translation"]
+    parts.append(("What the heads of a translation model do", study))
     for number, (title, output) in enumerate(parts, start=4 - len(parts)):
         console.show(["", f"── {number}  {title} ".ljust(WIDTH, "─")])
         show_result(output)
-    sizes = [result.translation.removal.record[when]["attention_heads"] for when in ("before", "after")]
+    sizes = [removal.record[when]["attention_heads"] for when in ("before", "after")]
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     rows = []
     for old, new in zip(*(evaluation.scores for evaluation in result.scores), strict=True):
@@ -47,5 +48,5 @@ def demo(values: Mapping[str, Any]) -> None:
         rows.append((old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1]))
     table = AnswerTable(("", "before", "95 %", "after", "95 %"), tuple(rows))
     console.show(["", *answer_lines([Answer(title, "", table)], verbose=True, width=WIDTH)])
-    smaller = [f"smaller checkpoint: {part.removal.path}" for part in result.parts]
+    smaller = [f"smaller checkpoint: {smaller.path}" for _, smaller in result.parts.values()]
     console.show(["", *smaller, f"everything in one page, for a browser: {result.page}"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headscope.assets import captions, demo_checkpoint, sample, trained_model
 from headscope.config import AnalyzeConfig, EvaluateConfig
@@ -13,34 +13,18 @@ from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
-from headscope.files.folders import Build
-from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.removal.remove import REMOVAL, run_removal
-from headscope.pruning.selection import CHOICE
+from headscope.pruning.removal.remove import run_removal
 from headscope.report.page.write import write_page
+from headscope.report.styles import check_path
 from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study
-from headscope.results.study_files import STUDY
-from headscope.version import VERSION
 
-DEMONSTRATION = OutputKind(
-    "demonstration",
-    "run of `headscope demo`",
-    "demo.json",
-    (
-        *(*STUDY.in_folder("bert"), *CHOICE.in_folder("bert-ranking"), *REMOVAL.in_folder("bert-pruned")),
-        *STUDY.in_folder("translation"),
-        *CHOICE.in_folder("translation-ranking"),
-        *REMOVAL.in_folder("translation-pruned"),
-        *("text/*.en", "text/*.de", "text/*.conllu", "page.html"),
-    ),
-)
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
 EXPLAINED = 48  # sentences whose translations are explained: a backward pass for each of their tokens
 FITS = {"explained_rows": 450, "explained_steps": 8}  # enough to see what explains a head, in a fifth of the time
@@ -49,36 +33,17 @@ SHARE = 0.5  # of the heads that stay
 ROUNDS = 2  # of timing
 
 
-@dataclass(frozen=True)
-class Part:
-    """A model that was measured and pruned."""
+class Demonstration(NamedTuple):
+    """What each model ("bert", "translation") is found to do, and the model without half of its heads.
 
-    analysis: Study
-    removal: Removal
-
-    @classmethod
-    def open(cls, out: Path, name: str) -> Part:
-        """The part called `name` in the folder of a demonstration."""
-        return cls(Study.open(out / name), Removal.open(out / f"{name}-pruned"))
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """Results of all parts; without the package of the BERT there is none of it, and `missing` says what to do.
-
-    `scores` are of the translation model, before and after, on text that had no part in pruning it.
+    Without the package of the BERT there is none of it, and `missing` says what to do. `scores` are of the translation
+    model, before and after, on text that had no part in pruning it.
     """
 
-    bert: Part | None
-    translation: Part
+    parts: Mapping[str, tuple[Study, Removal]]
     scores: tuple[Evaluation, Evaluation]
     page: Path
     missing: str
-
-    @property
-    def parts(self) -> list[Part]:
-        """The BERT, where its package is installed, and the translation model."""
-        return [part for part in (self.bert, self.translation) if part is not None]
 
 
 def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no_progress) -> Demonstration:
@@ -87,77 +52,57 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     `out` gets, for `bert` and `translation` each, a run of `analyze`, NAME-ranking and NAME-pruned (the smaller
     checkpoint); `text`, and `page.html`. OutputError where `out` has results and `force` is not given.
     """
-    with Build(out, DEMONSTRATION, force=force) as build:
-        with build.writing() as temporary:
-            missing, scores = _run(temporary, out, progress)
-        build.finish({"headscope": VERSION})
-    bert = None if missing else Part.open(out, "bert")
-    return Demonstration(bert, Part.open(out, "translation"), scores, out / "page.html", missing)
-
-
-def _run(out: Path, final: Path, progress: Progress) -> tuple[str, tuple[Evaluation, Evaluation]]:
-    """Why there is no BERT ("" where there is one), and scores of the translation model before and after."""
-    text, missing, names = _write_texts(out / "text"), "", ["translation"]
+    page = check_path(out / "page.html", page=True, force=force)
+    text, missing, parts = _write_texts(out / "text"), "", dict[str, tuple[Study, Removal]]()
     try:
         checkpoint = demo_checkpoint()
     except CheckpointError as error:
         missing = str(error)
     else:
-        _prune_bert(checkpoint, out, text, progress)
-        names.insert(0, "bert")
-    scores = _prune_translation(out, text, progress)
-    _move_in_files(out, final)
-    write_page([out / f"{name}{kind}" for name in names for kind in ("", "-ranking", "-pruned")], out / "page.html")
-    return missing, scores
+        parts["bert"] = _prune_bert(checkpoint, out, text, force, progress)
+    parts["translation"], scores = _prune_translation(out, text, force, progress)
+    write_page([out / f"{name}{kind}" for name in parts for kind in ("", "-ranking", "-pruned")], page)
+    return Demonstration(parts, scores, page, missing)
 
 
-def _prune_bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> None:
+def _prune_bert(
+    checkpoint: str, out: Path, text: dict[str, Path], force: bool, progress: Progress
+) -> tuple[Study, Removal]:
     """All heads on parsed sentences; half of them go by how well the others make up for them."""
-    _analyze(
-        AnalyzeConfig(
-            checkpoint=checkpoint,
-            out=out / "bert",
-            parse=str(text["parsed.conllu"]),
-            also=("explained",),
-            analysis_options=FITS,
-        ),
-        progress,
-    )
+    its: dict[str, Any] = {"checkpoint": checkpoint, "force": force}
+    parse = str(text["parsed.conllu"])
+    config = AnalyzeConfig(out=out / "bert", parse=parse, also=("explained",), analysis_options=FITS, **its)
+    analysis = _analyze(config, progress)
     calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
-    choice = run_ranking(
-        RankConfig(checkpoint=checkpoint, out=out / "bert-ranking", by="obs", keep_fraction=SHARE, **calibration),
-        progress=progress,
-    )
-    _remove(checkpoint, out / "bert-pruned", choice, calibration)
+    ranking = RankConfig(out=out / "bert-ranking", by="obs", keep_fraction=SHARE, **its, **calibration)
+    choice = run_ranking(ranking, progress=progress)
+    return analysis, _remove(out / "bert-pruned", choice, its | calibration)
 
 
-def _prune_translation(out: Path, text: dict[str, Path], progress: Progress) -> tuple[Evaluation, Evaluation]:
+def _prune_translation(
+    out: Path, text: dict[str, Path], force: bool, progress: Progress
+) -> tuple[tuple[Study, Removal], tuple[Evaluation, Evaluation]]:
     """Relevance of all heads for translations; half of the encoder's go. Scores before and after."""
-    analysis = _analyze(
-        AnalyzeConfig(
-            checkpoint=trained_model(),
-            out=out / "translation",
-            source=captions("en"),
-            target=captions("de"),
-            parse=str(captions("conllu")),
-            target_parse=captions("de.conllu"),
-            analysis_options={"alignments": captions("align"), **FITS},
-            max_sentences=EXPLAINED,
-            also=("lrp", "explained"),
-        ),
-        progress,
+    its: dict[str, Any] = {"checkpoint": trained_model(), "force": force}
+    config = AnalyzeConfig(
+        out=out / "translation",
+        source=captions("en"),
+        target=captions("de"),
+        parse=str(captions("conllu")),
+        target_parse=captions("de.conllu"),
+        analysis_options={"alignments": captions("align"), **FITS},
+        max_sentences=EXPLAINED,
+        also=("lrp", "explained"),
+        **its,
     )
-    folder, run = out / "translation-ranking", analysis.folder
-    choice = run_ranking(
-        RankConfig(
-            checkpoint=trained_model(), out=folder, by=MEASURE, run=run, keep_fraction=SHARE, sites=("encoder-self",)
-        )
-    )
+    analysis, folder = _analyze(config, progress), out / "translation-ranking"
+    own = {"by": MEASURE, "run": analysis.folder, "keep_fraction": SHARE, "sites": ("encoder-self",)}
+    choice = run_ranking(RankConfig(out=folder, **own, **its))
     calibration = {"source": text["learn.en"], "target": text["learn.de"]}
     calibration |= {"valid_source": text["test.en"], "valid_target": text["test.de"]}
-    removal = _remove(trained_model(), out / "translation-pruned", choice, calibration)
+    removal = _remove(out / "translation-pruned", choice, its | calibration)
     before, after = (_evaluate(path, text, progress) for path in (trained_model(), str(removal.path)))
-    return before, after
+    return (analysis, removal), (before, after)
 
 
 def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
@@ -167,11 +112,10 @@ def _analyze(config: AnalyzeConfig, progress: Progress) -> Study:
     return study
 
 
-def _remove(checkpoint: str, out: Path, choice: Ranking, calibration: dict[str, Any]) -> Removal:
+def _remove(out: Path, choice: Ranking, options: Mapping[str, Any]) -> Removal:
     """The heads that were chosen cut out, and what is left of the output projections refitted."""
     heads = ",".join(map(str, choice.removed))
-    options = {"compensate": "least-squares", "rounds": ROUNDS, **calibration}
-    return run_removal(RemoveConfig(checkpoint=checkpoint, out=out, heads=heads, **options))
+    return run_removal(RemoveConfig(out=out, heads=heads, compensate="least-squares", rounds=ROUNDS, **options))
 
 
 def _evaluate(checkpoint: str, text: dict[str, Path], progress: Progress) -> Evaluation:
@@ -202,11 +146,3 @@ def _write_texts(folder: Path) -> dict[str, Path]:
 def _write_lines(path: Path, lines: Sequence[str]) -> Path:
     text = "\n".join(lines) + "\n"
     return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def _move_in_files(folder: Path, new: Path) -> None:
-    """Records name texts by their paths: those that they have when all is in its place."""
-    for path in sorted(folder.rglob("*.json")):
-        text = path.read_text(encoding="utf-8")
-        if str(folder) in text:
-            path.write_text(text.replace(str(folder), str(new)), encoding="utf-8")

@@ -13,7 +13,7 @@ from headscope.errors import OutputError, flag, shortlist
 from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY
 
-RECORDS = ("run.json", "pruning.json", "sweep.json", "conversion.json", "demo.json")
+RECORDS = ("run.json", "pruning.json", "sweep.json", "conversion.json")
 """The records of all kinds of runs."""
 
 
