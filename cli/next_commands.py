@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from headscope.config import AnalyzeConfig, Companions, TextFiles, ValidatedTextFiles
+from headscope.config.inputs import DATA, MODEL
 from headscope.heads import Site
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
-STANZA = ("lang", "stanza_dir", "download")
 ANALYSED = (
-    *(*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", *STANZA),
-    *("template", "examples", "max_sentences", "mask", "max_length", "queries", "keep_special", "exclude_sinks"),
+    *(entry.name for entry in fields(AnalyzeConfig) if entry.metadata.get("panel") in (DATA, MODEL)),
+    *("queries", "keep_special", "exclude_sinks"),
 )
 FLAGLESS = {
     entry.name for cls in (AnalyzeConfig, ValidatedTextFiles) for entry in fields(cls) if entry.metadata.get("flagless")
@@ -64,10 +64,8 @@ def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
             yield "Smaller model", command_line(*small, options=options, names=(*TEXT, *COMPANIONS))
     elif not study.has_table("patching"):
         rerun = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
-        unused_names = () if options.get("parse") == "stanza" else STANZA
         own = _of_analyses(options)
-        names = tuple(name for name in (*ANALYSED, *COMPANIONS, *own) if name not in unused_names)
-        yield "Which heads matter", command_line(*rerun, options={**options, **own}, names=names)
+        yield "Which heads matter", command_line(*rerun, options={**options, **own}, names=(*ANALYSED, *own))
 
 
 def _of_analyses(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,15 +95,8 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str]
         return None
     ranking = record.get("ranking", {})
     source_folder = choice.folder / "model" if record["model"] else record["source"]["path"]
-    words = [
-        "prune",
-        "remove",
-        source_folder,
-        "--heads",
-        choice.folder / "removed.txt",
-        "--out",
-        f"{choice.folder}-pruned",
-    ]
+    words = ["prune", "remove", source_folder, "--heads", choice.folder / "removed.txt"]
+    words += ["--out", f"{choice.folder}-pruned"]
     read = int((re.findall(r"\|data:[^|]*n=(\d+)", choice.signature) or ["0"])[0])
     refit: tuple[str, ...] = ()
     has_cross_text = options.get("target") or not {head.site for head in choice.removed} >= {Site.CROSS}
@@ -113,17 +104,8 @@ def after_choice(choice: Ranking, options: Mapping[str, Any]) -> tuple[str, str]
         words += ["--compensate", "auto"]
         refit = ("sequential",)
     words += ["--export", "native"] if ranking.get("native") else []
-    names = (*refit, *TEXT, *VALID, *_companions(choice))
+    names = (*refit, *TEXT, *VALID, *(["bpe"] if record["model"] else COMPANIONS))  # what has learnt holds the others
     return "Smaller model", command_line(*words, options=options, names=names)
-
-
-def _companions(choice: Ranking) -> tuple[str, ...]:
-    """The companions of the checkpoint that heads go from: one that was trained holds all but what splits its text."""
-    from headscope.formats.base import detect_format
-
-    if not choice.record["model"]:
-        return COMPANIONS
-    return ("bpe",) if "bpe" in detect_format(str(choice.folder / "model")).takes else ()
 
 
 def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, str]:
@@ -132,7 +114,6 @@ def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, st
     Heads were chosen, and what is left was refitted, on the text that was given.
     """
     from headscope.assets import sample
-    from headscope.formats.base import FORMATS
 
     quality = removal.record["quality"]
     if quality is None:
@@ -144,7 +125,5 @@ def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, st
         text = {"source": sample("en"), "target": sample("de") if removal.record["before"]["cross_cache"] else None}
     by_states = "labels" not in text_names and quality["metric"] == "cosine"
     metrics = {"metrics": "cosine"} if by_states else {}
-    takes_bpe = "bpe" in FORMATS.get(removal.record["output"]["format"]).takes
-    more = {**text, **metrics, **({"bpe": options.get("bpe")} if takes_bpe else {})}
-    test_command = command_line("evaluate", removal.path, options=more, names=(*TEXT, "metrics", "bpe"))
-    return "Test on text it has not seen", test_command
+    more = {**text, **metrics, "bpe": options.get("bpe")}
+    return "Test on text it has not seen", command_line("evaluate", removal.path, options=more, names=tuple(more))
