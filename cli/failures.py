@@ -6,7 +6,7 @@ import os
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -19,6 +19,9 @@ from headscope.config.option import first_sentence
 from headscope.errors import ConfigError, HeadscopeError, one_line
 from headscope.files.writing import write_failure
 
+ALL = "--help-all"
+"""Asks for the help with every option."""
+HELP = ("--help", "-h", ALL)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Of every command's context: how help is asked for, and the columns that it takes at most."""
 NAMES_WIDTH = 30
@@ -27,8 +30,6 @@ NAMES_WIDTH = 30
 
 FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
 """Headings that stand before all others, and after them."""
-ALL = "--help-all"
-"""Asks for the help with every option."""
 FEW = 18
 """Options that --help shows without a choice."""
 
@@ -89,13 +90,13 @@ class PlainGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Every command with the first line of its help, then options under the headings of their panels."""
-        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [
-            (name, command.get_short_help_str(1000)) for name, command in commands if command and not command.hidden
-        ]
-        if rows:
+        if rows := list(self.command_rows(ctx)):
             write_rows(formatter, "Commands", rows)
         write_options(self, ctx, formatter)
+
+    def command_rows(self, ctx: Any) -> Iterable[tuple[str, str]]:
+        """Names and first lines of the commands."""
+        return ((name, self.get_command(ctx, name).get_short_help_str(1000)) for name in self.list_commands(ctx))
 
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
@@ -147,11 +148,10 @@ class PlainCommand(TyperCommand):
         write_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left; ConfigError for a list, or `--config`, that is given more than once.
-
-        A word too many behind an option whose value may be left out is meant as its value.
-        """
-        original, args = args, list(self._with_values(ctx, args))
+        """The arguments that are left; ConfigError for a list, or `--config`, that is given more than once."""
+        bare = {flag: str(option.metavar) for option in self.get_params(ctx) for flag in option.opts}
+        pairs = zip(args, [*args[1:], "-"], strict=False)
+        args = [word for pair in pairs for word in _with_value(*pair, bare.get(pair[0], ""))]
         if args or not self.no_args_is_help:
             options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
             for option in filter(_counts_whole, options):
@@ -159,25 +159,12 @@ class PlainCommand(TyperCommand):
                     name = max(option.opts, key=len)
                     instead = f", as a list: {name} a,b,c" if option.name != "config" else ""
                     raise ConfigError(f"{name} is given {count} times; give it once{instead}")
-        try:
-            return super().parse_args(ctx, list(args))
-        except USAGE as error:
-            if args == original or "unexpected extra argument" not in str(error):
-                raise
-            return super().parse_args(ctx, original)
+        return super().parse_args(ctx, args)
 
-    def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
-        """The arguments, where an option whose value may be left out has one."""
-        words = {
-            flag: str(option.metavar).strip("[]").split("|")
-            for option in self.get_params(ctx)
-            if (option.metavar or "").startswith("[")
-            for flag in option.opts
-        }
-        for argument, following in zip(args, [*args[1:], ""], strict=False):
-            yield argument
-            if argument in words and following not in words[argument]:
-                yield words[argument][0]
+
+def _with_value(word: str, following: str, metavar: str) -> list[str]:
+    """An argument, behind an option whose value may be left out (`[cheap|all]`) that value."""
+    return [word, metavar[1:-1].split("|")[0]] if metavar.startswith("[") and following.startswith("-") else [word]
 
 
 def _counts_whole(option: Any) -> bool:
@@ -250,9 +237,6 @@ def unknown_command(kind: str, name: str, available: Sequence[str], context: Any
     return ConfigError(unknown(kind, name, list(available)))
 
 
-HELP = ("--help", "-h", ALL)
-
-
 def build_command(function: Callable[..., Any], name: str, help: str | None = None) -> Any:
     """The command of a function that `options_from` made."""
     group = Application(add_completion=False)
@@ -288,21 +272,9 @@ class LazyGroup(PlainGroup):
             typer.main.get_command(module.app) if hasattr(module, "app") else build_command(getattr(module, name), name)
         )
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help text, for which no command is imported."""
-        names = _Names(name=self.name, params=self.params, help=self.help, epilog=self.epilog, rich_markup_mode=None)
-        names.summaries = self.summaries
-        names.format_help(ctx, formatter)
-
-
-class _Names(LazyGroup):
-    """The commands as the help of their group shows them: name and first line."""
-
-    format_help = PlainGroup.format_help
-
-    def get_command(self, ctx: Any, cmd_name: str) -> PlainCommand:
-        """The command with its first line of help and nothing else."""
-        return PlainCommand(cmd_name, help=self.summaries[cmd_name], short_help=self.summaries[cmd_name])
+    def command_rows(self, ctx: Any) -> Iterable[tuple[str, str]]:
+        """Names and first lines, for which no command is imported."""
+        return self.summaries.items()
 
 
 def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any = None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headscope.assets import captions, demo_checkpoint, sample, trained_model
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.study import run_analysis
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, OutputError
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
 from headscope.files.writing import write_atomically
@@ -52,6 +52,8 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     `out` gets, for `bert` and `translation` each, a run of `analyze`, NAME-ranking and NAME-pruned (the smaller
     checkpoint); `text`, and `page.html`. OutputError where `out` has results and `force` is not given.
     """
+    if out.is_file():
+        raise OutputError(f"{out} is a file, and results go into a folder of their own; give another name")
     page = check_path(out / "page.html", page=True, force=force)
     text, missing, parts = _write_texts(out / "text"), "", dict[str, tuple[Study, Removal]]()
     try:
