@@ -11,13 +11,13 @@ import pandas as pd
 
 from headscope.config.option import convert_value
 from headscope.errors import ConfigError
-from headscope.files.reading import read_object, read_text
+from headscope.files.reading import read_text
 from headscope.files.tables import read_csv
 from headscope.heads import HeadId
 from headscope.results.answer import Answer
 from headscope.results.choices import QUANTITIES, choice_answers
 from headscope.results.result import StoredResult
-from headscope.results.study_tables import HEAD_COLUMNS, RunError
+from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 
 RECORD = "pruning.json"
 
@@ -44,12 +44,7 @@ class Ranking(StoredResult):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Ranking:
         """The ranking in a folder that `prune rank`, `l0` or `subset` wrote; RunError for another folder."""
-        path = Path(folder)
-        record = read_object(path / RECORD, error=RunError)
-        if not str(record.get("kind")).startswith("choice by"):
-            raise RunError(
-                f"{path} is no run that chose heads; name what `headscope prune l0`, `subset` or `rank` wrote"
-            )
+        path, record = open_record(folder, RECORD, "choice by", wrote="prune l0`, `subset`, `rank` or `sweep")
         files = [name for name in ("ranking", "gates") if (path / f"{name}.csv").is_file()]
         tables = {name: read_csv(path / f"{name}.csv", texts=HEAD_COLUMNS[:1], error=RunError) for name in files}
         return cls(record, tables, [HeadId.parse(name) for name in read_text(path / "kept.txt").split()], path)

@@ -11,11 +11,10 @@ import pandas as pd
 
 from headscope.config.declarations import import_target
 from headscope.errors import flag
-from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
 from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, number_text, remark_answers, signed_text
 from headscope.results.result import StoredResult
-from headscope.results.study_tables import RunError
+from headscope.results.study_tables import open_record
 from headscope.signature import count_of
 
 RECORD = "pruning.json"
@@ -42,12 +41,7 @@ class Removal(StoredResult):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Removal:
         """The removal in a folder that `prune remove` or `prune shrink` wrote; RunError for another folder."""
-        path = Path(folder)
-        if not (path / RECORD).is_file():
-            raise RunError(f"{path} has no {RECORD}; name a folder that `headscope prune remove` wrote")
-        record = read_json(path / RECORD, error=RunError, name=str(path / RECORD))
-        if not isinstance(record, dict) or record.get("kind") not in KINDS:
-            raise RunError(f"{path / RECORD} is no record of a removal; name a folder that `prune remove` wrote")
+        path, record = open_record(folder, RECORD, *KINDS, wrote="prune remove` or `shrink")
         return Removal(record, path)
 
     @property

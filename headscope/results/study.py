@@ -16,19 +16,18 @@ from numpy.typing import NDArray
 from headscope.config.declarations import import_target
 from headscope.data.token_text import MARKS, Marks
 from headscope.errors import ConfigError, flag
-from headscope.files.reading import no_path, read_json
 from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
 from headscope.heads import SITES, HeadId, Layout, Site
 from headscope.registry import unknown
 from headscope.results.answer import Answer
 from headscope.results.result import StoredResult
 from headscope.results.study_tables import (
-    COLUMNS,
     HEAD_COLUMNS,
     MissingTable,
     OnDemand,
     RunError,
     check_columns,
+    open_record,
     read_table,
     unknown_column,
 )
@@ -82,16 +81,7 @@ class Study(StoredResult):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Study:
         """The study in a folder that `save` or `headscope analyze --out` wrote; RunError for another folder."""
-        path = Path(folder)
-        if not path.is_dir():
-            problem = f"{path} is not a directory" if path.exists() else no_path(path, "directory")
-            raise RunError(f"{problem}; name one that `headscope analyze --out DIR` wrote")
-        for name in ("run.json", "heads.csv"):
-            if not (path / name).is_file():
-                raise RunError(f"{path} is not a run: it has no {name}; make one with `headscope analyze --out DIR`")
-        record = read_json(path / "run.json", error=RunError, name=f"run {path.name}: run.json")
-        if lacking := [key for key in ("signature", "layout") if not isinstance(record, dict) or key not in record]:
-            raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
+        path, record = open_record(folder, "run.json", "analysis", wrote="analyze --out DIR")
         record = {key: value for key, value in record.items() if key not in ("kind", "files")}
         names = dict.fromkeys(["heads", *sorted(file.stem for file in path.glob("*.csv"))])
         tables = OnDemand({name: partial(read_table, path / f"{name}.csv") for name in names})
@@ -268,7 +258,7 @@ class Study(StoredResult):
             option = flag(own) if own in ("faithfulness", "importance") else f"{flag.also} {name}"
             raise MissingTable(f"run {self.name} has no {name}.csv{self._why(name, f'; analyze with {option}')}")
         table = self.tables[name]
-        check_columns(table, (*COLUMNS.get(name, ()), *columns), f"{name}.csv of run {self.name}")
+        check_columns(table, columns, f"{name}.csv of run {self.name}")
         return table
 
     def role(self, name: str) -> dict[str, Any]:

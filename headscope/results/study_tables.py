@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from headscope.config.declarations import measured_columns
 from headscope.errors import HeadscopeError, flag, reason_of
+from headscope.files.reading import no_path, read_object
 from headscope.files.tables import is_cut_off, read_csv
 from headscope.registry import unknown
 
 T = TypeVar("T")
 
 HEAD_COLUMNS = ("site", "layer", "head")
-COLUMNS = {
-    "heads": (*HEAD_COLUMNS, "functions"),
-    "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
-    "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
-    "importance_functions": (
-        *("kind", "name", "measure", "heads", "mean", "mean_low", "mean_high", "others", "others_mean"),
-        *("difference", "difference_low", "difference_high", "first", "of_first", "p_first"),
-    ),
-}
-"""Columns of numbers and texts that readers of a table rely on."""
 TEXTS = (
     *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
     *("token", "lacks", "functions", "functions_unsupported", "syntactic_relation"),
@@ -42,6 +34,18 @@ class RunError(HeadscopeError):
 
 class MissingTable(RunError):
     """The run is fine but the analysis that writes this table was not part of it."""
+
+
+def open_record(folder: str | PathLike[str], name: str, *kinds: str, wrote: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run and its record, the file `name`; RunError unless that is of a kind that a command `wrote`."""
+    path = Path(folder)
+    if not (path / name).is_file():
+        problem = f"{path} has no {name}" if path.is_dir() else no_path(path, "directory")
+        raise RunError(f"{problem}; name what `headscope {wrote}` wrote")
+    record = read_object(path / name, error=RunError)
+    if not str(kind := record.get("kind", kinds[0])).startswith(kinds):
+        raise RunError(f"{path} is a run of another kind ({str(kind)[:40]}); name what `headscope {wrote}` wrote")
+    return path, record
 
 
 class OnDemand(Mapping[str, T]):
@@ -65,9 +69,9 @@ class OnDemand(Mapping[str, T]):
 def read_table(path: Path) -> pd.DataFrame:
     """A table of a study; RunError where it is cut off or malformed."""
     name = f"run {path.parent.name}: {path.name}"
-    if is_cut_off(path):
+    if path.is_file() and is_cut_off(path):
         raise RunError(f"{name} is cut off; analyse again")
-    columns = COLUMNS.get(path.stem, ())
+    columns = (*HEAD_COLUMNS, "functions") if path.stem == "heads" else ()
     return read_csv(path, columns=columns, texts=TEXTS, error=RunError, name=name, advice="analyse again")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.files.reading import read_object, read_record
+from headscope.files.reading import read_record
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
 from headscope.results.answer import Answer
@@ -20,7 +20,7 @@ from headscope.results.choices import choice_answers, run_answers, sweep_answers
 from headscope.results.ranking import Ranking
 from headscope.results.result import StoredResult
 from headscope.results.study import Study, model_name
-from headscope.results.study_tables import HEAD_COLUMNS, RunError
+from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 
 COLUMNS = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
@@ -58,8 +58,7 @@ class Sweep(StoredResult):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Sweep:
         """The sweep in a folder that `headscope prune sweep` wrote."""
-        path = Path(folder)
-        record = read_object(path / "sweep.json", error=RunError)
+        path, record = open_record(folder, "sweep.json", "sweep", wrote="prune sweep")
         cells = read_csv(path / "sweep.csv", columns=COLUMNS, texts=TEXTS, error=RunError)
         if not len(cells):
             raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
@@ -143,25 +142,13 @@ class Sweep(StoredResult):
 
 
 def open_pruned(paths: Sequence[Path]) -> list[Sweep]:
-    """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one.
-
-    RunError for a directory that is neither.
-    """
-    sweeps, selections = [], []
-    for path in paths:
-        if (path / "sweep.json").is_file():
-            sweeps.append(Sweep.open(path))
-        elif (path / "pruning.json").is_file():
-            selections.append(path)
-        else:
-            raise RunError(
-                f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
-                "or `rank` wrote"
-            )
-    groups: dict[str, list[Path]] = {}
-    for selection in {path.resolve(): path for path in selections}.values():  # each once
-        source = read_object(selection / "pruning.json", error=RunError).get("source") or {}
-        groups.setdefault(str(source.get("digest")), []).append(selection)
+    """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one."""
+    sweeps = [Sweep.open(path) for path in paths if (path / "sweep.json").is_file()]
+    groups: dict[str, list[Ranking]] = {}
+    for path in {path.resolve(): path for path in paths}.values():  # each once
+        if not (path / "sweep.json").is_file():
+            run = Ranking.open(path)
+            groups.setdefault(str((run.record.get("source") or {}).get("digest")), []).append(run)
     return [*sweeps, *map(_selections, groups.values())]
 
 
@@ -193,9 +180,9 @@ def _with_first_numbers(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
     return heads.assign(head=numbers)
 
 
-def _selections(paths: Sequence[Path]) -> Sweep:
+def _selections(runs: Sequence[Ranking]) -> Sweep:
     """Runs that chose heads once each; the unpruned model is the first cell."""
-    runs = [Ranking.open(path) for path in paths]
+    paths = [run.folder for run in runs]
     rows, heads, gates = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Path]()
     for run, cell in zip(runs, _cell_names(paths), strict=True):
         record, per_site = run.record, run.record["kept_per_site"]

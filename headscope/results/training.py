@@ -13,12 +13,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.config.option import plain_value
-from headscope.files.reading import read_object
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
 from headscope.results.answer import Answer, AnswerTable, number_text
 from headscope.results.result import Result
-from headscope.results.study_tables import RunError
+from headscope.results.study_tables import RunError, open_record
 from headscope.signature import count_of
 
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
@@ -56,15 +55,8 @@ class Training(Result):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Training:
         """The training in a folder that `headscope train --out` wrote; RunError for another folder."""
-        path = Path(folder)
-        for name in ("run.json", "metrics.csv"):
-            if not (path / name).is_file():
-                raise RunError(f"{path} is no training run: it has no {name}; name what `headscope train --out` wrote")
-        failure = f"training run {path.name} cannot be read:"
-        record = read_object(path / "run.json", error=RunError, name=f"{failure} run.json")
-        if record.get("kind") != "training":
-            raise RunError(f"{path} is no training run: its run.json or metrics.csv is of something else")
-        metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError, name=f"{failure} metrics.csv")
+        path, record = open_record(folder, "run.json", "training", wrote="train --out DIR")
+        metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError)
         if not len(metrics):
             raise RunError(f"training run {path.name}: metrics.csv has no line yet")
         so_far = {"update": int(metrics["update"].max()), "seconds": float(metrics["seconds"].max())}

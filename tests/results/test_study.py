@@ -85,7 +85,7 @@ def test_tables_that_are_missing_say_what_measures_them(study: Study, tmp_path: 
         study.table("syntactic")
     with pytest.raises(MissingTable, match=r"no faithfulness\.csv; analyze with --faithfulness"):
         study.table("faithfulness")
-    with pytest.raises(RunError, match=r"no run\.json; make one with `headscope analyze"):
+    with pytest.raises(RunError, match=r"no run\.json; name what `headscope analyze"):
         Study.open(tmp_path)
     folder = study.save(tmp_path / "run", figures=False)
     (folder / "positional.csv").write_text("site,layer\n")

@@ -20,7 +20,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.colors import to_hex
 
 from headscope.config.declarations import measured_columns
-from headscope.errors import HeadscopeError, flag
+from headscope.errors import HeadscopeError
 from headscope.files.reading import read_record
 from headscope.files.writing import write_atomically
 from headscope.heads import SITES
@@ -35,7 +35,6 @@ from headscope.results.answer import Answer
 from headscope.results.removal import KINDS, RECORD, Removal
 from headscope.results.result import CONTROL
 from headscope.results.study import Study
-from headscope.results.study_tables import RunError
 from headscope.results.sweep import Sweep, open_pruned
 from headscope.results.training import Training, training_answers
 from headscope.version import VERSION
@@ -100,14 +99,7 @@ def kind_of(path: Path) -> str:
         return "removal"
     if (path / "sweep.json").is_file() or (path / RECORD).is_file():
         return "pruning"
-    if (path / "metrics.csv").is_file() and not (path / "heads.csv").is_file():
-        return "training"
-    if not path.exists() or (path.is_dir() and not (path / "run.json").is_file()):
-        what = "has no run.json" if path.exists() else "is no directory"
-        raise RunError(f"{path} {what}; name what `headscope analyze`, `prune` or `train` wrote with {flag.out}")
-    if path.is_dir() and (record := read_record(path / "run.json").get("kind")) not in (None, "analysis"):
-        raise RunError(f"{path} is a run of another kind ({str(record)[:40]}), which no report shows")
-    return "analysis"
+    return "training" if read_record(path / "run.json").get("kind") == "training" else "analysis"
 
 
 def study_blocks(studies: Sequence[Study], runs: Sequence[Mapping[str, Any]]) -> Iterator[PageBlock]:
