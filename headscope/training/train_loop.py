@@ -22,7 +22,7 @@ from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import Step
 from headscope.training import checkpoints
 from headscope.training.checkpoints import METRICS, Progress, checkpoint, save_state
-from headscope.training.config import TrainConfig, length, rate
+from headscope.training.config import TrainConfig, length, rate, remarks_on
 from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
@@ -154,7 +154,7 @@ class Loop:
         """Epoch after epoch; says why it ended. The state is saved then, whatever the reason."""
         reason = self._planned_end()
         if reason is None and self.run.processes.main:
-            for text in self.run.variant.remarks(self.run, has_ended=False):
+            for text in [*remarks_on(self.run.config), *self.run.variant.remarks(self.run, has_ended=False)]:
                 self.remark(text)
         with self.bars:
             while reason is None:

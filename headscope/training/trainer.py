@@ -41,7 +41,7 @@ from headscope.training.checkpoints import (
     read_state,
     training_workspace,
 )
-from headscope.training.config import TrainConfig, TrainingPosition, remarks_on
+from headscope.training.config import TrainConfig, TrainingPosition
 from headscope.training.prepare import prepare, write_vocabularies
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import History, Loop, bleu_mode
@@ -105,7 +105,7 @@ def _train(
         history = History(config.out, update=run.position.update, tensorboard=config.tensorboard)
         write_json(config.out / "run.json", TRAINING.describe(about | {"status": "running"}))
         write_vocabularies(config, run.data)
-        for text in [*remarks_on(config), *run.data.unknown.warnings(checkpoint(run))]:
+        for text in run.data.unknown.warnings(checkpoint(run)):
             remark(text)
         if config.bleu_every and run.data.valid_texts is not None:
             for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):

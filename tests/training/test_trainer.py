@@ -371,7 +371,7 @@ def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path,
     assert told == []
     common = {"out": tmp_path / "foreign", "init": str(tmp_path / "first" / "last"), "valid_source": None}
     train(small(texts, source=foreign, valid_target=None, **common), baseline(), remark=told.append)
-    assert len(told) == 2 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[1]
+    assert len(told) == 2 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[0]
     counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
     assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
 
