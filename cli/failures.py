@@ -96,7 +96,8 @@ class PlainGroup(TyperGroup):
 
     def command_rows(self, ctx: Any) -> Iterable[tuple[str, str]]:
         """Names and first lines of the commands."""
-        return ((name, self.get_command(ctx, name).get_short_help_str(1000)) for name in self.list_commands(ctx))
+        commands: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        return ((name, command.get_short_help_str(1000)) for name, command in commands.items())
 
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own

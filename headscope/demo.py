@@ -98,7 +98,7 @@ def _prune_translation(
         **its,
     )
     analysis, folder = _analyze(config, progress), out / "translation-ranking"
-    own = {"by": MEASURE, "run": analysis.folder, "keep_fraction": SHARE, "sites": ("encoder-self",)}
+    own: dict[str, Any] = {"by": MEASURE, "run": analysis.folder, "keep_fraction": SHARE, "sites": ("encoder-self",)}
     choice = run_ranking(RankConfig(out=folder, **own, **its))
     calibration = {"source": text["learn.en"], "target": text["learn.de"]}
     calibration |= {"valid_source": text["test.en"], "valid_target": text["test.de"]}
