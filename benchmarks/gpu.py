@@ -68,7 +68,7 @@ def checkpoint(sizes: dict[str, Any], device: torch.device, *, longest: int) -> 
 
 def work(opened: Any, mode: str, length: int, only: tuple[str, ...]) -> Callable[[], Any]:
     """One run of a mode over a text of so many tokens."""
-    from headscope.config import AnalyzeOptions
+    from headscope.config.analyze import AnalyzeOptions
     from headscope.engine.study import measure_heads
 
     ids = words(length)

@@ -34,7 +34,7 @@ from whisper_base import PACKAGES, package_folder, write_recordings, write_whisp
 
 import headscope as hs
 from headscope.attribution.objectives.base import choose_objective
-from headscope.config import AnalyzeOptions
+from headscope.config.analyze import AnalyzeOptions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.labels import with_labels
 from headscope.data.template import with_template

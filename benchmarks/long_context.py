@@ -87,7 +87,7 @@ def one_line(ids: list[int]) -> Any:
 
 def measure(mode: str, length: int) -> tuple[float, float]:
     """Wall and CPU seconds of one mode, in this process."""
-    from headscope.config import AnalyzeOptions
+    from headscope.config.analyze import AnalyzeOptions
     from headscope.engine.study import measure_heads
     from headscope.model.discovery import find_attention
 

@@ -11,8 +11,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.options import STDIN, options_from
-from headscope.config import AnalyzeConfig
-from headscope.config.analyze import configured_analysis
+from headscope.config.analyze import AnalyzeConfig, configured_analysis
 from headscope.config.declarations import declarations
 from headscope.errors import ConfigError, DataError
 

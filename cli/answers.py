@@ -11,8 +11,7 @@ from headscope.cli import console
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from headscope.results.answer import Answer, AnswerTable
-    from headscope.results.result import Result
+    from headscope.results.answer import Answer, AnswerTable, Result
 
 INDENT = GAP = "   "
 WHOLE = 10_000  # columns: no line is cut

@@ -10,7 +10,7 @@ from headscope.cli.options import options_from, read
 from headscope.config.small import DemoConfig
 
 if TYPE_CHECKING:
-    from headscope.results.result import Result
+    from headscope.results.answer import Result
 
 WIDTH = 80  # of the rules between parts
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from headscope.config import AnalyzeConfig, Companions, TextFiles, ValidatedTextFiles
+from headscope.config import Companions, TextFiles, ValidatedTextFiles
+from headscope.config.analyze import AnalyzeConfig
 from headscope.config.inputs import DATA, MODEL
 from headscope.heads import Site
 

@@ -21,7 +21,7 @@ from headscope.report.registry import PlotFigure, plot_figures
 from headscope.report.styles import FigureStyle, check_path, target_paths
 
 if TYPE_CHECKING:
-    from headscope.results.result import Result
+    from headscope.results.answer import Result
 
 
 @dataclass(frozen=True)

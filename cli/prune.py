@@ -174,7 +174,7 @@ def command_of(learner: DeclaredLearner) -> Any:
 def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
     from headscope.distributed import process_group
     from headscope.pruning.learning.learn import finished_record, resumable, run_learning
-    from headscope.results.choices import choice_answers
+    from headscope.results.ranking import choice_answers
 
     with process_group() as processes:
         if config.resume and (record := processes.on_main(lambda: finished_record(config))):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headscope.assets import captions, demo_checkpoint, sample, trained_model
-from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.config.analyze import AnalyzeConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, OutputError
 from headscope.evaluation.quality import Evaluation

@@ -15,7 +15,8 @@ from pandas.testing import assert_frame_equal
 
 import headscope as hs
 from headscope.api.commands import PRUNING
-from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.config.analyze import AnalyzeConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.config.small import TranslateOptions
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, command_flag, flag, flags

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.config import EvaluateConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.config.option import SEED, make_config
 from headscope.config.small import TranslateConfig, TranslateOptions
 from headscope.data.corpus import open_corpus

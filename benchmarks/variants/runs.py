@@ -17,7 +17,7 @@ from typing import Any
 
 from variants.design import RECIPE, TEST, Arm
 
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.config.small import TranslateOptions
 from headscope.data.lines import read_lines
 from headscope.engine.study import run_analysis

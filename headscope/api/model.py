@@ -23,8 +23,9 @@ from headscope.api.arguments import (
     text_options,
 )
 from headscope.api.open_model import OpenModel
-from headscope.config import Companions, EvaluateConfig
+from headscope.config import Companions
 from headscope.config.analyze import configured_analysis
+from headscope.config.evaluate import EvaluateConfig
 from headscope.config.option import make_config
 from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
@@ -48,8 +49,7 @@ from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.verify import Timing, timings
 from headscope.pruning.shrink import open_shrink, small_model
-from headscope.results.conversion import Conversion
-from headscope.results.overview import Overview
+from headscope.results.overview import Conversion, Overview
 from headscope.results.ranking import Ranking
 from headscope.results.removal import Removal
 from headscope.results.study import Study

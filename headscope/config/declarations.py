@@ -8,22 +8,26 @@ class the attributes. Where the declarations of one need more than that, all ana
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from headscope.config.declared_source import LIGHT as LIGHT
-from headscope.config.declared_source import names_of_module as names_of_module
 from headscope.config.option import NoOptions, restore_config, types_of
 from headscope.errors import ConfigError, flag, flags
 from headscope.registry import Registry, unknown
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
+
 
 REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
@@ -303,3 +307,81 @@ def criterion_names() -> list[str]:
     folder = "headscope.pruning.ranking.criteria"
     sources: Registry[Any] = Registry("criterion", package=folder, group="headscope.criteria")
     return sorted(name for _, path in sources.unread() for name in registration.findall(path.read_text("utf-8")))
+
+
+LIGHT = {"dataclasses", "typing", "pathlib", "math", "headscope.config", "headscope.errors", "headscope.heads"}
+LIGHT |= {"headscope.config.declarations"}
+"""What declarations may import: modules that import no torch."""
+
+
+def names_of_module(module: str, sources: Mapping[str, Path], kind: str, declares: type[Any]) -> dict[str, Any]:
+    """Names that the declarations of a module define, and as "registered" the attributes of what `@kind` registers."""
+    names: dict[str, Any] = {"__name__": module, "registered": []}
+    classes: dict[str, SimpleNamespace] = {}
+    for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
+            imported_names = names_of_module(node.module, sources, kind, declares)
+            names |= {
+                alias.asname or alias.name: imported_names[alias.name]
+                for alias in node.names
+                if alias.name in imported_names
+            }
+        elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
+            base_attributes = [vars(classes[base]) for base in _names(node.bases) if base in classes]
+            about = {"about": ast.get_docstring(node) or ""}
+            classes[node.name] = SimpleNamespace(
+                **ChainMap(_attributes(node, names, declares), about, *base_attributes)
+            )
+            if kind in _names(node.decorator_list):
+                names["registered"].append(classes[node.name])
+        elif isinstance(node, ast.FunctionDef):
+            names[node.name] = f"{module}:{node.name}"
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.ClassDef)) or _is_light(node):
+            with suppress(NameError, TypeError):  # no declaration, or one that fails where a class uses it
+                _execute(node, names)
+    return names
+
+
+def _is_light(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import):
+        return all(alias.name in LIGHT for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and node.module in LIGHT
+
+
+def _attributes(node: ast.ClassDef, names: dict[str, Any], declares: type[Any]) -> dict[str, Any]:
+    """The values that a class assigns to attributes that `declares` has."""
+    attributes = {attribute.name for attribute in fields(declares)}
+    values: dict[str, Any] = {}
+    for statement in node.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if {target.id for target in targets if isinstance(target, ast.Name)} & attributes:
+            _execute(statement, names, values)
+    return values
+
+
+def _execute(node: ast.stmt, names: dict[str, Any], values: dict[str, Any] | None = None) -> None:
+    """One statement; annotations are evaluated, whatever the module says of them."""
+    exec(compile(ast.Module([node], []), "<declarations>", "exec", dont_inherit=True), names, values)
+
+
+def _names(nodes: list[ast.expr]) -> set[str]:
+    """The names of decorators or bases, without their arguments."""
+    bare = [node.func if isinstance(node, ast.Call) else node for node in nodes]
+    return {node.id for node in bare if isinstance(node, ast.Name)}
+
+
+ENGINES: Registry[Any] = Registry("engine", package="headscope.export", group="headscope.engines")
+"""The engines by name; `headscope.export.base.ENGINES` is the same registry with its type."""
+
+
+@dataclass(frozen=True)
+class EngineDeclaration(Declared):
+    """What an engine declares: class attributes of `headscope.export.base.EngineExport`."""
+
+    endings: tuple[str, ...] = ()
+    allocation: str = ""
+
+
+def declared_engines() -> list[EngineDeclaration]:
+    """Every engine, those of other installed packages included, by name."""
+    return sorted(read_declarations(EngineDeclaration, ENGINES), key=lambda engine: engine.name)

@@ -18,7 +18,7 @@ import torch
 
 from headscope.attribution.gatevector import explained_batch
 from headscope.bootstrap import Ratio
-from headscope.config import AnalyzeOptions
+from headscope.config.analyze import AnalyzeOptions
 from headscope.data.batching import DEFAULT_LIMIT, UNCUT, WINDOW
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, SideName

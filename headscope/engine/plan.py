@@ -13,7 +13,7 @@ import torch
 
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
-from headscope.config import AnalyzeOptions
+from headscope.config.analyze import AnalyzeOptions
 from headscope.config.declarations import checked_options, refuse_idle_options
 from headscope.data.batching import (
     DEFAULT_TOKENS,

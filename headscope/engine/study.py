@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headscope.config import AnalyzeConfig, AnalyzeOptions
+from headscope.config.analyze import AnalyzeConfig, AnalyzeOptions
 from headscope.config.declarations import checked_options, import_target
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text

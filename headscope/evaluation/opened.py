@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.config import COMPANIONS, CheckpointOptions, Companions, EvaluateConfig, EvaluateOptions
+from headscope.config import COMPANIONS, CheckpointOptions, Companions
+from headscope.config.evaluate import EvaluateConfig, EvaluateOptions
 from headscope.config.small import TranslateOptions
 from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text

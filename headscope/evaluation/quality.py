@@ -32,8 +32,7 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
-from headscope.results.answer import Answer, filled_table, list_text
-from headscope.results.result import Result
+from headscope.results.answer import Answer, Result, filled_table, list_text
 from headscope.signature import Signature, count_of, signature_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
-from headscope.config import EvaluateConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.distributed import ALONE, Processes
 from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS
@@ -27,8 +27,7 @@ from headscope.files.writing import write_atomically
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.progress import Progress, no_progress
-from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, signed_text
-from headscope.results.result import Result
+from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, Result, signed_text
 from headscope.signature import Signature, count_of
 
 if TYPE_CHECKING:

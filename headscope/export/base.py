@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headscope.config import engines
+from headscope.config import declarations
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.evaluation.model_inputs import InputTexts, prompts
 from headscope.formats.base import FORMATS, Checkpoint, Export
@@ -99,7 +99,7 @@ class EngineExport(ABC):
         """
 
 
-ENGINES: Registry[EngineExport] = engines.ENGINES
+ENGINES: Registry[EngineExport] = declarations.ENGINES
 
 
 def engine(cls: type[EngineExport]) -> type[EngineExport]:

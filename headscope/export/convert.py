@@ -30,7 +30,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.registry import unknown
-from headscope.results.conversion import Conversion
+from headscope.results.overview import Conversion
 from headscope.version import VERSION
 
 SENTENCES = 8

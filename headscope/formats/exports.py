@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from headscope.config.engines import declared_engines
+from headscope.config.declarations import declared_engines
 from headscope.errors import one_line
 from headscope.files.writing import write_atomically
 from headscope.model.removal_plan import RemovalPlan

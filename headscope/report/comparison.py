@@ -12,8 +12,7 @@ from scipy.stats import norm
 from headscope.config.declarations import measure_of
 from headscope.engine.evidence.significance import adjust, spearman
 from headscope.heads import HeadId
-from headscope.results.answer import Answer, AnswerTable, interval_text, number_text
-from headscope.results.result import Result
+from headscope.results.answer import Answer, AnswerTable, Result, interval_text, number_text
 from headscope.results.roles import NONE, role_of
 from headscope.results.study import Study
 from headscope.results.study_answers import LEVEL, importance_label, main_importance

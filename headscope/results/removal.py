@@ -12,8 +12,15 @@ import pandas as pd
 from headscope.config.declarations import import_target
 from headscope.errors import flag
 from headscope.heads import HeadId, by_layer
-from headscope.results.answer import MAX_ROWS, Answer, AnswerTable, number_text, remark_answers, signed_text
-from headscope.results.result import StoredResult
+from headscope.results.answer import (
+    MAX_ROWS,
+    Answer,
+    AnswerTable,
+    StoredResult,
+    number_text,
+    remark_answers,
+    signed_text,
+)
 from headscope.results.study_tables import open_record
 from headscope.signature import count_of
 

@@ -19,8 +19,7 @@ from headscope.errors import ConfigError, flag
 from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
 from headscope.heads import SITES, HeadId, Layout, Site
 from headscope.registry import unknown
-from headscope.results.answer import Answer
-from headscope.results.result import StoredResult
+from headscope.results.answer import Answer, StoredResult
 from headscope.results.study_tables import (
     HEAD_COLUMNS,
     MissingTable,

@@ -15,10 +15,8 @@ import pandas as pd
 from headscope.files.reading import read_record
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
-from headscope.results.answer import Answer
-from headscope.results.choices import choice_answers, run_answers, sweep_answers
-from headscope.results.ranking import Ranking
-from headscope.results.result import StoredResult
+from headscope.results.answer import Answer, StoredResult
+from headscope.results.ranking import Ranking, choice_answers, run_answers, sweep_answers
 from headscope.results.study import Study, model_name
 from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 

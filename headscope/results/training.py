@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from headscope.config.option import plain_value
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
-from headscope.results.answer import Answer, AnswerTable, number_text
-from headscope.results.result import Result
+from headscope.results.answer import Answer, AnswerTable, Result, number_text
 from headscope.results.study_tables import RunError, open_record
 from headscope.signature import count_of
 

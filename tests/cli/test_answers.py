@@ -17,7 +17,7 @@ import pytest
 import headscope as hs
 from headscope.assets import demo_checkpoint
 from headscope.cli.answers import table_lines
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.plan import chosen_analyses
 from headscope.engine.study import run_analysis
 from headscope.formats.native import NATIVE

@@ -17,7 +17,7 @@ import typer
 from headscope import demo
 from headscope.assets import captions, sample
 from headscope.cli import main
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.formats.base import open_checkpoint
 from headscope.results.study import Study

@@ -19,7 +19,7 @@ import headscope as hs
 from headscope.assets import trained_model
 from headscope.cli import main
 from headscope.cli.analyze import typed_text
-from headscope.config import AnalyzeOptions
+from headscope.config.analyze import AnalyzeOptions
 from headscope.engine.plan import chosen_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.native import NATIVE

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.config.declarations import checked_options
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.attention_maps import SHORT, attention_maps, short_examples

@@ -13,7 +13,7 @@ import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.data.batching import Omissions, batches
 from headscope.engine.base import AnalysisReport
 from headscope.engine.evidence.labels import LabelTests

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.mhr_fork import SENTENCES, BatchSize, groups, mhr_pickles
 from headscope.engine.study import run_analysis

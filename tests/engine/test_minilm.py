@@ -21,7 +21,7 @@ import pytest
 import torch
 import transformers
 
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.heads import Site
 from tests.oracles import confidence, distance, entropy, positional, rare_words, sink

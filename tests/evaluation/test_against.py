@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import headscope as hs
-from headscope.config import EvaluateConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.pruning.options.removal import RemoveConfig

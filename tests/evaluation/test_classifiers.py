@@ -12,7 +12,7 @@ import torch
 
 import headscope as hs
 from headscope.cli import main
-from headscope.config import EvaluateConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_text
 from headscope.data.parses import read_columns

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.config import EvaluateConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus, open_corpus

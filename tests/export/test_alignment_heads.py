@@ -16,7 +16,7 @@ import transformers
 import headscope as hs
 import headscope.model.transformers_attention  # registers the attention of models made here
 from headscope.assets import captions, trained_model
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.data.encoded import Batch, pad_side
 from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, ConfigError, OutputError

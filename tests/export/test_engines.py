@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import headscope as hs
-from headscope.config import engines
-from headscope.config.engines import declared_engines
+from headscope.config import declarations
+from headscope.config.declarations import declared_engines
 from headscope.errors import ConfigError
 from headscope.export.base import ENGINES, choose_export, split_export
 from headscope.export.deci_hf import sizes as deci_sizes
@@ -44,11 +44,11 @@ def model(tmp_path: Path) -> Any:
 
 def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     unread: Registry[Any] = Registry(ENGINES.kind, package=ENGINES.package, group=ENGINES.group)
-    monkeypatch.setattr(engines, "ENGINES", unread)
+    monkeypatch.setattr(declarations, "ENGINES", unread)
     read = {each.name: each for each in declared_engines()}
     assert not unread.loaded_variants() and sorted(read) == ENGINES.names()
     for name, engine in ENGINES:
-        assert read[name] == engines.EngineDeclaration.of(engine if isinstance(engine, type) else type(engine))
+        assert read[name] == declarations.EngineDeclaration.of(engine if isinstance(engine, type) else type(engine))
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
 

@@ -43,7 +43,7 @@ def analyze(headscope: Command, inputs: Path, out: Path, *more: str) -> tuple[in
 
 @pytest.fixture(scope="module")
 def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    from headscope.config import AnalyzeConfig
+    from headscope.config.analyze import AnalyzeConfig
     from headscope.engine.study import run_analysis
 
     out = tmp_path_factory.mktemp("whole") / "run"

@@ -22,7 +22,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
-from headscope.results.conversion import Conversion
+from headscope.results.overview import Conversion
 from headscope.training import tokenizers
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig

@@ -17,7 +17,7 @@ from tokenizers import processors
 from transformers.utils.generic import ModelOutput
 
 import headscope as hs
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from headscope.config import EvaluateConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.config.option import make_config
 from headscope.config.small import TranslateOptions
 from headscope.evaluation.run import run_evaluation

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from headscope.cli.options import read_config
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.config.option import declared_options
 from headscope.data.corpus import open_corpus
 from headscope.data.vocabulary import Merges

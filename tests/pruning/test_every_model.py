@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.config.analyze import AnalyzeConfig
+from headscope.config.evaluate import EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.labels import with_labels
 from headscope.engine.study import run_analysis

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from headscope.config import AnalyzeConfig
+from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint

@@ -280,7 +280,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Training, texts: Path) -> None:
-    from headscope.config import EvaluateConfig
+    from headscope.config.evaluate import EvaluateConfig
     from headscope.evaluation.run import run_evaluation
 
     found = run_evaluation(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import Array, Bootstrap
-from headscope.config import AnalyzeOptions
+from headscope.config.analyze import AnalyzeOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.faithfulness.comparison import (

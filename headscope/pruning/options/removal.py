@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from headscope.config.engines import declared_engines
+from headscope.config.declarations import declared_engines
 from headscope.config.inputs import (
     data_option,
     model_option,

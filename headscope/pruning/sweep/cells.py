@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from headscope.config import AnalyzeConfig, CheckpointOptions
+from headscope.config import CheckpointOptions
+from headscope.config.analyze import AnalyzeConfig
 from headscope.config.declarations import analysis_options, checked_options
 from headscope.config.option import restore_config
 from headscope.data.batching import sentence_limit

@@ -31,9 +31,8 @@ from headscope.report.marks import contrast
 from headscope.report.page.heads import marks, run_data
 from headscope.report.registry import find_figure, plot_figures
 from headscope.report.styles import FigureStyle, check_path, number_same
-from headscope.results.answer import Answer
+from headscope.results.answer import CONTROL, Answer
 from headscope.results.removal import KINDS, RECORD, Removal
-from headscope.results.result import CONTROL
 from headscope.results.study import Study
 from headscope.results.sweep import Sweep, open_pruned
 from headscope.results.training import Training, training_answers
