@@ -104,19 +104,6 @@ def test_texts_may_be_files_lists_and_pairs(pair: hs.Model, caption_files: tuple
         assert study.signature == expected.signature, kind
 
 
-def test_tables_arrays_and_labels_of_a_study(pair: hs.Model) -> None:
-    study = pair.analyze(SOURCES, target=TARGETS, **CHEAP)
-    assert list(study.tables) == ["heads", "positional", "labels"] and study.table("heads") is study.heads
-    assert len(study.heads) == 72 and study.sentences == N and study.complete and not study.left_out
-    assert study.arrays["cross/1/cka"].shape == (8, 8)
-    assert "encoder-self/0/cosine_low" in study.arrays
-    assert all(isinstance(head, hs.HeadId) for head in study.labels)
-    assert "72 heads" in repr(study)
-    page = study._repr_html_()
-    assert "72 heads" in page and "confidence_low" not in page
-    assert study.signature.replace("|", "")[:20] in page.replace("|", "")
-
-
 def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:
     first = pair.analyze(SOURCES[:5], out=tmp_path / "first", figures=False, **CHEAP)
     second = pair.analyze(SOURCES[5:], **CHEAP)
@@ -195,13 +182,6 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 
 
 # Progress.
-
-
-def test_progress_is_reported_to_a_function(pair: hs.Model) -> None:
-    told: list[tuple[str, int, int]] = []
-    pair.analyze(SOURCES, progress=lambda *entry: told.append(entry), **CHEAP)
-    assert told[0] == ("analysing", 0, N) and told[-1] == ("analysing", N, N)
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
 
 
 # Pruning and training.

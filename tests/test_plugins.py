@@ -16,8 +16,10 @@ import pytest
 from headscope import registry
 from headscope.assets import captions, trained_model
 from headscope.errors import ConfigError
+from headscope.files.toml import read_toml
 from headscope.registry import Registry
 
+PLUGIN = Path(__file__).parent / "plugin"
 SCRIPT = """
 import json, sys
 from headscope.cli.main import run
@@ -40,22 +42,16 @@ assert "vowels" in PAIR_FUNCTIONS.names()
 
 @pytest.mark.slow
 def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
-    source, site = tmp_path / "source", tmp_path / "site"  # a build leaves files behind
-    shutil.copytree(Path(__file__).parent / "plugin", source)
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-compile",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        str(site),
-        str(source),
+    site = tmp_path / "site"
+    shutil.copytree(PLUGIN / "headscope_plugin", site / "headscope_plugin")
+    metadata = site / "headscope_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: headscope-plugin\nVersion: 1.0\n")
+    groups = read_toml(PLUGIN / "pyproject.toml")["project"]["entry-points"]
+    written = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in its.items()) for group, its in groups.items()
     ]
-    subprocess.run(install, check=True, capture_output=True)
+    (metadata / "entry_points.txt").write_text("\n".join(written))
     model, english, german = trained_model(), str(tmp_path / "text.en"), str(tmp_path / "text.de")
     for path, language in ((english, "en"), (german, "de")):
         lines = captions(language).read_text(encoding="utf-8").splitlines()[:24]
@@ -66,24 +62,13 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
     numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
     judged = [*valid[:4], "--valid-sentences", "6"]
+    explained = ["--only", "taylor,lrp", "--objective", "margin", "--set", "lrp.rules=fixed_weights"]
     off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.0", "--out", "off.csv"]
     commands = [
         ["list", "engines"],
         numbers,
         ["analyze", model, *text, "--only", "last_key", "--set", "last_key.last-keys=2", "--out", "run"],
-        [
-            "analyze",
-            model,
-            *pairs,
-            "--only",
-            "taylor,lrp",
-            "--objective",
-            "margin",
-            "--set",
-            "lrp.rules=fixed_weights",
-            "--out",
-            "why",
-        ],
+        ["analyze", model, *pairs, *explained, "--out", "why"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],

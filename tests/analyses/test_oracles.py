@@ -21,7 +21,6 @@ from headscope.data.parses import Parse, Relation, Token
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
-from headscope.engine.heads.head_batch import max_and_position
 from headscope.engine.plan import analyze
 from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -445,12 +444,6 @@ def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: obje
     )
 
 
-@pytest.mark.parametrize(("dtype", "tied", "apart"), [(torch.float32, 1e-7, 1e-6), (torch.float64, 1e-13, 1e-11)])
-def test_rounding_does_not_decide_between_equal_weights(dtype: torch.dtype, tied: float, apart: float) -> None:
-    assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
-    assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + apart)], dtype=dtype))[1] == 2
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_are_added_up_in_float32(dtype: torch.dtype) -> None:
     """The model's own weights are coarse; means over them are not."""
@@ -486,12 +479,6 @@ def test_queries_of_a_source_without_text_do_not_count() -> None:
             np.testing.assert_allclose(found, expected, atol=CLOSE)
     found, expected = (s.heads.confidence[s.heads.site == "decoder-self"].to_numpy() for s in (one, alone))
     assert not np.allclose(found, expected)
-
-
-def test_unknown_pieces_are_text_and_special_ones_are_not() -> None:
-    """ŵŵ is one unknown piece: with it there are three queries, offsets from -2 to 2."""
-    table = tried("bert", [Sentence(0, "ah ŵŵ bh")], "positional").tables["positional"]
-    assert (table.groupby(["layer", "head"])["count"].sum() == 3).all() and table.offset.abs().max() <= 2
 
 
 def test_a_rare_token_that_comes_twice_is_hit_at_both_places() -> None:

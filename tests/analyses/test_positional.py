@@ -14,11 +14,9 @@ import torch
 
 from headscope.analyses.positional import Distance, Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
-from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import ANALYSES, Aggregates, AnalysisReport, HeadBatch, RunOptions
-from headscope.engine.evidence.need import need_over_models
 from headscope.engine.heads.head_batch import Rows
 from headscope.engine.plan import analyze
 from headscope.heads import HeadId, Site, all_heads
@@ -168,10 +166,6 @@ def test_ties_at_the_border_of_a_ranking() -> None:
 # Functions × importances over models: by loops over pairs of heads.
 
 
-T = 4.302652729911275  # of Student with 2 degrees of freedom, 0.975
-MEASURES = [Measure("gradient", keep="highest"), Measure("shy", keep="lowest")]
-
-
 def model(seed: int, functions: list[str]) -> pd.DataFrame:
     luck = np.random.default_rng(seed)
     values = luck.normal(size=(len(functions), 2)).round(1)
@@ -189,18 +183,3 @@ def pairs(heads: pd.DataFrame, column: str, sign: int, family: str) -> float:
         if mine and not theirs
     ]
     return float(np.mean(more))
-
-
-def test_means_and_intervals_over_models() -> None:
-    labels = [["", "sink", "sink;rare", "rare", "", "sink", ""], ["sink", "", "", "sink", "rare"], ["rare", "", "sink"]]
-    models = [model(seed, functions) for seed, functions in enumerate(labels)]
-    table = need_over_models([(heads, MEASURES) for heads in models])
-    found = {(row["name"], row["measure"]): row for row in table.to_dict("records")}
-    for column, sign in (("gradient", 1), ("shy", -1)):
-        row = found["sink", column]
-        each = [pairs(heads, column, sign, "sink") for heads in models]
-        assert list(row["each"]) == pytest.approx(each) and row["needed"] == pytest.approx(np.mean(each))
-        reach = T * np.std(each, ddof=1) / 3**0.5
-        ends = np.mean(each) - reach, np.mean(each) + reach
-        assert (row["needed_low"], row["needed_high"]) == pytest.approx(np.clip(ends, 0, 1)) and row["models"] == 3
-    assert found["rare", "gradient"]["models"] == 2  # of the third model the one such head has no number

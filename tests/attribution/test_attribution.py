@@ -25,7 +25,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.prefix_cache import resumable_layers
-from headscope.model.taps import gated, masked
+from headscope.model.taps import gated
 from headscope.results.study import Study
 from tests.oracles import gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
@@ -209,16 +209,6 @@ def test_representation() -> None:
     ]
     same(found[0], (distances / corpus.count).tolist(), kind="bert")
     assert sum(found[1]) == pytest.approx(projected / corpus.count, rel=1e-4)
-
-
-def test_heads_that_are_off_already_are_worth_nothing() -> None:
-    its = speakers.checkpoint("gpt2")
-    off = HeadId(Site.DECODER_SELF, 0, 1)
-    with masked(its.model, [off]):
-        expected = over_corpus("gpt2", lambda game, _: gate_games.ablation(game, size_of("gpt2")))
-        found = column(study("gpt2", "ablation"), "ablation")
-    assert found[1] == 0.0
-    same(found, expected, kind="gpt2")
 
 
 def test_gates_of_their_own_for_every_sentence() -> None:

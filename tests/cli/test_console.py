@@ -18,13 +18,6 @@ from headscope.progress import Timer, lines
 Command = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def far_away(tmp_path: Path) -> Path:
-    """The small model at a path of more than 200 characters."""
-    folder = tmp_path.joinpath(*["a-folder-with-a-name-of-some-length"] * 6, "model")
-    return Path(shutil.copytree(hs.assets.trained_model(), folder))
-
-
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x9b2Jd\u202ee [red]f[/] [/bold] :smile:"
 
 
@@ -49,18 +42,6 @@ def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, mon
         _, out, err = command(*arguments)
         assert harmless(out + err), arguments
         assert "[red]f[/]" in out + err, arguments
-
-
-def test_tables_in_a_pipe_keep_to_their_columns(
-    command: Command, far_away: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sentences are broken, words and paths are not, and no line ends in blanks."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    for arguments in (("list", "analyses"), ("list", "criteria")):
-        lines = command(*arguments)[1].splitlines()
-        table = [line for line in lines if line.startswith(" ") and str(far_away) not in line]
-        assert len(table) > 20 and max(map(len, table)) <= console.WIDTH, arguments
-        assert lines == [line.rstrip() for line in lines], arguments
 
 
 # Progress where there is no terminal: plain lines now and then, on stderr, by a clock of the tests' own.
@@ -109,14 +90,6 @@ def test_lines_go_to_stderr_and_not_into_json(
     status, out, err = command("evaluate", hs.assets.trained_model(), *words)
     assert status == 0 and json.loads(out)
     assert err and all(": " in line and line.endswith(" left") for line in err.splitlines())
-
-
-def test_a_terminal_has_a_bar_instead(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
-    monkeypatch.setattr(progress.Timer, "due", lambda self: True)
-    with console.progress("analysing", 3) as step:
-        step(3)
-    assert " left" not in capfd.readouterr().err
 
 
 # What a command says to OpenMP and oneDNN before torch is imported.

@@ -77,14 +77,6 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     assert found["d_model"] == 16 and found["average"] == 10 and found["updates"] == 1
 
 
-def test_another_variant_is_not_resumed(headscope: Command, data: list[object], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "run.json").write_text('{"variant": "swap", "config": {"out": ""}, "options": {}}', encoding="utf-8")
-    status, _, err = headscope("train", "baseline", *data, "--out", out, "--resume")
-    assert status == 2 and "is of variant 'swap', not 'baseline'" in err
-
-
 @pytest.mark.slow
 def test_variants_together_in_any_order(headscope: Command, data: list[object], tmp_path: Path) -> None:
     out, swaps = tmp_path / "run", tmp_path / "swaps.toml"

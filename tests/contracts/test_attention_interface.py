@@ -130,15 +130,6 @@ def test_captured_contexts_are_weights_times_values(architecture: Architecture) 
         assert_near(found["context"], found["weights"] @ found["value"], 1e-6)
 
 
-@every
-def test_weights_that_a_model_returns_under_attend_are_the_captured_ones(architecture: Architecture) -> None:
-    model, inputs = build(architecture), inputs_of(architecture)
-    with capture(model) as captured:
-        own = own_weights(model, inputs)
-    for place, expected in own.items():
-        assert torch.equal(captured[place]["weights"], expected)
-
-
 # Gates.
 
 

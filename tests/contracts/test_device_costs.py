@@ -22,8 +22,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.model import nonfinite
 from headscope.model.interface import through_attend
 from tests.contracts.studies import OPTIONS
-from tests.makers.experts import disturbed
-from tests.oracles import checkpoints, mhr, native, speakers, tiny
+from tests.oracles import speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
 
 MAX_KERNELS = 5.4
@@ -172,12 +171,3 @@ def test_no_analysis_waits_for_the_device(kind: str, attention: Attention, masks
     found, left_out = waits(its, line, attention, observing(default=False))
     assert all(count <= allowed.get(place, 0) for place, count in found.items()), found
     assert found[KEPT] and left_out.isdisjoint(KEEPERS)
-
-
-def test_experts_do_not_wait() -> None:
-    its = mhr.small(mixing_options={})
-    its.model = disturbed(native.model(self_mixing="experts.v1")).eval()
-    assert waits(its, Sentence(0, checkpoints.SOURCES[0], checkpoints.TARGETS[0]), "dense", ["experts"]) == (
-        Counter(),
-        set(),
-    )

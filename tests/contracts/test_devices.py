@@ -91,7 +91,7 @@ def study(its: Checkpoint, corpus: Any, names: list[str], *, attention: Attentio
     )
 
 
-@pytest.mark.parametrize(("kind", "attention"), [("bert", "dense"), ("bert", "streamed"), ("t5", "dense")])
+@pytest.mark.parametrize(("kind", "attention"), [("bert", "dense"), ("t5", "dense")])
 def test_every_analysis_of_text(kind: str, attention: Attention) -> None:
     its, corpus = made(kind, "ablation", least=2)
     own = {name for name in TEXT if ANALYSES.get(name).explain is not Analysis.explain}
@@ -124,10 +124,9 @@ def test_a_device_without_float64() -> None:
     same(study(single, corpus, names), found, within=3e-6)
 
 
-@pytest.mark.parametrize("kind", ["bert", "native-post"])
-def test_every_objective(kind: str) -> None:
-    its = speakers.checkpoint(kind)
-    corpus = in_folds(speakers.corpus(kind, count=2), 1)
+def test_every_objective() -> None:
+    its = speakers.checkpoint("bert")
+    corpus = in_folds(speakers.corpus("bert", count=2), 1)
     for name in OBJECTIVES.names():
         found: list[Any] = []
         for each in (its, moved(its)):
@@ -165,21 +164,18 @@ def lines(kind: str, count: int = 8) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize(("kind", "method"), [("llama", "least-squares"), ("native", "mean")])
-def test_removal_and_every_refit(kind: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_and_refits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "NEW", 2)
     monkeypatch.setattr(verification, "BEAM", 1)
-    its: Any = checkpoints.small() if kind == "native" else speakers.checkpoint(kind)
-    pairs = {"text": (checkpoints.SOURCES * 2)[:10], "target": (checkpoints.TARGETS * 2)[:10]}
-    given = pairs if kind == "native" else lines(kind, 10)
+    its = speakers.checkpoint("llama")
     gone = [f"{site}.{layer}.{head}" for (site, layer), heads in list(its.layout.items())[:1] for head in range(heads)]
-    refit, half = hs.Refit(method=method), gone[: len(gone) // 2]
-    small = [hs.Model(each).remove(half, refit=refit, **given) for each in (its, moved(its))]
+    refit, half = hs.Refit(method="least-squares"), gone[: len(gone) // 2]
+    small = [hs.Model(each).remove(half, refit=refit, **lines("llama", 10)) for each in (its, moved(its))]
     assert small[0].layout == small[1].layout
     weights = [dict(each.model.named_parameters()) for each in small]
     for name, values in weights[0].items():
         assert weights[1][name].device == torch.device(DEVICE)
-        within = 1e-5 if REAL and kind == "llama" else 1e-7  # refits of what norms of float32 have rounded
+        within = 1e-5 if REAL else 1e-7  # refits of what norms of float32 have rounded
         torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=within, msg=name)
 
 
@@ -221,11 +217,11 @@ def test_gates_masks_and_capture(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=WITHIN)
 
 
-def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> Any:
+def learnt(device: str, folder: Path, words: dict[str, Any]) -> Any:
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.choice import LEARNERS, LearnConfig
 
-    options = LEARNERS.get(method).Options(keep=4)
+    options = LEARNERS.get("subset").Options(keep=4)
     config = LearnConfig(**words, out=folder, method=options, updates=3, device=device, batch_tokens=61)
     run_learning(config)
     import pandas as pd
@@ -233,13 +229,12 @@ def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> Any
     return pd.read_csv(folder / "gates.csv").select_dtypes("number").to_numpy().ravel().tolist()
 
 
-@pytest.mark.parametrize("method", ["l0", "subset"])
-def test_gates_are_learnt(method: str, tmp_path: Path) -> None:
+def test_gates_are_learnt(tmp_path: Path) -> None:
     from tests.makers.sweeps import made_words
 
     words = made_words(tmp_path, checkpoints.small())
     del words["valid_source"], words["valid_target"]
-    one, other = (learnt(method, device, tmp_path / device[:3], words) for device in ("cpu", DEVICE))
+    one, other = (learnt(device, tmp_path / device[:3], words) for device in ("cpu", DEVICE))
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
 
 

@@ -107,19 +107,6 @@ def seeded(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 
 @every
-@pytest.mark.parametrize("implementation", ["eager", "sdpa", "headscope"])
-def test_models_of_any_implementation_are_captured_alike(architecture: Architecture, implementation: str) -> None:
-    if implementation == "sdpa" and not architecture.sdpa:
-        pytest.skip("this architecture has no sdpa")
-    model, inputs = build(architecture, implementation=implementation), inputs_of(architecture)
-    expected = capture_once(build(architecture, implementation="eager"), **inputs)
-    found = capture_once(model, **inputs)
-    assert model.config._attn_implementation == implementation
-    for place in architecture.layout:
-        assert torch.equal(found[place]["weights"], expected[place]["weights"])
-
-
-@every
 def test_capture_and_gates_nest_either_way(architecture: Architecture) -> None:
     model, inputs = build(architecture), inputs_of(architecture)
     gates = [HeadId(site, layer, 1) for site, layer in architecture.layout]

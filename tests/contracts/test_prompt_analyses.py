@@ -54,11 +54,3 @@ def test_neither_batches_nor_streaming_matter(name: str, kind: str) -> None:
         np.testing.assert_allclose(other.heads[column], whole.heads[column], atol=1e-9, rtol=0, err_msg=column)
     said = f"attention: streamed for {prompts.COUNT} sentences"
     assert said in other.remarks and whole.remarks == [remark for remark in other.remarks if remark != said]
-
-
-@every_analysis
-def test_the_seed_decides_about_intervals_alone(name: str) -> None:
-    one, other = study("gpt2", name).heads, study("gpt2", name, seed=2).heads
-    for column in columns(one):
-        np.testing.assert_array_equal(one[column], other[column])
-        assert not np.array_equal(one[f"{column}_low"], other[f"{column}_low"])

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from headscope.bootstrap import FOLDS
 from headscope.data import batching
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence, open_corpus
-from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.encoded import Batch, Encoded
 from headscope.data.lines import read_lines
 from headscope.data.parses import Parse, Relation, Token
 from headscope.errors import DataError
@@ -52,33 +51,11 @@ def test_lines_are_split_at_line_feeds(tmp_path: Path, name: str, end: str, last
     assert list(read_lines(path)) == PLAIN
 
 
-def test_a_gzip_file_is_known_by_its_content(tmp_path: Path) -> None:
-    path = tmp_path / "text.en"
-    path.write_bytes(gzip.compress(b"one\ntwo\n"))
-    assert list(read_lines(path)) == ["one", "two"]
-
-
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
 def test_other_line_breaks_do_not_end_a_line(tmp_path: Path, mark: str) -> None:
     path = write(tmp_path / "text", f"one{mark}still one\ntwo\n")
     assert list(read_lines(path)) == [f"one{mark}still one", "two"]
     assert open_corpus(path).count == 2
-
-
-def broken(path: Path, message: str) -> None:
-    """Refused with a line that begins with the place, by whoever reads it first."""
-    with pytest.raises(DataError, match=message) as caught:
-        list(read_lines(path))
-    assert "\n" not in str(caught.value) and path.name in str(caught.value)
-    with pytest.raises(DataError, match=message):
-        open_corpus(path)
-
-
-def test_truncated_gzip(tmp_path: Path) -> None:
-    whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(999)).encode())
-    for cut in (len(whole) - 4, len(whole) // 2, 12):
-        (tmp_path / "cut.gz").write_bytes(whole[:cut])
-        broken(tmp_path / "cut.gz", "is not a whole gzip file")
 
 
 # Corpora.
@@ -233,10 +210,3 @@ def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: py
     losses = Omissions()
     cut(corpus([4, 5], parsed=True), losses=losses)
     assert losses.misalignments == {"pieces cannot be located in the text": 2}
-
-
-def test_side_pads_on_the_right() -> None:
-    found = pad_side([Encoded([5, 6, 7], [True, False, True]), Encoded([8], [False])])
-    assert found.ids.tolist() == [[5, 6, 7], [8, 0, 0]] and found.ids.dtype == torch.long
-    assert found.real.tolist() == [[True] * 3, [True, False, False]]
-    assert found.special.tolist() == [[True, False, True], [False] * 3]

@@ -14,7 +14,7 @@ import pytest
 
 import headscope as hs
 from headscope.assets import captions, trained_model
-from headscope.data.parses import Parse, Relation, Token, read_conllu
+from headscope.data.parses import Parse, Relation, read_conllu
 from headscope.errors import DataError
 
 
@@ -75,14 +75,6 @@ def test_sentence_with_multiword_token_and_empty_node(write: Write, name: str) -
         Relation("punct", 4, 5),
         Relation("punct", 2, 6),
     )
-
-
-@pytest.mark.parametrize("end", [[], [""], ["", " ", ""]])
-def test_text_rebuilt_from_forms(write: Write, end: list[str]) -> None:
-    rows = [line for line in SENTENCE if not line.startswith("#")]
-    parses = list(read_conllu(write("", *rows, "", "# text_en = no text", row("1", "Ja", misc="x=y"), *end)))
-    assert [parse.text for parse in parses] == ["I don't know (it) .".replace(") ", ")"), "Ja"]
-    assert parses[1] == Parse("Ja", (Token(0, 2),), ())
 
 
 def test_windows_lines_byte_order_mark_and_gzip_without_suffix(tmp_path: Path) -> None:

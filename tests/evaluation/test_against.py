@@ -53,21 +53,6 @@ def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path) -> Non
     assert table["cosine"].iloc[0] == pytest.approx(masked["cosine"], abs=1e-9)
 
 
-def test_metrics_of_labels_stay_and_against_adds_states(tmp_path: Path) -> None:
-    folder = classifiers.folder(tmp_path / "model", "bert").parent
-    other = classifiers.folder(tmp_path / "other", "bert", seed=5)
-    texts = classifiers.texts(7)
-    (folder / "text").write_text("".join(f"{text}\n" for text in texts))
-    (folder / "labels").write_text("good\n" * len(texts))
-    labels = {"labels": folder / "labels"}
-    found, remarks = scores(folder, "model", metrics=("accuracy", "cosine"), **labels)
-    assert list(found) == ["accuracy"] and "left out: cosine" in remarks
-    found, _ = scores(folder, "model", against=str(other), **labels)
-    assert list(found) == ["loss", "accuracy", "macro-f1", *NAMES] and found["cosine"] < 0.999
-    with pytest.raises(ConfigError, match="cosine"):
-        scores(folder, "model", metrics=("accuracy",), against=str(other), **labels)
-
-
 def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Path) -> None:
     texts = classifiers.texts(11)
     whole = hs.load(folder / "whole", device="cpu", dtype="float64")

@@ -15,8 +15,6 @@ from headscope.cli import main
 from headscope.config.evaluate import EvaluateConfig
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_text
-from headscope.data.parses import read_columns
-from headscope.errors import DataError
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import open_checkpoint
@@ -156,19 +154,6 @@ def test_each_head_and_gates_of_one(tmp_path: Path) -> None:
 
 
 # Files that are wrong.
-
-
-def test_columns_are_read(tmp_path: Path) -> None:
-    lines = ["-DOCSTART- -X- O O", "", "EU NNP B-ORG", "rejects VBZ O", "", "", "Peter\tB-PER", "de la\tI-PER"]
-    found = list(read_columns(written(tmp_path, "conll", lines)))
-    assert [(rows.words, rows.tags, rows.line) for rows in found] == [
-        (("EU", "rejects"), ("B-ORG", "O"), 3),
-        (("Peter", "dela"), ("B-PER", "I-PER"), 7),
-    ]
-    with pytest.raises(DataError, match="conll:2: 'rejects'"):
-        list(read_columns(written(tmp_path, "conll", ["EU B", "rejects"])))
-    with pytest.raises(DataError):
-        list(read_columns(written(tmp_path, "conll", [])))
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,7 @@ from headscope.evaluation.run import loss_columns, run_each_head, run_evaluation
 from headscope.evaluation.translation import RAW, TOKENISED, TextMode, text_mode
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.moments import text_batches
-from tests.oracles import checkpoints, speakers, tiny
+from tests.oracles import checkpoints, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
 HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
@@ -196,25 +194,6 @@ def test_perplexity_and_accuracy_are_those_of_a_slow_loop(run: Evaluate, decoder
 
 
 @torch.no_grad()
-def test_hugging_face_models_of_two_sides_and_of_a_decoder(run: Evaluate) -> None:
-    for kind in ("bart", "gpt2"):
-        checkpoint = checkpoints.hugging(kind)
-        nll, count = 0.0, 0
-        for source, target in zip(TEXTS, reversed(TEXTS), strict=True):
-            given = checkpoint.tokenizer(source if kind == "gpt2" else target, return_tensors="pt").input_ids
-            read = checkpoint.tokenizer(source, return_tensors="pt").input_ids
-            if kind == "bart":
-                logits, said = checkpoint.model(read, labels=given).logits[0], given[0]
-            else:
-                logits, said = checkpoint.model(read).logits[0, :-1], given[0, 1:]
-            nll -= float(logits.log_softmax(-1).gather(1, said[:, None]).sum())
-            count += len(said)
-        options: dict[str, Any] = {"metrics": ("perplexity",), "batch_tokens": 17}
-        found = run(checkpoint, TEXTS, TEXTS[::-1] if kind == "bart" else None, **options)
-        assert (found.tokens, found.nll) == (count, pytest.approx(nll, abs=1e-9))
-
-
-@torch.no_grad()
 def test_masked_token_perplexity_hides_each_token_once(run: Evaluate) -> None:
     checkpoint = checkpoints.hugging("bert")
     nll, count = 0.0, 0
@@ -291,28 +270,6 @@ def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatc
     known = labels != IGNORED
     wanted = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * known, 101)).mul(known[..., None])
     torch.testing.assert_close(leaf.grad, wanted)
-
-
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
-    asked = question(checkpoint, corpus)
-    whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
-    made = list[int]()
-
-    logits = type(checkpoint).logits
-
-    def noted(its: Any, batch: Batch, *more: Any) -> torch.Tensor:
-        made.append(batch.positions)
-        return logits(its, batch, *more)
-
-    monkeypatch.setattr(type(checkpoint), "logits", noted)
-    longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
-    monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
-    change, of_intact = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
-    assert max(made) == longest and len(made) > 3
-    assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)
-    assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "positions"), [("native", 10), ("bert", 12)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,6 @@ def test_batches_and_windows_change_nothing_and_order_is_kept(kind: str) -> None
     for tokens, window in ((1, 2), (17, 3), (1000, 512)):
         assert best(checkpoint, lines, tokens=tokens, window=window, **options) == alone
     assert best(checkpoint, lines[::-1], **options) == alone[::-1]
-
-
-def test_a_window_is_read_only_when_it_is_needed() -> None:
-    read: list[int] = []
-
-    def lines() -> Iterator[str]:
-        for number in range(100):
-            read.append(number)
-            yield "a b"
-
-    found = translate_lines(checkpoints.small(), lines(), options=TranslateOptions(), tokens=50, window=5)
-    for _ in range(5):
-        next(found)
-    assert len(read) == 5
 
 
 def test_the_checkpoints_own_search_is_used_and_options_override_it() -> None:

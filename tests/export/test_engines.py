@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.config import declarations
 from headscope.config.declarations import declared_engines
 from headscope.errors import ConfigError
-from headscope.export.base import ENGINES, choose_export, split_export
+from headscope.export.base import ENGINES, choose_export
 from headscope.export.deci_hf import sizes as deci_sizes
 from headscope.export.gguf_layers import LlamaDecoder
 from headscope.formats.exports import MODEL_FILES
@@ -51,11 +51,6 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
         assert read[name] == declarations.EngineDeclaration.of(engine if isinstance(engine, type) else type(engine))
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
-
-
-def test_an_engine_that_is_named_twice_writes_once() -> None:
-    """The second folder of CTranslate2 met the first: "cannot write OUT: File exists"."""
-    assert split_export(["native", "ctranslate2", "native", "ctranslate2"]) == ("native", ("ctranslate2",))
 
 
 @pytest.mark.slow

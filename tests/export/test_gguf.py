@@ -109,13 +109,6 @@ def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> Non
     assert json.loads(line.removeprefix("IDS")) == wanted[0, len(prompt) :].tolist()
 
 
-def test_llama_cpp_splits_text_as_a_tokenizer_of_sentencepiece_does(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.sentencepiece_like())
-    found = removed(path, tmp_path / "small", "decoder-self.1.*")
-    assert "llama.cpp splits 8 of 8 sentences into the same tokens" in found.record["notes"]
-    assert fields(tmp_path / "small" / "model.gguf")["tokenizer.ggml.pre"] == "default"
-
-
 def _digits_apart() -> Any:
     """SmolLM's splits: every digit alone, then as GPT-2."""
     tokenizer = decoders.byte_level()

@@ -59,7 +59,7 @@ CASES = {
             "analyze",
             lambda inputs: [
                 *("analyze", inputs / "model", *_texts(inputs), "--only", "confidence", "--set", "detail=true"),
-                *("--mhr-pickles", "--bootstrap", 10, "--batch-tokens", 40),
+                *("--mhr-pickles", "--bootstrap", 10, "--batch-tokens", 40, "--no-figures"),
             ],
         ),
         Case("fairseq", lambda inputs: ["convert", inputs / "c.pt", "--to", "fairseq"], out=("{out}",)),

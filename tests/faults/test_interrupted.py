@@ -19,11 +19,9 @@ from tests.makers.runs import make_run
 
 # Where it comes, at which call, and what has not all its numbers then.
 STAGES = {
-    "ablation": ("analyses.ablation.ablation", 1, {"ablation", "shapley", "faithfulness"}),
     "ablation of the second batch": ("analyses.ablation.ablation", 2, {"shapley", "faithfulness"}),
     "shapley": ("analyses.ablation.shapley", 1, {"shapley", "faithfulness"}),
     "descriptions": ("analyses.explained.explain_shares", 1, {"explained", "faithfulness"}),
-    "removing heads": ("engine.faithfulness.run.measure_drop", 1, {"faithfulness"}),
     "shuffled weights": ("engine.faithfulness.run.analyze", 1, {"faithfulness"}),
     "figures": ("report.registry.draw_standard", 1, {"figures"}),
 }
@@ -103,7 +101,7 @@ def test_what_is_finished_is_kept_and_what_is_not_is_named(
 
 LAYOUT = {"encoder-self": [2, 3], "cross": [2]}
 WORDS = ("", "abc", "nan", "inf", "-1", "1.5", "1e308", "9" * 20, "True", "[1]", "\x1b[31m")
-DRAWN = {"heads.csv": "heads", "positional.csv": "positional", "syntactic.csv": "syntactic"}
+DRAWN = {"heads.csv": "heads", "positional.csv": "positional"}
 
 
 @pytest.fixture
@@ -134,7 +132,7 @@ def damage(text: str, chance: random.Random) -> str:
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_damaged_table_is_drawn_or_refused_in_one_line(name: str, run: Path, headscope: Command) -> None:
     chance, whole = random.Random(name), (run / name).read_text(encoding="utf-8")
-    for number in range(6):
+    for number in range(4):
         (run / name).write_text(damage(whole, chance), encoding="utf-8")
         figure = ["report"] if number % 2 else [DRAWN[name], "--dpi", "30"]
         out = run.parent / ("page.html" if number % 2 else "figure.png")

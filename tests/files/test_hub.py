@@ -10,8 +10,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-import headscope as hs
-from headscope.errors import OutputError
 from tests.oracles import classifiers
 
 Command = Callable[..., tuple[int, str, str]]
@@ -111,13 +109,3 @@ def test_without_a_token_nothing_is_begun(
     assert (status, err.count("\n")) == (2, 1)
     assert "`hf auth login`" in err and "HF_TOKEN" in err
     assert hub.calls == [] and not (tmp_path / "small").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", ["create_repo", "upload_folder"])
-def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert: Path, tmp_path: Path) -> None:
-    hub.fails[step] = RuntimeError("the hub is full")
-    small = hs.load(bert, device="cpu").remove(HEADS)
-    with pytest.raises(OutputError, match=r"full.*hf upload someone/small"):
-        small.save(tmp_path / "small", hub_name="someone/small")
-    assert hs.load(tmp_path / "small", device="cpu").heads == small.heads

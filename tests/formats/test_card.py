@@ -79,12 +79,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written
 
 
-def test_heads_are_counted_as_the_first_checkpoint_did(folder: Path) -> None:
-    checkpoint: Any = open_checkpoint(str(folder))
-    smaller = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, [HeadId(Site.DECODER_SELF, 0, 1)]))
-    assert smaller.config.kept_heads == {"decoder-self": {"0": [3, 5], "1": [0, 1, 2, 3, 4, 5]}}
-
-
 # GGUF files, opened: the same numbers as of the folder that transformers makes of them.
 
 

@@ -16,7 +16,7 @@ from headscope.errors import CheckpointError
 from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from tests.makers.fairseq_layouts import MADE, PRE, PREVIOUS, SOURCE, TIED, computed
+from tests.makers.fairseq_layouts import PRE, PREVIOUS, SOURCE, TIED
 from tests.oracles import fairseq, native
 
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True, "max_target_positions": 31}
@@ -131,36 +131,11 @@ def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> 
     assert done.difference is not None and done.difference < 1e-5
 
 
-def test_one_vocabulary_gets_a_tokenizer(tmp_path: Path) -> None:
-    options = EXPRESSED["M2M100, all shared"][1]
-    convert(opened(written(tmp_path / "in", options)), tmp_path / "out", to="huggingface")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer("a@@ c zzz")["input_ids"] == [4, 6, 3, 2]
-    again = open_checkpoint(str(tmp_path / "out"), device="cpu")
-    assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [4, 6, 2]
-    assert again.encode(["a@@ c"], side="target", limit=9)[0].ids == [2, 4, 6]
-    assert len(again.layout) == 6
-
-
 def test_a_language_model_gets_a_tokenizer(tmp_path: Path) -> None:
     convert(opened(written(tmp_path / "in", EXPRESSED["OPT, sinusoids, tied"][1])), tmp_path / "out", to="huggingface")
     again = open_checkpoint(str(tmp_path / "out"), device="cpu")
     assert again.encode(["a@@ c"], side="source", limit=9)[0].ids == [2, 4, 6]
     assert not again.two_sided
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MADE)
-def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
-    alphas = () if fairseq.lm(MADE[name]) else ("all",)
-    path = written(tmp_path / "in", MADE[name], alphas=alphas)
-    done = convert(opened(path, dtype="auto"), tmp_path / "out", to="native")
-    assert (done.architecture, done.difference) == ("Transformer", 0.0)
-    again = opened(tmp_path / "out")
-    assert again.format == "native"
-    assert again.target is not None
-    assert again.target.subwords == opened(path).target.subwords  # type: ignore[union-attr]
-    assert torch.equal(computed(again), computed(opened(path)))  # type: ignore[arg-type]
 
 
 # Refusals.

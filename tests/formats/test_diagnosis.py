@@ -178,16 +178,6 @@ def test_folders_say_what_keeps_them_from_opening(copied: Copied, case: str) -> 
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
-def test_tokenizers_that_are_pointers(copied: Copied, name: str) -> None:
-    """transformers would read a pointer as a vocabulary of three words."""
-    folder = copied()
-    (folder / "tokenizer.json").unlink()
-    (folder / name).write_text(POINTER)
-    with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer.*git lfs pull"):
-        open_it(folder).encode(["a cat"], side="source", limit=9)
-
-
 # Files
 
 

@@ -24,7 +24,6 @@ from transformers import (
     XLNetModel,
 )
 
-import headscope as hs
 from headscope.config import Companions
 from headscope.config.small import TranslateOptions
 from headscope.data.batching import sentence_limit
@@ -213,14 +212,6 @@ def test_two_berts_translate_from_where_their_config_says(tmp_path: Path) -> Non
 
 
 # Text.
-
-
-def test_text_becomes_ids_with_the_special_ones_marked(saved: Callable[[str], Path]) -> None:
-    found = opened(saved("bert")).encode(["the cat zebra sat", "the"], side="source", limit=53)
-    assert found[0].ids == [START, THE, CAT, UNKNOWN, SAT, END]
-    assert found[0].special == [True, False, False, False, False, True]  # an unknown word is a word
-    assert found[1].ids == [START, THE, END]
-    assert found[0].cut == found[1].cut == 0
 
 
 def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
@@ -527,23 +518,6 @@ def test_a_hub_that_cannot_be_reached_is_said_without_waiting(
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(name)
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.slow
-def test_texts_of_a_t5_are_not_cut_at_a_number_that_nothing_reads(copied: Callable[..., Path]) -> None:
-    folder = copied("t5")
-    config = json.loads((folder / "config.json").read_text()) | {"n_positions": 3}
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer("$A </s>", limit=10**30).save_pretrained(folder)
-    text = "the cat sat on the mat"
-    checkpoint = opened(folder)
-    labels = torch.tensor([checkpoint.tokenizer(text)["input_ids"]])
-    assert labels.shape[1] > 3
-    with torch.no_grad():
-        wanted = checkpoint.model(input_ids=labels, labels=labels).loss.exp()
-    for longest in (None, 64):
-        found = hs.load(str(folder)).evaluate([text], target=[text], metrics=["perplexity"], max_length=longest)
-        assert found["perplexity"].value == pytest.approx(float(wanted), rel=1e-5)
 
 
 # Hundreds of damaged Hugging Face directories: each opens, or is refused in one line; nothing else happens.

@@ -15,7 +15,6 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from tests.oracles import native
 
@@ -95,20 +94,6 @@ def _without_vocabularies(**options: Any) -> TransformerCheckpoint:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_types_survive_and_half_is_widened_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
-    made = checkpoint()
-    made.model.to(dtype)
-    NATIVE.save(made, tmp_path / "one")
-    assert {tensor.dtype for tensor in load_file(tmp_path / "one" / WEIGHTS).values()} == {dtype}
-    loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
-    assert loaded.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert isinstance(loaded, TransformerCheckpoint)
-    NATIVE.save(loaded, tmp_path / "two")
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-    assert open_checkpoint(str(tmp_path / "one"), device="cpu", dtype="float64").dtype == torch.float64
-
-
 def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None:
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     assert isinstance(loaded, TransformerCheckpoint)
@@ -131,18 +116,6 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
         "special": ["</s>", "<pad>", "<s>"],
     }
     assert (loaded.two_sided, loaded.vocabulary, loaded.limit, loaded.start_ids()) == (True, 23, None, [])
-
-
-def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
-    from headscope.model.taps import capture
-
-    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
-    source = pad_side(loaded.encode(["abc f", "f"], side="source", limit=9))
-    target = pad_side(loaded.encode(["abc f", "f"], side="target", limit=9))
-    batch = Batch(torch.tensor([0, 1]), 0, source, target)
-    with capture(loaded.model) as seen, torch.no_grad():
-        loaded.forward(batch)
-    assert {site for site, _ in seen.calls} == set(Site)
 
 
 def test_a_decoder_alone(tmp_path: Path) -> None:

@@ -23,14 +23,12 @@ from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, DataError
-from headscope.export.onnx_graphs import cache_shapes
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
 from tests.makers import decoders
-from tests.oracles.commands import ran
 
 Output: Any = ModelOutput
 POSITIONS, BINS = 50, 5
@@ -234,13 +232,6 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
         assert [line.target for line in lines] != [line.target for line in corpus], name
 
 
-def test_its_graph_is_one_forward_pass_and_no_text_is_proposed(folder: Path) -> None:
-    checkpoint = open_checkpoint(str(folder), device="cpu")
-    assert cache_shapes(checkpoint) is None
-    finished = ran(["show", str(folder)])
-    assert finished.status == 0 and "headscope analyze" not in finished.said
-
-
 def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:
     weights = torch.rand(2, 7, 11, generator=torch.Generator().manual_seed(0)).softmax(-1)
     output = Output(
@@ -284,12 +275,3 @@ def test_features_of_another_size_are_refused(
     np.save(tmp_path / "x.npy", values)
     with pytest.raises(DataError, match=message):
         made.encode([str(tmp_path / "x.npy")], side="source", limit=5)
-
-
-def test_without_named_heads_there_are_no_times(made: SpeechCheckpoint, folder: Path) -> None:
-    again = made.with_model(made.model)
-    settings: Any = again.model.generation_config
-    heads, settings.alignment_heads = settings.alignment_heads, None
-    with pytest.raises(ConfigError, match="alignment heads"):
-        again.word_times(str(folder / "0.npy"), "a")  # type: ignore[attr-defined]
-    settings.alignment_heads = heads

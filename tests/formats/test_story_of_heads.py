@@ -174,16 +174,6 @@ def test_gates_are_measured_and_folded(tmp_path: Path) -> None:
         opened(written(tmp_path / "folded", hp, folded))
 
 
-def test_gates_tell_the_number_of_heads_and_can_be_left_out(tmp_path: Path) -> None:
-    hp = HP | {"concrete_heads": ["dec-self"], "num_heads": 5}
-    arrays = story.make(hp, (7, 11), 13, seed=4)
-    path = written(tmp_path, TOLD, arrays)
-    np.testing.assert_allclose(logits(opened(path)), story.logits(arrays, hp, SOURCE, TARGET), atol=2e-5)
-    written(tmp_path, TOLD | {"num_heads": 5, "concrete_heads": []}, arrays)
-    plain = {name: array for name, array in arrays.items() if "log_a" not in name}
-    np.testing.assert_allclose(logits(opened(path)), story.logits(plain, hp, SOURCE, TARGET), atol=2e-5)
-
-
 def test_arrays_that_nothing_reads(tmp_path: Path) -> None:
     """State of the optimizer changes no number and is let pass; a weight that no part of the model reads is not."""
     arrays, one = story.make(HP, (7, 11), 13, seed=4), np.ones((), np.float32)

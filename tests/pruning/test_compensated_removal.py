@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -207,22 +205,6 @@ def test_what_is_measured_on_was_not_calibrated_on() -> None:
     assert split_text(corpus, other, sentences=1000) == CalibrationText(corpus.first(53), other)
 
 
-def test_performance_is_the_loss_of_the_three_models() -> None:
-    checkpoint, done = shrunk("marian")
-    compensated = done.compensated
-    assert compensated is not None
-    held_out = list(compensated.text.held_out)
-    models = {"intact": checkpoint, "refitted": compensated.checkpoint}
-    for name, model in models.items():
-        questions = [speakers.asked("marian", sentence) for sentence in held_out]
-        with torch.no_grad():
-            total = sum(float(question.loss(model)) for question in questions)
-        loss = total / sum(len(question.labels) for question in questions)
-        assert compensated.performance[name].value == pytest.approx(loss, rel=1e-9)
-    damages = {name: performance.damage for name, performance in compensated.performance.items()}
-    assert damages["intact"] == 0 and damages["removed"] > 0
-
-
 @pytest.fixture
 def bert(tmp_path: Path) -> Path:
     """A folder with a small BERT, and text.en (23 lines) beside it."""
@@ -233,26 +215,3 @@ def bert(tmp_path: Path) -> Path:
     (tmp_path / "text.en").write_text(lines, encoding="utf-8")
     (tmp_path / "few.en").write_text("a b\nb c\n", encoding="utf-8")
     return write_folder
-
-
-def test_the_command_says_what_refitting_is_worth(
-    command: Callable[..., tuple[int, str, str]], bert: Path, tmp_path: Path
-) -> None:
-    arguments = ("prune", "remove", bert, "--heads", "encoder-self.0.1", "--rounds", 0, "--device", "cpu")
-    calibrated = ("--compensate", "least-squares", "--source", tmp_path / "text.en")
-    status, out, _ = command(*arguments, *calibrated, "--out", tmp_path / "small", "--verbose")
-    assert status == 0
-    for line in ("held out: 4 lines of text.en", "heads removed", "least-squares", "those of the refitted model"):
-        assert line in out
-    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["compensation"]
-    assert record["calibration"]["sentences"] == 19 and record["held_out"]["sentences"] == 4
-    assert set(record["performance"]) == {"intact", "removed", "refitted"}
-    status, out, _ = command(
-        *arguments, *calibrated, "--valid-source", tmp_path / "few.en", "--out", tmp_path / "other", "--json"
-    )
-    record = json.loads(out)["record"]["compensation"]
-    assert record["calibration"]["sentences"] == 23 and record["held_out"]["sentences"] == 2
-    signatures = {
-        json.loads((tmp_path / name / "pruning.json").read_text())["signature"] for name in ("small", "other")
-    }
-    assert len(signatures) == 2

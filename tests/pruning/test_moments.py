@@ -162,16 +162,6 @@ def test_processes_share_a_corpus_and_halves_add_up() -> None:
     alike(reduce(Moments.merge, shares), moments("marian", tokens=17, objective=""))
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    checkpoint = speakers.checkpoint("llama", 5)  # which no other test has
-    checkpoint.model.train()
-    hooks = [len(part._forward_hooks) for part in checkpoint.model.modules()]
-    collect_moments(checkpoint, speakers.corpus("llama"), objective="")
-    assert checkpoint.model.training and all(weight.requires_grad for weight in checkpoint.model.parameters())
-    assert hooks == [len(part._forward_hooks) for part in checkpoint.model.modules()]
-    assert all(weight.grad is None for weight in checkpoint.model.parameters())
-
-
 # Which columns of which matrix.
 
 

@@ -105,13 +105,6 @@ def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) 
     torch.testing.assert_close(logits(small, inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("export", ["masked", "self-contained"])
-def test_padding_is_for_plain_classes(tmp_path: Path, export: str) -> None:
-    with pytest.raises(ConfigError, match=f"--pad.*--export native.*--export {export}"):
-        removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", SPLIT, pad=True, export=(export,))
-    assert not (tmp_path / "small").exists()
-
-
 def test_padded_layers_have_the_smallest_equal_number_of_groups_and_heads() -> None:
     sites = find_attention(decoders.decoder("llama"))
     plan = plan_removal(sites, select_heads(SPLIT, sites.layout), whole_groups=False)

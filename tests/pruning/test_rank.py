@@ -126,13 +126,6 @@ def ranked(folder: Path, out: Path, **options: Any) -> Any:
         return run_ranking(make_config(RankConfig, {"checkpoint": folder / "whole", "out": out, **given}))
 
 
-def test_a_damping_that_is_given_holds_whatever_it_is(folder: Path) -> None:
-    texts = {"checkpoint": str(folder / "whole"), "source": folder / "a", "target": folder / "b"}
-    given: dict[str, Any] = {**texts, "out": folder / "out", "by": "obs", "keep": 8, "compensate": "least-squares"}
-    assert RankConfig(**given).refit.damping is None
-    assert RankConfig(**given, damping=1e-4).refit.damping == 1e-4
-
-
 @pytest.mark.slow
 def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) -> None:
     """What is written is the refitted masked model, of full size; what is cut out of it computes the same."""

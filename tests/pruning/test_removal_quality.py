@@ -105,18 +105,6 @@ def test_text_that_a_model_was_refitted_on_is_no_test_of_it(folder: Path, tmp_pa
     assert not any("different lines" in remark for remark in (*others.remarks, *whole.remarks))
 
 
-def test_an_encoder_has_its_cosine_on_the_sample(folder: Path, tmp_path: Path, command: Command) -> None:
-    remove = ("prune", "remove", folder / "encoder", "--heads", GONE, "--device", "cpu", "--rounds", 0)
-    status, shown, error = command(*remove, "--out", tmp_path / "small", "--max-sentences", 9)
-    assert status == 0 and "cosine to the intact model " in shown and "9 lines" in shown, error
-    found = json.loads((tmp_path / "small/pruning.json").read_text())["quality"]
-    assert found["before"]["value"] == pytest.approx(1) and found["after"]["value"] < 0.999
-    text = {"source": Path(str(hs.assets.sample("en"))), "max_sentences": 9}
-    assert measured(folder, tmp_path / "small", **text)["cosine"] == pytest.approx(found["after"]["value"], abs=1e-5)
-    status, _, error = command(*remove, "--out", tmp_path / "other", "--metric", "accuracy")
-    assert status == 2 and "accuracy needs a classifier" in error and not (tmp_path / "other").exists()
-
-
 @pytest.mark.slow
 def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
     caption_files: tuple[Path, Path], tmp_path: Path, command: Command

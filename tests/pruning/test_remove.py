@@ -284,14 +284,6 @@ def test_savings_are_those_counted_by_hand(tmp_path: Path) -> None:
     assert found.record["before"]["cache"] == found.record["after"]["cache"] == 0
 
 
-def test_cache_bytes_are_those_of_the_groups(tmp_path: Path) -> None:
-    """Llama, 2 groups of width 10 in each of 2 layers, four bytes a number."""
-    found = removed(
-        plain(tmp_path / "llama", "llama"), tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2"
-    )
-    assert (found.record["before"]["cache"], found.record["after"]["cache"]) == (2 * 2 * 2 * 10 * 4, 3 * 2 * 10 * 4)
-
-
 def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
     path = saved(tmp_path / "whole")
     chosen = tmp_path / "ranking.txt"

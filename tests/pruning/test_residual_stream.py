@@ -74,13 +74,6 @@ def test_one_operation_may_read_two_outputs() -> None:
         assert stream is not None and torch.equal(stream, other)
 
 
-def test_without_the_tap_nothing_is_hooked() -> None:
-    projection = nn.Linear(5, 7)
-    with pytest.raises(ZeroDivisionError), StreamTap().observing([projection]):
-        raise ZeroDivisionError
-    assert not projection._forward_hooks
-
-
 # The criterion that drops the attention of whole layers, against the streams of transformers' own layers.
 
 

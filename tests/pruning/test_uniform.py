@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from headscope.model.taps import frozen_parameters
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.ranking.allocation import check_keep, uniform_counts, uniform_keep
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import Timing, speedup_bound, time_interleaved
 from headscope.results.removal import flops_breakdown
 from tests.makers import decoders
@@ -71,20 +69,6 @@ def test_shares_of_the_stacks_are_as_equal_as_can_be(pair: hs.Model) -> None:
         assert sum(counts[name] * layers[name] for name in layers) == uniform_keep(gates, fraction)
         assert all(count >= 1 for count in counts.values())
     assert len(set(uniform_counts(gates, sum(layers.values())).values())) == 1
-
-
-@pytest.mark.slow
-def test_what_it_chooses_is_a_plain_class(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remove, "timings", lambda *_, **__: [])
-    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
-    ranked = ("prune", "rank", path, "--by", "magnitude", "--out", tmp_path / "ranked")
-    options = (*ranked, "--remove", "--export", "native")
-    status, _, said = command(*options, "--allocate", "uniform", "--keep-fraction", "0.7")
-    assert status == 0, said
-    small: Any = hs.load(str(tmp_path / "ranked" / "pruned")).model
-    assert type(small).__name__ == "MistralForCausalLM" and small.config.num_attention_heads == 6
 
 
 def test_groups_and_protected_heads_are_counted() -> None:

@@ -17,7 +17,7 @@ from headscope.report.charts import grids_of
 from headscope.report.figures.layers import layer_matrices, offset_shares
 from headscope.report.figures.maps import shown_measures
 from headscope.report.figures.rankings import correlations, ranks_of
-from headscope.report.marks import CHANCE, functions_of, method_style
+from headscope.report.marks import functions_of
 from headscope.report.registry import draw_standard
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
@@ -113,19 +113,6 @@ def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, 
     sorted_map = draw("heads", runs["ragged"], measure=("confidence",), sort=True)
     assert any(text.split("\n")[0] == f"h{first}" for text in texts(sorted_map))
     assert "rank, highest first" in texts(sorted_map)
-
-
-def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "r", {"encoder-self": [3, 3]})
-    table = pd.read_csv(path / "heads.csv")
-    table.loc[1, "confidence"] = np.nan
-    table.to_csv(path / "heads.csv", index=False)
-    figure = draw("heads", Study.open(path), measure=("confidence",))
-    (patch,) = figure.axes[0].patches
-    assert isinstance(patch, Rectangle) and patch.get_xy() == (1, 0)
-    assert not figure.axes[0].patch.get_hatch()
-    last = grids_of(Study.open(path), "confidence", sort=True)[0].heads[0, -1]
-    assert last == 1
 
 
 def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
@@ -280,14 +267,3 @@ def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
         draw("rankings", run, ranking=("distance",))
     with pytest.raises(MissingTable, match=r"1 rankings.*two"):
         draw("rankings", run, ranking=("lrp",))
-
-
-def test_a_method_has_one_look_everywhere() -> None:
-    coloured = ("l0", "subset", "confidence", "lrp", "gradient", "ablation", "magnitude", "taylor")
-    names = (*coloured, "flap", "obs", "shapley")
-    looks = [method_style(name) for name in names]
-    assert len(set(looks)) == len(names)
-    assert len({look.color for look in looks[:8]}) == 8
-    assert method_style("lrp:cp").color == method_style("lrp").color != method_style("lrp:cp").mark
-    assert method_style("random:3") == method_style("random") and CHANCE not in {look.color for look in looks}
-    assert method_style("somebodys-own") == method_style("somebodys-own")

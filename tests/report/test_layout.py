@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError
 from headscope.report.charts import cell_lines
-from headscope.report.marks import arrow, contrast, fit, functions_of, signed_offset
+from headscope.report.marks import arrow, fit, functions_of, signed_offset
 from headscope.report.sheet import Sheet, swatch
 from headscope.report.styles import FigureStyle, target_paths
 from headscope.results.study import Study
@@ -31,16 +30,6 @@ def test_labels_become_marks() -> None:
     assert [fit(function, width, 6.5) for width in (1, 0.37, 0.1)] == ["▲→comp", "→comp", "▲"]
     with FigureStyle().in_use():
         assert cell_lines(functions_of("rare;sink;induction"), 1, room=2) == ["★r", "▼s…"]
-
-
-def test_families_differ_in_glyph_letter_and_colour() -> None:
-    for field in ("glyph", "letter", "color"):
-        assert len({getattr(family, field) for family in head_functions().values()}) == len(head_functions())
-    assert [contrast(color) for color in ("white", "#440154", (1.0, 1.0, 0.0, 1.0))] == [
-        "black",
-        "white",
-        "black",
-    ]
 
 
 def test_panels_stand_in_lines_and_a_key_has_what_is_drawn_once() -> None:

@@ -137,15 +137,6 @@ def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_has_the_mark_of_the_first_function_and_says_that_there_are_more(run: Path) -> None:
-    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    table["functions"] = ["positional:-1;sink", "positional:+1", *[""] * (len(table) - 2)]
-    table.to_csv(run / "heads.csv", index=False)
-    cells = re.findall(r'role="gridcell"[^>]*>([^<]*)<', page_of(run)[0])
-    assert cells[:2] == ["◆−1…", "◆+1"] and not any(cells[2:])
-
-
-@pytest.mark.slow
 def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     rows = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=[0.2, 0.01, 0.06, *[0.04] * 6])
@@ -248,11 +239,11 @@ def test_two_runs_are_compared_first_and_head_by_head(
 
 @pytest.mark.slow
 def test_a_large_run_stays_small(tmp_path: Path) -> None:
-    report = gather([large_run(tmp_path / "large", layers=30, heads=3, sentences=12)])
+    report = gather([large_run(tmp_path / "large", layers=10, heads=3, sentences=6)])
     (data,) = report.runs
-    assert len(data["heads"]) == 270 and len(data["measures"]) > 40
-    assert len(data["examples"]["sentences"]) == 12 and data["examples"]["left_out"] == 0
-    assert len(page_html(report).encode()) < 3_000_000
+    assert len(data["heads"]) == 90 and len(data["measures"]) > 40
+    assert len(data["examples"]["sentences"]) == 6 and data["examples"]["left_out"] == 0
+    assert len(page_html(report).encode()) < 1_000_000
 
 
 @pytest.mark.parametrize("shape", ["sharp", "even"])

@@ -183,18 +183,6 @@ def test_a_card_has_sentence_examples_importance_and_attention(reader: Reader, r
     assert 0 < page.locator("#card .attends").count() != lines
 
 
-def test_the_map_is_coloured_by_a_measure(reader: Reader, runs: dict[str, Path]) -> None:
-    table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
-    cells = [reader.page.locator(f'.maps:visible [data-name="{name}"]') for name in names_of(table)]
-    before = [cell.get_attribute("class") for cell in cells]
-    reader.page.get_by_label("Colours", exact=True).select_option(label="ablation")
-    shades = [str(cell.get_attribute("class")) for cell in cells]
-    assert shades[table["ablation"].argmax()] == "cell s8" and shades[table["ablation"].argmin()] == "cell s0"
-    assert str(cells[3].get_attribute("aria-label")).endswith(f"ablation {number_text(table['ablation'][3])}")
-    reader.page.get_by_label("Colours", exact=True).select_option(label="functions")
-    assert [cell.get_attribute("class").strip() for cell in cells] == [str(name).strip() for name in before]
-
-
 def test_the_table_is_sorted_and_filtered(reader: Reader, runs: dict[str, Path]) -> None:
     table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
     header = reader.page.locator("#rows th", has_text="ablation")

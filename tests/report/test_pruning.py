@@ -104,15 +104,6 @@ def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) 
     assert "en-de · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
-def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
-    figure = draw("pruning", *open_pruned([sweep(tmp_path / "s")]), figure="sites")
-    assert list(panels(figure)) == list(METHODS)
-    encoder, decoder, cross = panels(figure)["magnitude"].lines
-    assert list(encoder.get_xdata()) == [0, 24, 56, 68]
-    total = np.array([encoder.get_ydata(), decoder.get_ydata(), cross.get_ydata()]).sum(axis=0)
-    assert total.tolist() == [72, 48, 16, 4]
-
-
 def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> None:
     (run,) = open_pruned([sweep(tmp_path / "s")])
     cells = run.cells[run.cells["method"].isin(["unpruned", "magnitude"])]

@@ -240,19 +240,6 @@ def stopped(descend: Any) -> Any:
     return instead
 
 
-def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
-    run = lessons.begin(tmp_path, "mae", shared={"dropout": 0.0}, gate_dropout=0.0, gate_every=1, gate_lr=0.5)
-    disturbed(run.model)
-    run.model.train()
-    before = [gate.detach().clone() for gate in lessons.variant(run).gates]
-    run.gradients(lessons.lesson(run))
-    slopes = [gate.grad.clone() for gate in lessons.variant(run).gates]
-    run.clear_gradients()
-    run.variant.step(run, lessons.lesson(run), run.gradients)
-    for gate, was, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
-        torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)
-
-
 def test_joint_training_moves_both(tmp_path: Path) -> None:
     changed = step_once(lessons.begin(tmp_path, "mae", bcd=False), epoch=1)
     assert any(GATE in key for key in changed) and any("ffn" in key for key in changed)

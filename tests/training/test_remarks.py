@@ -15,7 +15,7 @@ from headscope.results.training import Training
 from headscope.training.config import TrainingPosition
 from headscope.training.swaps import Swap, swap_heads
 from headscope.training.trainer import train
-from headscope.training.variant import VARIANTS, find_variant
+from headscope.training.variant import find_variant
 from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr
 from tests.oracles.swaps import differing, state
@@ -132,12 +132,6 @@ def schedule(path: Path, *pairs: tuple[int, int, int, int], epoch: int = 2) -> P
 def test_combinations_that_make_no_sense(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_variant(name)
-
-
-def test_the_order_of_names_does_not_matter() -> None:
-    assert find_variant("swap+mixing") is find_variant("mixing+swap")
-    assert find_variant(" swap + disagreement+mixing").name == "disagreement+mixing+swap"
-    assert find_variant("swap") is VARIANTS.get("swap")
 
 
 def test_losses_are_added(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
-from headscope.training import losses, tokenizers
+from headscope.training import losses
 from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.prepare import (
@@ -450,16 +450,6 @@ def test_ctrl_c_keeps_the_last_update(texts: Path, tmp_path: Path, whole: Traini
 
 
 # Text to ids.
-
-
-def test_many_texts_have_the_ids_that_each_has_alone(texts: Path) -> None:
-    lines = [*read_lines(texts / "source"), "an Ünknown ẞ word", "x"]
-    for kind in ("bpe", "unigram"):
-        its = tokenizers.learn(lines[:100], size=60, kind=kind, normalise="lowercase")
-        assert tokenizers.encode(its, lines) == [its.encode(line) for line in lines]
-        assert len(its) == 60 and its.decode(its.encode("Abdeg")) == "abdeg"
-    plain = Vocabulary(("<s>", "</s>", "<unk>", "a", "b"), Splitter("words"), start=0, end=1, unknown=2)
-    assert tokenizers.encode(plain, ["a c b"]) == [[3, 2, 4]]
 
 
 @pytest.mark.parametrize("language, count", [("en", 5239), ("de", 5158)])
