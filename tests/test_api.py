@@ -222,6 +222,7 @@ def test_every_way_to_prune_names_what_it_cannot_use(method: str, tmp_path: Path
         hs.prune(hs.assets.trained_model(), method, out=tmp_path / "out", warmth=3)  # type: ignore[call-overload]
 
 
+@pytest.mark.filterwarnings("default:without validation text:UserWarning")
 def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     noise = torch.get_rng_state()
@@ -248,7 +249,8 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
     assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):
         hs.train(out=tmp_path / "run", resume=True)
-    assert hs.train("wide", out=tmp_path / "run", resume=True, updates=5).update == 5
+    with pytest.warns(UserWarning, match="^without validation text.*valid_source and valid_target"):
+        assert hs.train("wide", out=tmp_path / "run", resume=True, updates=5).update == 5
     trained = hs.load(tmp_path / "run" / "last")
     assert trained.layout[hs.Site.CROSS, 0] == 4 and len(trained.translate(["A dog runs."])) == 1
     assert hs.plot(tmp_path / "run", "training").axes
