@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,10 +22,9 @@ PAGE = "report.html"
 
 
 def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The sentences of stdin by option: `source`, and `target` if that is `-` too; {} without `-`.
+    """The sentences of stdin by option: `source`, and `target` behind a tab if that is `-` too; {} without `-`.
 
-    At a terminal it asks for each; else a line is a sentence, or both with a tab between. ConfigError where stdin is
-    asked for anything else, DataError where it has no sentence.
+    ConfigError where stdin is asked for anything else, DataError where it has no sentence.
     """
     if values.get("source") != STDIN:
         if values.get("target") == STDIN:
@@ -34,44 +33,25 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ConfigError("--source - is read by one process; under torchrun give a file")
     names = [name for name in ("source", "target") if values.get(name) == STDIN]
-    lines = list(_ask_sentences(names) if sys.stdin.isatty() else _read_stdin(names))
+    if sys.stdin.isatty():
+        console.say(f"one sentence a line{', a tab, its translation' * (len(names) > 1)}; Ctrl-D ends")
+    lines = list(_read_stdin(names))
     if not lines:
         raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
     return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
 
 
-def _ask_sentences(names: list[str]) -> Iterator[tuple[str, ...]]:
-    """Sentences that are typed at a terminal, until an empty line or the end."""
-    console.say("one sentence a line; an empty line ends")
-    while source := _answer("sentence: "):
-        translation = _answer("its translation: ") if len(names) > 1 else ""
-        if len(names) > 1 and not translation:
-            raise DataError(f"{source[:60]!r} has no translation; leave out --target -, or type one")
-        yield (source, translation)[: len(names)]
-
-
-def _answer(question: str) -> str:
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    return next(_decode_lines([sys.stdin.buffer.readline()]), "").strip()
-
-
 def _read_stdin(names: list[str]) -> Iterator[tuple[str, ...]]:
     from headscope.data.lines import is_empty, lines_of
+    from headscope.evaluation.translation import decoded_lines
 
-    for number, line in enumerate(_decode_lines(lines_of(sys.stdin.buffer, name="stdin")), start=1):
+    for number, line in enumerate(decoded_lines(lines_of(sys.stdin.buffer, name="stdin")), start=1):
         parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
         if len(parts) != len(names):
             raise DataError(f"stdin:{number}: for --source - --target - give a sentence, a tab and its translation")
         if any(map(is_empty, parts)):
             raise DataError(f"stdin:{number}: the line is empty; every line must hold one sentence")
         yield parts
-
-
-def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    from headscope.evaluation.translation import decoded_lines
-
-    return decoded_lines(lines)
 
 
 @options_from(

@@ -204,21 +204,10 @@ def read(cls: type[C], values: Mapping[str, Any], **more: Any) -> C:
 def check_texts(values: Mapping[str, Any], *, stdin_texts: tuple[str, ...] = ()) -> None:
     """DataError for a text that is not there, before anything heavy is imported."""
     for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
-        path = values.get(entry.name)
-        if (
-            not isinstance(path, (str, Path))
-            or os.path.exists(path)
-            or (entry.name in stdin_texts and str(path) == STDIN)
-        ):
-            continue
-        if str(path) == STDIN:
-            words = (
-                f"only {' and '.join(map(flag, stdin_texts))} read it"
-                if stdin_texts
-                else "only analyze and translate read it"
-            )
-            raise DataError(f"{flag(entry.name)} - would be stdin, and {words}; give a file")
-        raise DataError(no_path(Path(path)))
+        path, readable = values.get(entry.name), (STDIN,) if entry.name in stdin_texts else ()
+        if isinstance(path, (str, Path)) and str(path) not in readable and not os.path.exists(path):
+            no_stdin = "; only --source and --target of analyze, and translate, read stdin"
+            raise DataError(no_path(path) + no_stdin * (str(path) == STDIN))
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import ConfigError, OutputError, flag, reason_of
+from headscope.errors import ConfigError, OutputError, flag, reason_of, restate
 from headscope.files.output_checks import RECORDS
 
 
@@ -47,16 +47,9 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        name_is_valid = False
-    else:
-        name_is_valid = name.count("/") == 1
-    if not name_is_valid:
-        raise ConfigError(
-            f"{flag.hub_name} {name!r} is no name on the hub; give USER/NAME, of letters, digits, '-', '_' and '.'"
-        )
+    advice = "give USER/NAME, of letters, digits, '-', '_' and '.'"
+    with restate(ConfigError, f"{flag.hub_name} {name!r} is no name on the hub; {advice}", HFValidationError):
+        validate_repo_id(name if "/" in name else "")
     if get_token() is None:
         raise ConfigError(f"{flag.hub_name} {name} needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
     try:

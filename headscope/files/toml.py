@@ -12,38 +12,20 @@ from typing import Any
 from headscope.errors import ConfigError, reason_of
 from headscope.files.reading import read_text
 
-TOML_BYTES, KEY_PARTS = 1 << 20, 32
+TOML_BYTES = 1 << 20
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The values of a TOML file; ConfigError where it cannot be read, or has keys of more than `KEY_PARTS` parts."""
+    """The values of a TOML file; ConfigError where it cannot be read."""
     if sys.version_info >= (3, 11):
         import tomllib  # novm: the other branch is for 3.10
     else:
         import tomli as tomllib
     text = read_text(path, error=ConfigError, limit=TOML_BYTES)
-    if _longest_key(text) > KEY_PARTS:  # the parser's time is quadratic in them
-        raise ConfigError(f"{path} is no TOML of headscope: a key has more than {KEY_PARTS} parts")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
         raise ConfigError(f"{path} is no TOML: {reason_of(error, max_length=200)}") from None
-
-
-_TOKEN = re.compile(r"""(?P<name>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<blank>[ \t]+)|.""", re.DOTALL)
-
-
-def _longest_key(text: str) -> int:
-    """The most parts of anything in a TOML text that looks like `a.b."c"`, in time linear in the text."""
-    longest, parts, after_dot = 0, 0, False
-    for token in _TOKEN.finditer(text):
-        if token.lastgroup == "name":
-            parts = parts + 1 if after_dot else 1
-            longest, after_dot = max(longest, parts), False
-        elif token.lastgroup is None:
-            after_dot = token[0] == "." and not after_dot
-            parts = parts if after_dot else 0
-    return longest
 
 
 def to_toml(values: Mapping[str, Any], *, table: str = "") -> str:

@@ -80,7 +80,7 @@ class Study(StoredResult):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Study:
         """The study in a folder that `save` or `headscope analyze --out` wrote; RunError for another folder."""
-        path, record = open_record(folder, "run.json", "analysis", wrote="analyze --out DIR")
+        path, record = open_record(folder, "run.json", "analysis", wrote="analyze")
         record = {key: value for key, value in record.items() if key not in ("kind", "files")}
         names = dict.fromkeys(["heads", *sorted(file.stem for file in path.glob("*.csv"))])
         tables = OnDemand({name: partial(read_table, path / f"{name}.csv") for name in names})

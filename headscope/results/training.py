@@ -54,7 +54,7 @@ class Training(Result):
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Training:
         """The training in a folder that `headscope train --out` wrote; RunError for another folder."""
-        path, record = open_record(folder, "run.json", "training", wrote="train --out DIR")
+        path, record = open_record(folder, "run.json", "training", wrote="train")
         metrics = read_csv(path / "metrics.csv", columns=AXES, error=RunError)
         if not len(metrics):
             raise RunError(f"training run {path.name}: metrics.csv has no line yet")

@@ -121,11 +121,10 @@ def test_a_pipe_gives_lines_and_pairs_of_lines(monkeypatch: pytest.MonkeyPatch) 
     assert typed_text({"source": "x", "target": None}) == {}
 
 
-def test_a_terminal_is_asked_until_an_empty_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    stdin(monkeypatch, "a b\nx\nc\ny\n\nnever\n", terminal=True)
+def test_a_terminal_is_told_what_to_type(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    stdin(monkeypatch, "a b\tx\nc\ty\n", terminal=True)
     assert typed_text({"source": DASH, "target": DASH}) == {"source": ["a b", "c"], "target": ["x", "y"]}
-    said = capsys.readouterr()
-    assert said.err.count("its translation: ") == 2 and said.out == ""
+    assert capsys.readouterr() == ("", "one sentence a line, a tab, its translation; Ctrl-D ends\n")
 
 
 @pytest.mark.parametrize(
