@@ -6,15 +6,17 @@ where there is a parse that has them, else what tokens show.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
-from headscope.description.pair_function import SELF, pair_function
+from headscope.description.pair_function import SELF, Predicate, pair_function
 from headscope.description.tokens import Flags, Pairs, Tokens
 from headscope.heads import Site
 
-EVERYWHERE = SELF | {Site.CROSS}
+CROSS = frozenset({Site.CROSS})
+EVERYWHERE = SELF | CROSS
 CONTENT = frozenset({"NOUN", "PROPN", "VERB", "ADJ", "ADV", "NUM", "INTJ"})
 FUNCTION = frozenset({"ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"})
 WORDS = {
@@ -33,43 +35,26 @@ WORDS = {
 }
 
 
-def _keys_tagged(tags: frozenset[str], pairs: Pairs) -> Flags:
-    return pairs.keys_that(np.array([pairs.key.tagged and tag in tags for tag in pairs.key.tag], dtype=bool))
-
-
-pair_function("content-words", meaning="content words", sites=EVERYWHERE, needs_parse=True)(
-    partial(_keys_tagged, CONTENT)
-)
-pair_function("function-words", meaning="function words", sites=EVERYWHERE, needs_parse=True)(
-    partial(_keys_tagged, FUNCTION)
-)
-for _tag, _words in WORDS.items():
-    pair_function(_tag, meaning=_words, sites=EVERYWHERE, needs_parse=True)(partial(_keys_tagged, frozenset({_tag})))
-
-
-@pair_function("numbers", sites=EVERYWHERE)
-def numbers(pairs: Pairs) -> Flags:
-    """Numbers."""
-    return pairs.keys_that(np.array([any(map(str.isdigit, text)) for text in pairs.key.text], dtype=bool))
-
-
-@pair_function("capitals", sites=EVERYWHERE)
-def capital_letters(pairs: Pairs) -> Flags:
-    """Words with a capital letter."""
-    return pairs.keys_that(np.array([text[:1].isupper() for text in pairs.key.text], dtype=bool))
-
-
 ENDS = frozenset(".!?…。！？")
 CLOSING = {")": "(", "]": "[", "}": "{", "»": "«", "”": "“", "’": "‘"}
 EITHER = frozenset({'"', "'", "``", "''"})
 
 
+def _tagged(tags: frozenset[str], pairs: Pairs) -> Flags:
+    return pairs.keys_that(np.array([pairs.key.tagged and tag in tags for tag in pairs.key.tag], dtype=bool))
+
+
+def _texts(tokens: Tokens, holds: Callable[[str], bool]) -> Flags:
+    """Of which tokens [n] something holds of the text."""
+    return np.array([holds(text) for text in tokens.text], dtype=bool)
+
+
 def marks(tokens: Tokens) -> Flags:
     """Which tokens [n] have neither letters nor digits, and are no blanks."""
-    return np.array([bool(text.strip()) and not any(map(str.isalnum, text)) for text in tokens.text]) & ~tokens.special
+    return _texts(tokens, lambda text: bool(text.strip()) and not any(map(str.isalnum, text))) & ~tokens.special
 
 
-def nearest(pairs: Pairs, holds: Flags, *, before: bool) -> Flags:
+def nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
     """The nearest key of those that hold [s], before each query or after it [n s]."""
     at = np.where(holds, np.arange(len(holds)), -1)
     if before:
@@ -96,51 +81,25 @@ def matches(tokens: Tokens) -> list[tuple[int, int]]:
     return pairs_found
 
 
-@pair_function("punctuation", sites=EVERYWHERE)
-def punctuation(pairs: Pairs) -> Flags:
-    """Punctuation."""
-    return pairs.keys_that(marks(pairs.key))
+def _after_delimiter(pairs: Pairs) -> Flags:
+    return nearest(pairs, np.concatenate([[False], marks(pairs.key)[:-1]]) & ~marks(pairs.key))
 
 
-@pair_function("previous-delimiter")
-def previous_delimiter(pairs: Pairs) -> Flags:
-    """The punctuation before."""
-    return nearest(pairs, marks(pairs.key), before=True)
-
-
-@pair_function("next-delimiter")
-def next_delimiter(pairs: Pairs) -> Flags:
-    """The punctuation after."""
-    return nearest(pairs, marks(pairs.key), before=False)
-
-
-@pair_function("after-delimiter")
-def first_token_after_a_delimiter(pairs: Pairs) -> Flags:
-    """The first token after the punctuation before."""
-    after = np.concatenate([[False], marks(pairs.key)[:-1]]) & ~marks(pairs.key)
-    return nearest(pairs, after, before=True)
-
-
-@pair_function("previous-sentence-end")
-def previous_sentence_end(pairs: Pairs) -> Flags:
-    """The end of the sentence before."""
-    return nearest(pairs, np.array([text in ENDS for text in pairs.key.text]), before=True)
-
-
-@pair_function("final-punctuation", sites=frozenset({Site.CROSS}))
-def final_punctuation(pairs: Pairs) -> Flags:
-    """The punctuation at the end of the source."""
+def _final_punctuation(pairs: Pairs) -> Flags:
     is_mark = marks(pairs.key) | pairs.key.special
     return pairs.keys_that(np.logical_and.accumulate(is_mark[::-1])[::-1] & marks(pairs.key))
 
 
-@pair_function("bracket")
-def matching_bracket(pairs: Pairs) -> Flags:
-    """The bracket or quote that belongs to it."""
+def _matching_bracket(pairs: Pairs) -> Flags:
     is_match = np.zeros((len(pairs.key), len(pairs.key)), dtype=bool)
     for one, other in matches(pairs.key):
         is_match[one, other] = is_match[other, one] = True
     return is_match[pairs.at]
+
+
+def _root(pairs: Pairs) -> Flags:
+    words = pairs.key.word
+    return pairs.keys_that((pairs.key.parent < 0) & (words >= 0) & np.isin(words, pairs.key.parent))
 
 
 def _other(pairs: Pairs) -> Flags:
@@ -148,72 +107,50 @@ def _other(pairs: Pairs) -> Flags:
     return other
 
 
-@pair_function("same-word")
-def other_subword_of_the_word(pairs: Pairs) -> Flags:
-    """The other pieces of its word."""
-    return pairs.equal("word") & pairs.keys_that(pairs.key.word >= 0) & _other(pairs)
-
-
-@pair_function("same-token")
-def same_token(pairs: Pairs) -> Flags:
-    """The same token elsewhere."""
-    return pairs.equal("ids") & _other(pairs)
-
-
-@pair_function("same-token-earlier")
-def same_token_earlier(pairs: Pairs) -> Flags:
-    """The same token earlier."""
-    return pairs.equal("ids") & (pairs.key_position < pairs.position)
-
-
-@pair_function("same-lemma", needs_parse=True)
-def same_lemma(pairs: Pairs) -> Flags:
-    """Another form of its word."""
-    other_word = ~pairs.equal("word")
-    return pairs.equal("lemma") & pairs.keys_that(pairs.key.lemma != "") & other_word
-
-
-@pair_function("same-class", needs_parse=True)
-def same_class(pairs: Pairs) -> Flags:
-    """Other words of its class."""
-    return pairs.equal("tag") & ~pairs.equal("word") & pairs.key.tagged
-
-
-@pair_function("copy", sites=frozenset({Site.CROSS}))
-def copy(pairs: Pairs) -> Flags:
-    """The same string in the source."""
-    letters = np.array([any(map(str.isalnum, text)) for text in pairs.key.text])
-    return pairs.equal("text") & pairs.keys_that(letters)
-
-
-@pair_function("other-text", sites=SELF)
-def other_text_of_the_pair(pairs: Pairs) -> Flags:
-    """The other text of the pair."""
-    return ~pairs.equal("segment")
-
-
-@pair_function("parent", needs_parse=True)
-def parent(pairs: Pairs) -> Flags:
-    """The word that its word depends on."""
-    return pairs.equal("parent", "word") & pairs.keys_that(pairs.key.word >= 0)
-
-
-@pair_function("child", needs_parse=True)
-def child(pairs: Pairs) -> Flags:
-    """Words that depend on its word."""
-    return pairs.equal("word", "parent") & pairs.keys_that(pairs.key.parent >= 0)
-
-
-@pair_function("sibling", needs_parse=True)
-def sibling(pairs: Pairs) -> Flags:
-    """Words that depend on the same word."""
-    same = pairs.equal("parent") & pairs.keys_that(pairs.key.parent >= 0)
-    return same & ~pairs.equal("word")
-
-
-@pair_function("root", needs_parse=True)
-def root(pairs: Pairs) -> Flags:
-    """The root of the sentence."""
-    words = pairs.key.word
-    rootless = (pairs.key.parent < 0) & (words >= 0)
-    return pairs.keys_that(rootless & np.isin(words, pairs.key.parent))
+Row = tuple[str, frozenset[Site], Predicate]
+ON_TEXT: Mapping[str, Row] = {
+    "numbers": ("numbers", EVERYWHERE, lambda p: p.keys_that(_texts(p.key, lambda text: any(map(str.isdigit, text))))),
+    "capitals": (
+        *("words with a capital letter", EVERYWHERE),
+        lambda p: p.keys_that(_texts(p.key, lambda text: text[:1].isupper())),
+    ),
+    "punctuation": ("punctuation", EVERYWHERE, lambda p: p.keys_that(marks(p.key))),
+    "previous-delimiter": ("the punctuation before", SELF, lambda p: nearest(p, marks(p.key))),
+    "next-delimiter": ("the punctuation after", SELF, lambda p: nearest(p, marks(p.key), before=False)),
+    "after-delimiter": ("the first token after the punctuation before", SELF, _after_delimiter),
+    "previous-sentence-end": (
+        *("the end of the sentence before", SELF),
+        lambda p: nearest(p, _texts(p.key, ENDS.__contains__)),
+    ),
+    "final-punctuation": ("the punctuation at the end of the source", CROSS, _final_punctuation),
+    "bracket": ("the bracket or quote that belongs to it", SELF, _matching_bracket),
+    "same-word": ("the other pieces of its word", SELF, lambda p: p.equal("word") & (p.k("word") >= 0) & _other(p)),
+    "same-token": ("the same token elsewhere", SELF, lambda p: p.equal("ids") & _other(p)),
+    "same-token-earlier": ("the same token earlier", SELF, lambda p: p.equal("ids") & (p.key_position < p.position)),
+    "copy": (
+        *("the same string in the source", CROSS),
+        lambda p: p.equal("text") & _texts(p.key, lambda text: any(map(str.isalnum, text))),
+    ),
+    "other-text": ("the other text of the pair", SELF, lambda p: ~p.equal("segment")),
+}
+ON_PARSES: Mapping[str, Row] = {
+    "content-words": ("content words", EVERYWHERE, partial(_tagged, CONTENT)),
+    "function-words": ("function words", EVERYWHERE, partial(_tagged, FUNCTION)),
+    **{tag: (words, EVERYWHERE, partial(_tagged, frozenset({tag}))) for tag, words in WORDS.items()},
+    "same-lemma": (
+        *("another form of its word", SELF),
+        lambda p: p.equal("lemma") & (p.k("lemma") != "") & ~p.equal("word"),
+    ),
+    "same-class": ("other words of its class", SELF, lambda p: p.equal("tag") & ~p.equal("word") & p.key.tagged),
+    "parent": ("the word that its word depends on", SELF, lambda p: p.equal("parent", "word") & (p.k("word") >= 0)),
+    "child": ("words that depend on its word", SELF, lambda p: p.equal("word", "parent") & (p.k("parent") >= 0)),
+    "sibling": (
+        *("words that depend on the same word", SELF),
+        lambda p: p.equal("parent") & (p.k("parent") >= 0) & ~p.equal("word"),
+    ),
+    "root": ("the root of the sentence", SELF, _root),
+}
+"""What keys are to a query, and at which sites, by name; of the latter only where there is a parse."""
+for _rows, _parsed in ((ON_TEXT, False), (ON_PARSES, True)):
+    for _name, (_meaning, _sites, _holds) in _rows.items():
+        pair_function(_name, meaning=_meaning, sites=_sites, needs_parse=_parsed)(_holds)

@@ -8,7 +8,7 @@ what it computes reaches this head's states and no other's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,7 @@ def renumber_heads(before: NumbersOfHeads | None, removal: RemovalPlan) -> Numbe
 GROUPS, SHARING = ("num_key_value_heads", "num_kv_heads"), ("num_key_value_groups",)
 """Numbers of key/value heads, and of heads that share them, as attention code reads them."""
 
+STATES = ("query", "key", "value")
 SHARED = "its heads share parts of it: states are normalised or mixed across heads"
 NO_WEIGHT = "it is no plain matrix of weights, such as one that experts choose"
 NO_GRADIENT = "it is computed where no gradient reaches it"
@@ -75,19 +76,14 @@ class StateParts:
 
 @dataclass(frozen=True)
 class HeadParts:
-    """The parts of one (site, layer). `output` are the columns of W_O; None where what it reads mixes heads.
+    """The parts of one (site, layer) by kind of states. `output` are the columns of W_O; None where it mixes heads.
 
-    `bias` makes the position bias of scores from the layer's input (Inkling), one of its own for each head.
-
+    "position bias" makes that of scores from the layer's input (Inkling), one of its own for each head.
     A group can only go where nobody else needs its keys and values: `readers` are other layers that compute with them
     too (Gemma 3n), and `makes_mask` says that the mask of other heads is made of them (Doge).
     """
 
-    query: StateParts
-    key: StateParts
-    value: StateParts
-    gate: StateParts = StateParts()
-    bias: StateParts = StateParts()
+    sides: Mapping[str, StateParts]
     output: Slices | None = None
     readers: tuple[SiteLayer, ...] = ()
     makes_mask: bool = False
@@ -95,10 +91,12 @@ class HeadParts:
     @property
     def unknown(self) -> tuple[str, str] | None:
         """The name of the first part that cannot be told, and what is in the way; None if all can."""
-        sides = {"query": self.query, "key": self.key, "value": self.value, "gate": self.gate}
-        sides["position bias"] = self.bias
-        unknown = next(((name, side.why) for name, side in sides.items() if side.why), None)
+        unknown = next(((name, side.why) for name, side in self.sides.items() if side.why), None)
         return unknown or (None if self.output else ("output", BETWEEN))
+
+    def staying(self, heads: tuple[int, ...], groups: tuple[int, ...]) -> list[tuple[StateParts, tuple[int, ...]]]:
+        """The parts of every kind of states, with the heads or groups of it that stay."""
+        return [(side, groups if name in ("key", "value") else heads) for name, side in self.sides.items()]
 
 
 def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError:
@@ -117,15 +115,15 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     parts_by_place: dict[SiteLayer, HeadParts] = {}
 
     def tap(place: SiteLayer, call: AttentionCall) -> None:
-        query, key, value = (_side(states) for states in (call.query, call.key, call.value))
+        sides = {name: _side(states) for name, states in zip(STATES, (call.query, call.key, call.value), strict=True)}
         makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
-        parts_by_place[place] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
+        parts_by_place[place] = HeadParts(sides | {"position bias": _position_bias(call)}, makes_mask=makes_mask)
 
     def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:
         gate = _gate(context, x)
         if gate is not None:
-            output = columns_of(module, context.shape[1], context.shape[3])
-            parts_by_place[place] = replace(parts_by_place[place], gate=gate, output=output)
+            output, sides = columns_of(module, context.shape[1], context.shape[3]), parts_by_place[place].sides
+            parts_by_place[place] = replace(parts_by_place[place], sides={**sides, "gate": gate}, output=output)
         return gate is not None
 
     probe_gradients(model, tap, receive)
@@ -260,11 +258,11 @@ def _with_readers(parts_by_place: dict[SiteLayer, HeadParts]) -> dict[SiteLayer,
     """The same, with layers that compute with the keys and values of another layer told of each other."""
     readers: dict[int, list[SiteLayer]] = {}
     for site_layer, parts in parts_by_place.items():
-        for slices in parts.key.rows[:1]:
+        for slices in parts.sides["key"].rows[:1]:
             readers.setdefault(id(slices.weight), []).append(site_layer)
     result = dict(parts_by_place)
     for layers in readers.values():
-        queries = {id(slices.weight) for site_layer in layers for slices in parts_by_place[site_layer].query.rows[:1]}
+        queries = {id(part.weight) for at in layers for part in parts_by_place[at].sides["query"].rows[:1]}
         for site_layer in layers if len(queries) == len(layers) > 1 else ():  # not where the layers are one module
             other_layers = tuple(other for other in layers if other != site_layer)
             result[site_layer] = replace(result[site_layer], readers=other_layers)
@@ -281,14 +279,25 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     The mean is of weights and biases before rotary positions and norms; other weights are shared with the model.
     ConfigError for classes whose heads have keys of their own, and where the rows of a group cannot be told.
     """
-    _refuse_ungrouped(model, plan)
+    for site in find_attention(model).order:
+        module = model.get_submodule(site.name)
+        has_groups = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
+        if (site.site, site.layer) in plan.merged and not has_groups:
+            raise ConfigError(
+                f"{flag.merge_kv}: in model type {attention_kind(model)!r} every head has its own keys and values, and "
+                "its class has no place for fewer; models with num_key_value_heads in their config have"
+            )
     means = _means(model, plan)
     changed_ids = {id(parameter) for members in means for parameter, _, _ in members}
     tensors = (*model.parameters(), *model.buffers())
     copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed_ids}
     copy_with_means = copy.deepcopy(model, copies)
-    for members in means:
-        _pool([(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members])
+    with torch.no_grad():
+        for members in means:  # their mean, in float64, in the place of each
+            own = [(copies[id(parameter)], axis, rows.to(parameter.device)) for parameter, axis, rows in members]
+            mean = torch.stack([part.index_select(axis, rows).double() for part, axis, rows in own]).mean(dim=0)
+            for part, axis, rows in own:
+                part.index_copy_(axis, rows, mean.to(part.dtype))
     return copy_with_means
 
 
@@ -304,7 +313,8 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
         if of_layer is None or of_layer.unknown:
             raise unknown_part(of_layer, site, layer)
         _check(of_layer, plan, (site, layer))
-        for slices in (part for side in (of_layer.key, of_layer.value) for part in (*side.rows, *side.entries)):
+        sides = [of_layer.sides[name] for name in ("key", "value")]
+        for slices in (part for side in sides for part in (*side.rows, *side.entries)):
             owner, name = owners[id(slices.weight)]
             of_outputs = name == "weight" and slices.axis == output_axis(owner)
             bias = getattr(owner, "bias", None) if of_outputs else None
@@ -313,7 +323,7 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
                 means.append([(slices.weight, slices.axis, rows) for rows in units])
                 if isinstance(bias, nn.Parameter):
                     means.append([(bias, 0, rows) for rows in units])
-        for side in (of_layer.key, of_layer.value):
+        for side in sides:
             for members in sets if side.own else ():
                 for alike in zip(*(side.own[group] for group in members), strict=True):
                     means.append([(parameter, 0, torch.arange(len(parameter))) for parameter in alike])
@@ -323,7 +333,7 @@ def _means(model: nn.Module, plan: RemovalPlan) -> list[list[Member]]:
 def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
     """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
     layer_name = f"{place[0]}.{place[1]}"
-    if parts.key.norm_weights is not None or parts.value.norm_weights is not None:
+    if any(parts.sides[name].norm_weights is not None for name in ("key", "value")):
         raise ConfigError(
             f"{flag.merge_kv}: a norm over all heads makes the keys or values of {layer_name}, so none has a mean"
         )
@@ -333,22 +343,3 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
             f"{flag.merge_kv}: the keys and values of {layer_name} are those of {reader_names} too; give one number, "
             f"and no {flag.merge_by} or {flag.allocate} measured"
         )
-
-
-@torch.no_grad()
-def _pool(members: Sequence[Member]) -> None:
-    """Put the mean of all members, in float64, in the place of each."""
-    mean = torch.stack([values.index_select(axis, rows).double() for values, axis, rows in members]).mean(dim=0)
-    for values, axis, rows in members:
-        values.index_copy_(axis, rows, mean.to(values.dtype))
-
-
-def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:
-    for site in find_attention(model).order:
-        module = model.get_submodule(site.name)
-        has_groups = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
-        if (site.site, site.layer) in plan.merged and not has_groups:
-            raise ConfigError(
-                f"{flag.merge_kv}: in model type {attention_kind(model)!r} every head has its own keys and values, and "
-                "its class has no place for fewer; models with num_key_value_heads in their config have"
-            )

@@ -131,13 +131,6 @@ def no_heads(
 AttentionInterface.register(EMPTY, no_heads)
 
 
-def without_task_head(model: Any) -> Any:
-    """What names in `config.narrowed` start from: as `headscope.model.discovery.base_of`, which cannot be read here."""
-    base = model.base_model
-    main = getattr(base, "main_input_name", "input_ids")
-    return base if main in inspect.signature(type(base).forward).parameters else model
-
-
 def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> None:
     """Give a freshly built model the sizes that `table` says; its values are to be filled afterwards.
 
@@ -148,7 +141,9 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     that have one for each head). Parts that this class lacks are left aside.
     ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
     """
-    base = without_task_head(model)
+    base, main = model.base_model, getattr(model.base_model, "main_input_name", "input_ids")
+    if main not in inspect.signature(type(base).forward).parameters:
+        base = model  # as `headscope.model.discovery.base_of`, which cannot be read here
     modules, table = dict(base.named_modules()), table or {}
     if not isinstance(table, dict):
         raise ValueError("config.narrowed is no table of sizes")

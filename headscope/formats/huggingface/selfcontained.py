@@ -67,8 +67,7 @@ def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
     """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
     classes = _classes(config)
     names = sorted({*classes.values(), plain_name(model)})
-    start = "# The classes that config.json names in auto_map.\n\nimport transformers  # noqa: E402\n"
-    subclasses = start + "".join(
+    subclasses = "# The classes that config.json names in auto_map.\n\nimport transformers  # noqa: E402\n" + "".join(
         f'\n\nclass {name}(Narrowed, transformers.{name}):\n    """{name} with the heads that config.json lists."""\n'
         for name in names
     )
@@ -215,17 +214,17 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
     for cls, config in _candidates(model.config, name, heads=heads, groups=groups, reasons=reasons):
         try:
             with torch.device("meta"):
-                candidate = cls(config)
+                own_shapes = {key: values.shape for key, values in cls(config).state_dict().items()}
         except Exception as error:  # whatever sizes that do not fit one another may raise
             reasons.append(reason_of(error))
             continue
-        if {key: values.shape for key, values in candidate.state_dict().items()} == shapes:
+        if own_shapes == shapes:
             return _fill_class(cls, config, model, weights)
-    reason = f" ({reasons[0]})" if reasons else ""
-    why = f"cannot say how wide a head is, so its heads would get wider as they get fewer{reason}"
-    if reasons and any(getattr(model.config, name, None) for name in WIDTHS):
-        why = f"does not take {heads} heads and {groups} key/value heads of the width that they have ({reasons[0]})"
-    raise ConfigError(f"{flag.export} native: a config of type {model.config.model_type!r} {why}; take self-contained")
+    reason = reasons[0] if reasons else "it cannot say how wide a head is"
+    raise ConfigError(
+        f"{flag.export} native: a config of type {model.config.model_type!r} does not take {heads} heads and {groups} "
+        f"key/value heads of the width that they have ({reason}); take self-contained"
+    )
 
 
 def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: list[str]) -> Iterator[tuple[Any, Any]]:
@@ -249,25 +248,20 @@ def _sizes(config: Any, heads: int, groups: int) -> dict[str, int]:
     settings = config.to_dict()
     number = next((name for name in COUNTS if name in settings), COUNTS[1])
     width = next((name for name in WIDTHS if settings.get(name)), WIDTHS[1])
-    sizes = {number: heads}
-    if settings.get("num_key_value_heads"):
-        sizes["num_key_value_heads"] = groups
+    sizes = {number: heads} | ({"num_key_value_heads": groups} if settings.get("num_key_value_heads") else {})
     if settings.get(width):
-        return {**sizes, width: int(settings[width])}
-    if isinstance(settings.get("hidden_size"), int) and settings.get(number):
-        return {**sizes, width: settings["hidden_size"] // settings[number]}
+        sizes[width] = int(settings[width])
+    elif isinstance(settings.get("hidden_size"), int) and settings.get(number):
+        sizes[width] = settings["hidden_size"] // settings[number]
     return sizes
 
 
 def _fill_class(cls: Any, config: Any, model: Any, weights: dict[str, Any]) -> Any:
+    own = model.config
     with quiet_transformers():
-        filled_model = cls._from_config(
-            config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
-        )
-    if filled_model.config._experts_implementation != model.config._experts_implementation:
-        filled_model.set_experts_implementation(
-            model.config._experts_implementation
-        )  # in double precision an eager one
+        filled_model = cls._from_config(config, dtype=model.dtype, attn_implementation=own._attn_implementation)
+    if filled_model.config._experts_implementation != own._experts_implementation:
+        filled_model.set_experts_implementation(own._experts_implementation)  # in double precision an eager one
     filled_model = filled_model.to(model.device)
     filled_model.load_state_dict(weights)
     if getattr(model, "generation_config", None) is not None:

@@ -19,7 +19,6 @@ from headscope.formats.huggingface.head_parts import (
     GROUPS,
     SHARING,
     HeadParts,
-    StateParts,
     head_parts,
     renumber_heads,
     unknown_part,
@@ -152,11 +151,12 @@ class _Cutter:
         for parameter in PER_HEAD:
             if isinstance(getattr(module, parameter, None), nn.Parameter):
                 self.narrowing.keep[f"{name}.{parameter}"] = [(0, torch.tensor(heads_kept or (0,)))]
-        self.narrowing.attributes[name] = _attributes(
-            module, attention_site, max(len(heads_kept), 1), max(len(groups), 1)
-        )
-        counts = zip(OF_CONFIG, (max(len(heads_kept), 1), max(len(groups), 1)), strict=True)
-        if read := {attribute: count for attribute, count in counts if f"self.config.{attribute}" in _code(module)}:
+        counts = max(len(heads_kept), 1), max(len(groups), 1)
+        self.narrowing.attributes[name] = _attributes(module, attention_site, *counts)
+        read = {
+            name: count for name, count in zip(OF_CONFIG, counts, strict=True) if f"self.config.{name}" in _code(module)
+        }
+        if read:
             self.narrowing.configs[name] = read
 
     def _check_readers(self, attention_site: AttentionSite, parts: HeadParts) -> None:
@@ -165,18 +165,17 @@ class _Cutter:
         groups = self.removal.groups[place]
         if len(groups) == attention_site.groups:
             return
-        unequal_readers = [reader for reader in parts.readers if self.removal.groups[reader] != groups]
-        if not unequal_readers and not parts.makes_mask:
-            return
-        reader_names = ", ".join(f"{site}.{layer}" for site, layer in unequal_readers)
-        reason = (
-            "make the attention mask of its other heads" if parts.makes_mask else f"are those of {reader_names} too"
-        )
-        same = "" if parts.makes_mask else "the same whole groups there, "
-        raise ConfigError(
-            f"whole groups of {place[0]}.{place[1]} cannot be removed, because their keys and values {reason}; remove "
-            f"{same}as many heads of each group, or all heads of the layer ({flag.export} masked takes any)"
-        )
+        readers = [f"{site}.{layer}" for site, layer in parts.readers if self.removal.groups[site, layer] != groups]
+        if readers or parts.makes_mask:
+            why = (
+                "make the attention mask of its other heads"
+                if parts.makes_mask
+                else f"are those of {', '.join(readers)} too"
+            )
+            raise ConfigError(
+                f"whole groups of {place[0]}.{place[1]} cannot be removed, because their keys and values {why}; remove "
+                f"as many heads of each group, or all heads of the layer ({flag.export} masked takes any)"
+            )
 
     def _cut_units(
         self, parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...], *, reorder: bool
@@ -185,8 +184,11 @@ class _Cutter:
 
         `reorder`: those that stay are put in the first places, in the order of `heads_kept` and `groups`.
         """
+        assert parts.output is not None
+        staying = parts.staying(heads_kept, groups)
+        of_units = [(slices, stays) for side, stays in staying for slices in (*side.rows, *side.entries)]
         sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
-        for slices, stays in _slices_of(parts, heads_kept, groups):
+        for slices, stays in (*of_units, (parts.output, heads_kept)):
             for name in self.names[id(slices.weight)]:
                 _, source = sources.setdefault(name, (slices.axis, torch.arange(self._size(name, slices.axis))))
                 places = range(len(stays)) if reorder else stays
@@ -196,8 +198,13 @@ class _Cutter:
                     source[slices.units[place].cpu()] = -1
         for name, (axis, source) in sources.items():
             self._keep(name, axis, source[source >= 0].tolist())
-        for side, stays in _sides_of(parts, heads_kept, groups):
-            self._select(side, stays)
+        for side, stays in staying:
+            if side.own:
+                self._pick(side.own, stays)
+            if side.norm_weights is not None:  # behind a norm over all units those that stay are selected
+                for owner in self._owners(side.norm_weights.weight):
+                    units = torch.cat([side.norm_weights.units[unit] for unit in stays]).tolist()
+                    self.narrowing.selected[owner] = units
 
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
         """Keep these indices of a parameter, and of the bias beside a matrix whose outputs they are."""
@@ -213,14 +220,6 @@ class _Cutter:
     def _size(self, name: str, axis: int) -> int:
         owner, _, parameter = name.rpartition(".")
         return int(self.modules[owner].get_parameter(parameter).shape[axis])
-
-    def _select(self, side: StateParts, stays: tuple[int, ...]) -> None:
-        """Behind a norm over all units those that stay are selected; of modules with one for each, theirs stay."""
-        if side.own:
-            self._pick(side.own, stays)
-        if side.norm_weights is not None:
-            for owner in self._owners(side.norm_weights.weight):
-                self.narrowing.selected[owner] = torch.cat([side.norm_weights.units[unit] for unit in stays]).tolist()
 
     def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
         """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""
@@ -246,9 +245,9 @@ class _Cutter:
                 f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
                 f"take {flag.export} masked"
             )
-        others_need_keys = parts.makes_mask or bool(parts.readers)
+        needed = ("key", "value") if parts.makes_mask or parts.readers else ()  # by others
         rows: dict[str, set[int]] = {}
-        for side in (parts.query, parts.gate, parts.bias, *(() if others_need_keys else (parts.key, parts.value))):
+        for side in (side for name, side in parts.sides.items() if name not in needed):
             for slices in side.rows:
                 for owner in self._owners(slices.weight):
                     rows.setdefault(owner, set()).update(slices.units[0].tolist())
@@ -266,31 +265,6 @@ class _Cutter:
 
     def _owners(self, weight: Tensor) -> list[str]:
         return [name.rpartition(".")[0] for name in self.names[id(weight)]]
-
-
-def _sides_of(
-    parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...]
-) -> tuple[tuple[StateParts, tuple[int, ...]], ...]:
-    """The parts of queries, gates, position biases, keys and values, with the units of each that stay."""
-    return (
-        (parts.query, heads_kept),
-        (parts.gate, heads_kept),
-        (parts.bias, heads_kept),
-        (parts.key, groups),
-        (parts.value, groups),
-    )
-
-
-def _slices_of(
-    parts: HeadParts, heads_kept: tuple[int, ...], groups: tuple[int, ...]
-) -> list[tuple[Slices, tuple[int, ...]]]:
-    """Every parameter that units have a part of, with the units that stay."""
-    assert parts.output is not None
-    sides = _sides_of(parts, heads_kept, groups)
-    return [
-        *((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)),
-        (parts.output, heads_kept),
-    ]
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
@@ -338,17 +312,13 @@ def _position_biases(
         if not (has_changes and has_biases):
             continue
         if not owners:
-            narrowing.unshared += [name for name in layers if _takes_bias(modules[name])]
+            calls_of = {name: inspect.signature(inspect.unwrap(type(modules[name]).forward)) for name in layers}
+            narrowing.unshared += [name for name, call in calls_of.items() if "position_bias" in call.parameters]
         elif len(owners) == len(layers):
             for name in owners:
                 narrowing.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
         else:
             _shared_bias(narrowing, modules, layers, owners[0])
-
-
-def _takes_bias(module: nn.Module) -> bool:
-    """Whether a layer is given the position bias of another one (not in UMT5)."""
-    return "position_bias" in inspect.signature(inspect.unwrap(type(module).forward)).parameters
 
 
 def _shared_bias(
