@@ -158,14 +158,11 @@ def opened_dtype(dtype: str, file_types: Mapping[str, torch.dtype], device: str)
 
 
 def _read_config(folder: Path) -> File:
-    try:
+    with restate(CheckpointError, f"{folder / CONFIG}: {{why}}", ConfigError):
         content = read_toml(folder / CONFIG)
         if (content.get("format"), version := content.get("version")) != (FORMAT, VERSION):
             raise ConfigError(f"it is version {version} of {content.get('format')!r}, and version {VERSION} is read")
         return make_config(File, {name: value for name, value in content.items() if name not in FORMER})
-    except ConfigError as error:
-        text = str(error)
-        raise CheckpointError(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from headscope.config import Companions
 from headscope.errors import DataError, flag
 from headscope.files.reading import read_json
-from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
+from headscope.formats.base import FORMATS, CheckpointFormat
 from headscope.formats.diagnosis import OPENED
-from headscope.formats.exports import SAME, Probe
+from headscope.formats.exports import MASKED, SAME, Export, Probe, SavedFiles
 from headscope.formats.huggingface.companions.folder import (
     ADAPTER,
     CONFIG,

@@ -19,7 +19,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
-from headscope.errors import CheckpointError, ConfigError, DataError, one_line
+from headscope.errors import CheckpointError, ConfigError, DataError, flag, one_line, shortlist
 from headscope.files.archives import native_numbers
 from headscope.formats.base import POSITION
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
@@ -53,9 +53,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def limit(self) -> int:
         return int(self.config.max_target_positions)
 
-    @property
-    def context(self) -> int:
-        return self.limit
+    context = limit
 
     @cached_property
     def _extractor(self) -> Any:
@@ -83,7 +81,13 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
     def _transcripts(self, texts: Sequence[str], limit: int) -> list[TokenIds]:
         """Ids of transcripts with start and end; CheckpointError where nothing names the language of recordings."""
-        Prompts(self.model, self._tokenizer(), self.path).refuse_unnamed()
+        prompts = Prompts(self.model, self._tokenizer(), self.path)
+        if prompts.languages and prompts.spoken() is None:
+            raise CheckpointError(
+                f"{self.path} knows {len(prompts.languages)} languages ({shortlist([*prompts.languages])}) and nothing "
+                f"says which one the recordings are in; give {flag.src_lang} LANGUAGE, {flag.task} translate for "
+                "English translations"
+            )
         return self._ids({"text_target": list(texts)}, limit + 1)
 
     def _languages(self) -> dict[str, Any] | None:

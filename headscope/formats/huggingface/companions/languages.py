@@ -64,11 +64,14 @@ def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
 
 def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
     """Read and write the languages of `companions`, also in what is written of it; ConfigError for unknown ones."""
-    language_options = {
-        name: value for name, value in companions.companion_values().items() if name in ("src_lang", "tgt_lang")
-    }
+    values = companions.companion_values()
+    language_options = {name: value for name, value in values.items() if name in ("src_lang", "tgt_lang")}
     if hasattr(model, "set_default_language"):
-        _set_adapters(model, language_options.pop("src_lang", None), path)
+        known: Any = [*model.config.languages]  # type: ignore[union-attr, misc]
+        language = language_options.pop("src_lang", None) or model.config.default_language  # type: ignore[union-attr]
+        if language not in known:
+            raise ConfigError(f"{flag.src_lang} {language}: {path} knows {shortlist(known)}; name one of these")
+        model.set_default_language(language)  # type: ignore[operator]
     if companions.task is not None:
         raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")
     numbers = _numbers(tokenizer)
@@ -86,15 +89,6 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
         _begin_with(model, numbers[language_options["tgt_lang"]], numbers)
 
 
-def _set_adapters(model: Any, language: str | None, path: str) -> None:
-    languages, language = [*model.config.languages], language or model.config.default_language
-    if language is None:
-        raise CheckpointError(f"{path} reads {shortlist(languages)}, and nothing says which one; give {flag.src_lang}")
-    if language not in languages:
-        raise ConfigError(f"{flag.src_lang} {language}: {path} knows {shortlist(languages)}")
-    model.set_default_language(language)
-
-
 def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
     """Make `generate` begin with a language in the place of the one that the settings name, or write it first."""
     settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
@@ -110,11 +104,10 @@ def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
 
 def check_source_language(tokenizer: Any, path: str) -> None:
     """CheckpointError where the tokenizer is to read a language that it does not know."""
-    numbers = _numbers(tokenizer)
-    if numbers and tokenizer.src_lang not in numbers:
-        languages, source_language = shortlist([*numbers]), str(tokenizer.src_lang)[:40]
+    if (numbers := _numbers(tokenizer)) and tokenizer.src_lang not in numbers:
         raise CheckpointError(
-            f"{path}: src_lang of its tokenizer_config.json is {source_language!r}, and it knows {languages}"
+            f"{path}: src_lang of its tokenizer_config.json is {str(tokenizer.src_lang)[:40]!r}, and it knows "
+            f"{shortlist([*numbers])}"
         )
 
 
@@ -225,7 +218,17 @@ class Prompts:
         codes = sorted({*TO_LANGUAGE_CODE.values()})
         ids = ids_by_token or {token: self._id(token) for token in (f"<|{code}|>" for code in codes)}
         languages = {token.strip("<|>"): number for token, number in ids.items() if number is not None}
-        self.languages: dict[str, int] = languages if self._is_multilingual(ids_by_token, languages) else {}
+        self.forced = list[tuple[int, int | None]]()  # `forced_decoder_ids`, the older way to name language and task
+        for of in (self._settings, self._config):
+            if not self.forced and (pairs := getattr(of, "forced_decoder_ids", None)) is not None:
+                self.forced = [(int(place), number) for place, number in pairs]
+        ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
+        self.tasks: dict[str, int] = {task: number for task, number in ids_by_task.items() if number is not None}
+        if (multilingual := self._settings_of("is_multilingual")) is None:
+            begins = any(place == 1 and number in (None, *languages.values()) for place, number in self.forced)
+            large = bool(languages) and self._config.vocab_size >= MULTILINGUAL
+            multilingual = bool(ids_by_token) or begins or large
+        self.languages: dict[str, int] = languages if multilingual else {}
 
     def _settings_of(self, name: str) -> Any:
         return getattr(self._settings, name, None)
@@ -234,32 +237,13 @@ class Prompts:
         number: int | None = self._tokenizer.get_vocab().get(token) if self._tokenizer else None
         return number
 
-    def _is_multilingual(self, ids_by_token: dict[str, int], languages: dict[str, int]) -> bool:
-        flag_set = self._settings_of("is_multilingual")
-        if flag_set is not None or ids_by_token:
-            return bool(ids_by_token) if flag_set is None else bool(flag_set)
-        forced_ids = dict(self._forced_ids())
-        begins = 1 in forced_ids and (forced_ids[1] is None or forced_ids[1] in languages.values())
-        return begins or (bool(languages) and self._config.vocab_size >= MULTILINGUAL)
-
-    def _forced_ids(self) -> list[tuple[int, int | None]]:
-        """Positions and tokens of `forced_decoder_ids`, the older way to name language and task."""
-        for of in (self._settings, self._config):
-            if (pairs := getattr(of, "forced_decoder_ids", None)) is not None:
-                return [(int(place), number) for place, number in pairs]
-        return []
-
-    def _tasks(self) -> dict[str, int]:
-        ids_by_task = self._settings_of("task_to_id") or {task: self._id(f"<|{task}|>") for task in TASKS}
-        return {task: number for task, number in ids_by_task.items() if number is not None}
-
     def spoken(self) -> Spoken | None:
         """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
         language, task = self._code(self._settings_of("language")), self._settings_of("task")
         if language is None and task is None:
-            forced_ids = {number for _, number in self._forced_ids()}
+            forced_ids = {number for _, number in self.forced}
             language = next((code for code, number in self.languages.items() if number in forced_ids), None)
-            task = next((name for name, number in self._tasks().items() if number in forced_ids), None)
+            task = next((name for name, number in self.tasks.items() if number in forced_ids), None)
         own = self._code(getattr(self._tokenizer, "language", None))
         if language is not None and own not in (None, language):
             raise CheckpointError(
@@ -297,20 +281,11 @@ class Prompts:
             )
         return spoken
 
-    def refuse_unnamed(self) -> None:
-        """CheckpointError for a multilingual model whose files name no language."""
-        if self.languages and self.spoken() is None:
-            raise CheckpointError(
-                f"{self._path} knows {len(self.languages)} languages ({shortlist([*self.languages])}) and nothing says "
-                f"which one the recordings are in; give {flag.src_lang} LANGUAGE, {flag.task} translate for English "
-                "translations"
-            )
-
     def prefix(self, spoken: Spoken) -> list[int]:
         """The ids that a transcript begins with; CheckpointError where the model lacks one of them."""
         times = self._settings_of("no_timestamps_token_id") or self._id("<|notimestamps|>")
         start = self._settings_of("decoder_start_token_id") or self._config.decoder_start_token_id
-        ids = [start, self.languages.get(spoken.language), self._tasks().get(spoken.task), times]
+        ids = [start, self.languages.get(spoken.language), self.tasks.get(spoken.task), times]
         if None in ids[:3]:
             raise CheckpointError(
                 f"{self._path} has no token for {' and '.join(spoken)}, which its settings name; correct "
@@ -334,13 +309,10 @@ def set_spoken(tokenizer: Any, model: Any, companions: Companions, path: str) ->
     if tokenizer is not None:
         tokenizer.language, tokenizer.task = spoken
         tokenizer.init_kwargs.update(spoken._asdict())
-        _begin_transcripts(tokenizer, prompts.prefix(spoken))
-
-
-def _begin_transcripts(tokenizer: Any, ids: list[int]) -> None:
-    begin, end = tokenizer.convert_ids_to_tokens(ids), tokenizer.eos_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=[*begin, "$A", end],
-        pair=[*begin, "$A", "$B:1", end],
-        special_tokens=[*zip(begin, ids, strict=True), (end, tokenizer.eos_token_id)],
-    )
+        ids, end = prompts.prefix(spoken), tokenizer.eos_token
+        begin = tokenizer.convert_ids_to_tokens(ids)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[*begin, "$A", end],
+            pair=[*begin, "$A", "$B:1", end],
+            special_tokens=[*zip(begin, ids, strict=True), (end, tokenizer.eos_token_id)],
+        )
