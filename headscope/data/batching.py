@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from headscope.bootstrap import FOLDS
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import (
     IGNORED,
+    SIDE_NAMES,
     Batch,
     Contrasts,
     Encoded,
     Encoder,
     SideName,
     UnknownSubwords,
-    encode_sources,
-    encode_targets,
+    encode_side,
     pad_rows,
     pad_side,
 )
@@ -117,7 +117,7 @@ class EncodedSentence(NamedTuple):
 
     sentence: Sentence
     source: Encoded
-    target: Encoded | None
+    target: Encoded | None = None
     labels: list[int] | None = None
     corrupt: Encoded | None = None
 
@@ -130,14 +130,11 @@ def encode_window(
     window: list[Sentence], encoder: Encoder, *, limit: int, long: Long, name: str, losses: Omissions
 ) -> list[EncodedSentence]:
     """Sentences of the text `name` as a model reads them, cut or refused; what is cut or unknown is counted."""
-    sources = encode_sources(window, encoder, limit=limit)
-    losses.unknown.add("source", sources)
-    targets: list[Encoded] | list[None] = [None] * len(window)
-    if window[0].target is not None:
-        translations = encode_targets(window, encoder, limit=limit)
-        losses.unknown.add("target", translations)
-        targets = translations
-    ready = [EncodedSentence(*parts) for parts in zip(window, sources, targets, strict=True)]
+    sides: list[Sequence[Encoded]] = []
+    for side in SIDE_NAMES if window[0].target is not None else SIDE_NAMES[:1]:
+        sides.append(encode_side(window, encoder, side, limit=limit))
+        losses.unknown.add(side, sides[-1])
+    ready = [EncodedSentence(sentence, *encoded) for sentence, *encoded in zip(window, *sides, strict=True)]
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":
@@ -202,9 +199,7 @@ def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> li
     labels = encoder.labels(texts, limit=UNCUT if prompts else limit)
     if prompts:
         contrasts = [entry.sentence.contrast for entry in ready if entry.sentence.contrast is not None]
-        labels = [
-            [*row[: one.position], one.answer] for one, row in zip(contrasts, labels, strict=True)
-        ]  # text, answer
+        labels = [[*row[: one.position], one.answer] for one, row in zip(contrasts, labels, strict=True)]
     if ready[0].sentence.pair is not None:
         labels = [
             target_labels(pair, encoder.spans(entry.sentence.source, entry.source.ids, side="source"), row)
@@ -244,13 +239,9 @@ def _contrasts(group: list[EncodedSentence]) -> Contrasts | None:
     contrasts = [entry.sentence.contrast for entry in group if entry.sentence.contrast is not None]
     if not corrupt:
         return None
-    return Contrasts(
-        corrupt=pad_side(corrupt),
-        positions=torch.tensor([contrast.position for contrast in contrasts]),
-        answers=torch.tensor([contrast.answer for contrast in contrasts]),
-        wrong=torch.tensor([IGNORED if contrast.wrong is None else contrast.wrong for contrast in contrasts]),
-        longer=torch.tensor([contrast.longer for contrast in contrasts]),
-    )
+    rows = [(c.position, c.answer, IGNORED if c.wrong is None else c.wrong, c.longer) for c in contrasts]
+    positions, answers, wrong, longer = torch.tensor(rows).unbind(dim=1)
+    return Contrasts(pad_side(corrupt), positions, answers, wrong, longer.bool())
 
 
 def _align(
@@ -292,12 +283,6 @@ class DeviceMemory:
         return int(self.of.max_memory_allocated(self.device)) - before
 
 
-def memory_of(device: torch.device) -> DeviceMemory | None:
-    """The memory of an accelerator. Returns None if torch cannot tell."""
-    of: Any = getattr(torch, device.type, None)
-    return DeviceMemory(device) if device.type != "cpu" and all(hasattr(of, name) for name in ASKED) else None
-
-
 @dataclass(frozen=True)
 class BatchTrial:
     """Work on sentences that fill a batch, `run` as often as it is told: their positions, and those of the longest."""
@@ -328,13 +313,13 @@ def automatic_tokens(
     """
     if device.type == "cpu":
         return default, ""
-    if (memory := memory or memory_of(device)) is None:
+    if memory is None and not all(hasattr(getattr(torch, device.type, None), name) for name in ASKED):
         return default, (
             f"{flag.batch_tokens} auto: {device.type} does not say how much memory is free, so batches have "
             f"{default:,} positions; give a number where more fit"
         )
     trial_run = trial()
-    tokens = default if trial_run is None else fitting_tokens(trial_run, memory, limit=limit)
+    tokens = default if trial_run is None else fitting_tokens(trial_run, memory or DeviceMemory(device), limit=limit)
     return min(processes.all(tokens)), ""
 
 

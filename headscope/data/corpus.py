@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
@@ -250,8 +250,7 @@ def _texts(source: Lines | None, parses: Path | None, columns: Path | None) -> I
 
 def _add_lines(lines: Iterator[Sentence], field: str, text: Lines, name: str) -> Iterator[Sentence]:
     for sentence, line in in_step(lines, read_lines(text), (name, text_name(text))):
-        value: dict[str, Any] = {field: line}
-        yield sentence._replace(**value)
+        yield sentence._replace(**{field: line})  # type: ignore[arg-type]
 
 
 def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:

@@ -183,14 +183,14 @@ class Batch:
         return 0 if labels is None else int((labels != IGNORED).sum())
 
     @property
-    def positions(self) -> int:
-        """Number of positions of the larger side, padding included."""
-        return max(side.ids.numel() for side in (self.source, self.target) if side is not None)
-
-    @property
     def longest(self) -> int:
         """Positions of the longest sentence."""
         return max(side.ids.shape[1] for side in (self.source, self.target) if side is not None)
+
+    @property
+    def positions(self) -> int:
+        """Number of positions of the larger side, padding included."""
+        return self.longest * len(self.source.ids)
 
     def at_tokens(self, values: Tensor) -> Tensor:
         """Those of values [b t …] that belong to tokens [n …]; all of them where the shape is that of no text."""
@@ -239,25 +239,14 @@ class Batch:
 
 
 class Encoder(Protocol):
-    """A checkpoint, as far as it reads text."""
+    """A checkpoint, as far as it reads text; its methods are described at `headscope.formats.base.Checkpoint`."""
 
-    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
-        """Encode texts, each truncated to `limit` ids."""
-
-    def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
-        """Encode pairs of texts that the model reads together, each truncated to `limit` ids."""
-
-    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
-        """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
-
-    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
-        """What a decoder reads that has no text of its own, but the sources; nothing for others."""
-
-    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The ids that a decoder should predict at each of its inputs."""
-
-    def why_unknown(self, side: SideName) -> str:
-        """The probable cause of a side's unknown subwords, and what to do."""
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]: ...
+    def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]: ...
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None: ...
+    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]: ...
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]: ...
+    def why_unknown(self, side: SideName) -> str: ...
 
 
 class NothingReadError(DataError):
@@ -268,27 +257,16 @@ class NothingReadError(DataError):
         self.place = place
 
 
-def encode_sources(window: Sequence[Sentence], encoder: Encoder, *, limit: int) -> list[Encoded]:
-    """The source of every sentence; of a pair of texts both together. DataError names a line that gives nothing."""
+def encode_side(window: Sequence[Sentence], encoder: Encoder, side: SideName, *, limit: int) -> list[Encoded]:
+    """A side of every sentence, of a pair of source texts both together. DataError names a line that gives nothing."""
     pairs = [(sentence.source, sentence.second) for sentence in window if sentence.second is not None]
     try:
-        if pairs:
+        if pairs and side == "source":
             return encoder.encode_pairs(pairs, limit=limit)
-        return encoder.encode([sentence.source for sentence in window], side="source", limit=limit)
+        return encoder.encode([getattr(sentence, side) or "" for sentence in window], side=side, limit=limit)
     except NothingReadError as error:
-        raise _name_sentence(error, window, "source") from None
-
-
-def encode_targets(window: Sequence[Sentence], encoder: Encoder, *, limit: int) -> list[Encoded]:
-    """The target of every sentence, as the decoder reads it. DataError names a line that gives nothing."""
-    try:
-        return encoder.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
-    except NothingReadError as error:
-        raise _name_sentence(error, window, "target") from None
-
-
-def _name_sentence(error: NothingReadError, window: Sequence[Sentence], side: SideName) -> DataError:
-    return DataError(f"line {window[error.place].number + 1} of the {side}: {error}; take it out of the text")
+        line = window[error.place].number + 1
+        raise DataError(f"line {line} of the {side}: {error}; take it out of the text") from None
 
 
 def side_names(site: Site) -> tuple[SideName, SideName]:
@@ -345,15 +323,14 @@ class UnknownSubwords:
 
     def remarks(self, reader: Encoder) -> list[str]:
         """The shares of both sides, if any is unknown, and a warning with the likely cause for a side with over 2 %."""
-        shares = [f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read]
-        n_known = not any(map(self.share, self.read))
-        return self.warnings(reader) if n_known else [f"unknown subwords: {', '.join(shares)}", *self.warnings(reader)]
+        shares = ", ".join(f"{side} {self.share(side):.2%} of {self.read[side]:,}" for side in self.read)
+        return [f"unknown subwords: {shares}"] * any(map(self.share, self.read)) + self.warnings(reader)
 
     def warnings(self, reader: Encoder) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""
-        empty_lines = shortlist([*map(str, self.nothing)]) if self.nothing else ""
-        empty = [f"warning: the tokenizer makes nothing of source lines {empty_lines}; they are treated as empty"]
-        return empty[: bool(empty_lines)] + [
+        numbers = shortlist([*map(str, self.nothing)])
+        empty = [f"warning: the tokenizer makes nothing of source lines {numbers}; they are treated as empty"]
+        return empty * bool(self.nothing) + [
             f"warning: {self.share(side):.1%} of the {side}'s subwords are unknown to the vocabulary; "
             f"{reader.why_unknown(side)}"
             for side in self.read
@@ -364,7 +341,6 @@ class UnknownSubwords:
 def count_unknown(reader: Encoder, corpus: Corpus, *, limit: int, sentences: int) -> UnknownSubwords:
     """Unknown subwords in the first sentences of a corpus."""
     counts, sample = UnknownSubwords(), list(islice(corpus, sentences))
-    counts.add("source", encode_sources(sample, reader, limit=limit))
-    if corpus.has_target:
-        counts.add("target", reader.encode([sentence.target or "" for sentence in sample], side="target", limit=limit))
+    for side in SIDE_NAMES[: 1 + corpus.has_target]:
+        counts.add(side, encode_side(sample, reader, side, limit=limit))
     return counts

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,14 @@ def with_labels(checkpoint: Any, corpus: Corpus, labels: Lines | None, *, option
         return corpus
     if why := no_labels(checkpoint):
         raise ConfigError(f"{flag(option)}: {why}; leave it out")
+    names = checkpoint.label_names
     if checkpoint.predicts == "classes":
-        return corpus.with_labels(partial(_classes, labels, checkpoint.label_names), name=text_name(labels))
+        return corpus.with_labels(lambda: _classes(labels, names), name=text_name(labels))
     if corpus.has_second:
         raise ConfigError(f"{flag(option)}: tags are of one text; leave out {flag.source2} and {flag.pairs}")
     if not isinstance(labels, (str, Path)):
         raise ConfigError(f"{flag(option)}: tags come from a file of CoNLL columns, a word and its tag a line")
-    return corpus.with_labels(partial(_tags, Path(labels), checkpoint.label_names), name=text_name(labels))
+    return corpus.with_labels(lambda: _tags(Path(labels), names), name=text_name(labels))
 
 
 def no_labels(checkpoint: Any) -> str | None:
@@ -49,34 +49,24 @@ def no_labels(checkpoint: Any) -> str | None:
 
 
 def _classes(labels: Lines, names: Sequence[str]) -> Iterator[Labels]:
-    numbers = _numbers(names)
     for line, text in enumerate(read_lines(labels), start=1):
-        yield Labels((_number_of(text.strip(), numbers, names, "class", f"{text_name(labels)}:{line}: "),))
+        yield Labels((label_number(text, names, location=f"{text_name(labels)}:{line}: "),))
 
 
 def _tags(columns: Path, names: Sequence[str]) -> Iterator[Labels]:
-    numbers = _numbers(names)
     for rows in read_columns(columns):
         tags = enumerate(rows.tags, start=rows.line)
-        ids = tuple(_number_of(tag, numbers, names, "tag", f"{columns}:{line}: ") for line, tag in tags)
-        yield Labels(ids, rows.words)
+        yield Labels(tuple(label_number(tag, names, "tag", f"{columns}:{line}: ") for line, tag in tags), rows.words)
 
 
-def _numbers(names: Sequence[str]) -> Mapping[str, int]:
-    """Ids by number and by name; a name that is another's number is the name."""
-    return {str(number): number for number in range(len(names))} | {name: number for number, name in enumerate(names)}
-
-
-def class_number(text: str, names: Sequence[str]) -> int:
-    """The number of a class, by name or number; DataError where there is none."""
-    return _number_of(text.strip(), _numbers(names), names, "class")
-
-
-def _number_of(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str, location: str = "") -> int:
-    if text not in numbers:
-        choices = shortlist([f"{number} ({name})" for number, name in enumerate(names)], max_names=SHOWN)
-        raise DataError(f"{location}the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {choices}")
-    return numbers[text]
+def label_number(text: str, names: Sequence[str], kind: str = "class", location: str = "") -> int:
+    """The number of a label, by name or number; a name that is another's number is the name. DataError for others."""
+    if (text := text.strip()) in names:
+        return list(names).index(text)
+    if text in {str(number) for number in range(len(names))}:
+        return int(text)
+    choices = shortlist([f"{number} ({name})" for number, name in enumerate(names)], max_names=SHOWN)
+    raise DataError(f"{location}the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {choices}")
 
 
 def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:

@@ -60,7 +60,28 @@ def is_empty(line: str) -> bool:
 
 def read_lines(text: Lines) -> Iterator[str]:
     """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for an unusable text."""
-    return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
+    place = ""
+    for place, line in _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text):
+        if is_empty(line):
+            raise DataError(f"{place}: the line is empty; every line must hold one sentence")
+        yield line
+    if not place:
+        raise DataError(f"{text_name(text)} is empty; it must hold one sentence a line")
+
+
+def _file_lines(path: Path) -> Iterator[tuple[str, str]]:
+    for number, raw in enumerate(raw_lines(path), start=1):
+        yield f"{path}:{number}", line_text(raw, path, number)
+
+
+def _list_lines(sentences: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for number, sentence in enumerate(sentences, start=1):
+        place = f"sentence {number} of the list"
+        if not isinstance(sentence, str):
+            raise DataError(f"{place} is of type {type(sentence).__name__}; it must be a string")
+        if half := re.search("[\ud800-\udfff]", sentence):
+            raise DataError(f"{place}: character {half.start() + 1} is half a surrogate pair, which is no text")
+        yield place, sentence.rstrip("\r\n")
 
 
 def in_step(
@@ -78,34 +99,6 @@ def in_step(
                 "line i of one must belong to line i of the other"
             )
         yield one, other  # type: ignore[misc]
-
-
-def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
-    for number, sentence in enumerate(sentences, start=1):
-        if not isinstance(sentence, str):
-            raise DataError(f"sentence {number} of the list is of type {type(sentence).__name__}; it must be a string")
-        if is_empty(sentence):
-            raise DataError(f"sentence {number} of the list is empty; every entry must hold one sentence")
-        try:
-            sentence.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"sentence {number} of the list: character {error.start + 1} is half a surrogate pair, which is no text"
-            ) from None
-        yield sentence.rstrip("\r\n")
-    if not sentences:
-        raise DataError("the list of sentences is empty; give at least one")
-
-
-def _file_lines(path: Path) -> Iterator[str]:
-    number = 0
-    for number, raw in enumerate(raw_lines(path), start=1):
-        text = line_text(raw, path, number)
-        if is_empty(text):
-            raise DataError(f"{path}:{number}: the line is empty; every line must hold one sentence")
-        yield text
-    if number == 0:
-        raise DataError(f"{path} is empty; it must hold one sentence a line")
 
 
 def line_text(raw: bytes, name: str | Path, number: int) -> str:

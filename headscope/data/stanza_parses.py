@@ -40,7 +40,7 @@ def parse_with_stanza(
     than 5,000 characters, or one whose tokens stanza does not locate, gives a parse without tokens, which cannot be
     aligned. DataError, before the first parse, where a model is missing or does not load.
     """
-    lines = lines if isinstance(lines, Sequence) else list(lines)
+    lines = list(lines)
     home = resources or os.environ.get("STANZA_RESOURCES_DIR")
     if not home:
         with _quiet():
@@ -75,9 +75,6 @@ def _loading(lang: str, directory: Path) -> Iterator[None]:
             f"stanza cannot load its {lang!r} models from {directory} ({reason_of(error)}); name the directory of a "
             f"stanza download with {flag('stanza_dir', 'DIR')}, or fetch it with {flag.download}"
         ) from None
-
-
-# Parsing.
 
 
 @contextmanager
@@ -152,9 +149,6 @@ def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
     if start is None or end is None or not after <= start < end <= len(line):
         return False
     return token.text == "<UNK>" or "".join(token.text.split()) == "".join(line[start:end].split())
-
-
-# The cache: a JSON line per parse.
 
 
 def _read_cache(path: Path, lines: Sequence[str]) -> Iterator[Parse]:

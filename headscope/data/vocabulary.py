@@ -37,10 +37,8 @@ class Splitter:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"unknown way of splitting {self.kind!r}; available: {', '.join(KINDS)}")
-        if self.kind == "words" and self.codes is not None:
-            raise ConfigError("text that is split at whitespace only has no codes; choose bpe or backtick")
-        if self.kind == "sentencepiece" and self.codes is None:
-            raise ConfigError("sentencepiece needs its model; give the file, or take kind 'words' for split text")
+        if self.kind == ("sentencepiece" if self.codes is None else "words"):
+            raise ConfigError("sentencepiece needs its model, and text that is split at whitespace only has no codes")
         if self.codes is not None:
             _ = self._model if self.kind == "sentencepiece" else self._merges
 
@@ -60,7 +58,13 @@ class Splitter:
         merges = self.kind == "bpe" and self.codes is not None
         for word in re.finditer(r"[^ \n\r]+" if merges else r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
             subwords += self._word(word[0], word.start())
-        return [part for subword in subwords for part in _split_spaces(subword)] if merges else subwords
+        if not merges:
+            return subwords
+        return [  # what fairseq makes of subwords with white space in them, which its dictionary files cannot hold
+            Subword(part[0], min(start + part.start(), end), min(start + part.end(), end))
+            for text, start, end in subwords
+            for part in re.finditer(r"\S+", text)
+        ]
 
     def join(self, subwords: Sequence[str]) -> str:
         """The text of subwords."""
@@ -84,17 +88,14 @@ class Splitter:
 
     def _sentencepiece(self, text: str) -> list[Subword]:
         """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
+        # before 0.2.2 "proto" was the bytes of encodings with surfaces
+        kind = "immutable_proto" if isinstance(self._model.encode("", out_type="proto"), bytes) else "proto"
         subwords, position = list[Subword](), 0
-        for subword in self._model.encode(text, out_type=self._output_type).pieces:
+        for subword in self._model.encode(text, out_type=kind).pieces:
             start = max(text.find(subword.surface, position), position)
             position = start + len(subword.surface)
             subwords.append(Subword(subword.piece, position - len(subword.surface.lstrip()), position))
         return subwords
-
-    @cached_property
-    def _output_type(self) -> str:
-        """What this release of SentencePiece calls encodings with surfaces: before 0.2.2 "proto" was their bytes."""
-        return "immutable_proto" if isinstance(self._model.encode("", out_type="proto"), bytes) else "proto"
 
     @cached_property
     def _merges(self) -> Merges:
@@ -110,14 +111,6 @@ class Splitter:
             return sentencepiece.SentencePieceProcessor(model_proto=self.codes)
         except (RuntimeError, ValueError, TypeError):
             raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
-
-
-def _split_spaces(subword: Subword) -> list[Subword]:
-    """What fairseq makes of a subword with white space in it, which its dictionary files cannot hold."""
-    return [
-        Subword(part[0], min(subword.start + part.start(), subword.end), min(subword.start + part.end(), subword.end))
-        for part in re.finditer(r"\S+", subword.text)
-    ]
 
 
 def _bare(subword: Subword, kind: Kind) -> Subword:
@@ -148,29 +141,24 @@ class Merges:
         except UnicodeDecodeError:
             raise DataError("the BPE codes are not UTF-8 text") from None
         has_header = lines[0].startswith("#version:")
-        if not has_header and lines[0].count("\t") == 2:
-            return cls._rank_lines(lines)
+        has_ranks = not has_header and lines[0].count("\t") == 2
         has_counts = not has_header and re.fullmatch(r"[^ ]+ [^ ]+ \d+\r?", lines[0]) is not None
         ranks: dict[tuple[str, str], int] = {}
         for number, line in enumerate(lines[has_header:]):
-            pair = line.strip("\r\n ").split(" ")
-            if has_counts and len(pair) == 3 and pair[2].isdigit():
-                del pair[2]
-            if len(pair) != 2:
-                raise DataError(f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; give two subwords")
-            ranks.setdefault((pair[0], pair[1]), number)
+            pair = line.split() if has_ranks else line.strip("\r\n ").split(" ")
+            numbered = (has_ranks or has_counts) and len(pair) == 3 and re.fullmatch(r"\d{1,9}", pair[2])
+            rank = pair.pop() if numbered else None
+            if len(pair) != 2 or (has_ranks and rank is None):
+                wanted = "two subwords and a rank" if has_ranks else "two subwords"
+                raise DataError(f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; give {wanted}")
+            if has_ranks:
+                ranks[pair[0], pair[1]] = int(rank or 0)
+            else:
+                ranks.setdefault((pair[0], pair[1]), number)
+        if has_ranks:
+            return cls(ranks, begin="^", end="$", glue=False)
         version = lines[0].split()[-1] if has_header else "0.1"
         return cls(ranks, begin="", end="</w>", glue=has_counts or version != "0.1")
-
-    @classmethod
-    def _rank_lines(cls, lines: Iterable[str]) -> Merges:
-        ranks: dict[tuple[str, str], int] = {}
-        for number, line in enumerate(lines, start=1):
-            fields = line.split()
-            if len(fields) != 3 or not re.fullmatch(r"\d{1,9}", fields[2]):
-                raise DataError(f"line {number} of the BPE codes is {line[:40]!r}; it must be left, right and rank")
-            ranks[fields[0], fields[1]] = int(fields[2])
-        return cls(ranks, begin="^", end="$", glue=False)
 
     def _parts(self, word: str) -> list[str]:
         """Characters of the text that look like word boundaries are replaced by private characters meanwhile."""

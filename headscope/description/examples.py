@@ -197,9 +197,7 @@ def leading_pairs(
             kinds["lexical"] = torch.where(is_frequent, score, 0.0)
         for head in range(count):
             for kind, values in sorted(kinds.items()):
-                lines += _lines(
-                    stack, pairs, values[:, head], head, readers, {"layer": layer, "head": head, "kind": kind}
-                )
+                lines += _lines(stack, pairs, values[:, head], readers, {"layer": layer, "head": head, "kind": kind})
         start += count
     return lines
 
@@ -215,11 +213,10 @@ def _lines(
     stack: Laid,
     pairs: TokenPairs,
     values: Tensor,
-    head: int,
     readers: tuple[TokenReader, TokenReader],
     about: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    order = np.argsort(-values.numpy(), kind="stable")[:MOST]
+    order, head = np.argsort(-values.numpy(), kind="stable")[:MOST], about["head"]
     return [
         {
             **about,

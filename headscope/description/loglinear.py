@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 import torch
@@ -136,10 +136,14 @@ class Block:
         b, n, s, h = self.weights.shape
         lines, rows = max(1, PIECE // (n * s * h)), max(MIN_ROWS, PIECE // (s * h))
         for line, row in product(range(0, b, lines), range(0, n, rows)):
-            some = (slice(line, line + lines), slice(row, row + rows))
-            cut = {name: getattr(self, name)[some] for name in ("weights", "visible", "queries", "mass")}
-            of_lines = {name: getattr(self, name)[some[0]] for name in ("keys", "sentences")}
-            yield some[0], replace(self, features=self.features[(slice(None), *some)], **cut, **of_lines)
+            yield slice(line, line + lines), self.part(slice(line, line + lines), slice(row, row + rows))
+
+    def part(self, lines: slice | Tensor, rows: slice = slice(None)) -> Block:
+        """Some rows of some sentences."""
+        cut = {name: getattr(self, name)[lines, rows] for name in ("weights", "visible", "queries", "mass")}
+        return Block(
+            **cut, features=self.features[:, lines, rows], keys=self.keys[lines], sentences=self.sentences[lines]
+        )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ def _held_out(
     Gained, position and pairs as in `Explained`, and gained, room and even weights [3 b h] of keys that were not met;
     zero for the half that was fitted to.
     """
-    fitting = [_of_half(block, half) for block in stack.blocks]
+    fitting = [block.part(half_of(block.sentences) == half) for block in stack.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
     held_out = [half_of(block.sentences) != half for block in stack.blocks]
     description, features_used = Description(torch.zeros(sum(stack.inventory.sizes), stack.heads)), list[int]()
@@ -153,9 +153,3 @@ def _fit(
 def _words(block: Block) -> Tensor:
     """A number for the two tokens of every query and key [b n s]."""
     return block.queries[..., None] * (1 << 32) + block.keys[:, None]
-
-
-def _of_half(block: Block, half: int) -> Block:
-    mine = half_of(block.sentences) == half
-    names = ("weights", "visible", "queries", "keys", "mass", "sentences")
-    return replace(block, features=block.features[:, mine], **{name: getattr(block, name)[mine] for name in names})

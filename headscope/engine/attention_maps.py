@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import SIDE_NAMES, Batch, Encoded, SideName, encode_sources, pad_side
+from headscope.data.encoded import SIDE_NAMES, Batch, Encoded, SideName, encode_side, pad_side
 from headscope.description.tokens import TokenReader
 from headscope.files.tables import Bytes, Example
 from headscope.formats.base import Checkpoint
@@ -91,7 +91,7 @@ def _example(
 
 
 def _encode_sides(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[SideName, Encoded]:
-    source = encode_sources([sentence], checkpoint, limit=limit)
+    source = encode_side([sentence], checkpoint, "source", limit=limit)
     target = checkpoint.reread(source)
     if checkpoint.two_sided and sentence.target and not target:
         target = checkpoint.encode([sentence.target], side="target", limit=limit)

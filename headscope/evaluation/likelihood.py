@@ -250,16 +250,12 @@ def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
     counts = torch.zeros(len(labels), names, 3, dtype=widest(device), device=device)
     if names:
         places = (labels != IGNORED).nonzero()
-        true_class, (row, position) = (
-            upload(labels[places[:, 0], places[:, 1]], device),
-            upload(places, device).unbind(1),
-        )
+        true_class = upload(labels[places[:, 0], places[:, 1]], device)
+        row, position = upload(places, device).unbind(1)
         predicted_class = logits[row, position].argmax(dim=-1)
-        for column, (classes, hits) in enumerate(
-            ((true_class, predicted_class == true_class), (predicted_class, None), (true_class, None))
-        ):
-            ones = torch.ones(len(row), device=device) if hits is None else hits
-            counts[..., column].index_put_((row, classes), ones.to(counts.dtype), accumulate=True)
+        ones, hits = torch.ones(len(row), device=device), predicted_class == true_class
+        for column, (classes, part) in enumerate(((true_class, hits), (predicted_class, ones), (true_class, ones))):
+            counts[..., column].index_put_((row, classes), part.to(counts.dtype), accumulate=True)
     return counts
 
 

@@ -119,9 +119,6 @@ class Against:
     is_explicit: bool = False
 
 
-NO_OTHER = Against()
-
-
 @dataclass
 class OpenedEvaluation:
     """A checkpoint and a corpus that fit each other, and the options of an evaluation."""
@@ -181,9 +178,8 @@ def open_all(
     corpus = open_text(config, max_sentences=config.max_sentences)
     checkpoint = checkpoint or open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
-    if config.against is not None:
-        against = Against(partial(find_named, config.against, config), is_explicit=True)
-    against = against or Against(partial(find_recorded, config))  # the one that the record beside the checkpoint names
+    if against is None or config.against is not None:
+        against = Against(partial(find_intact, config), is_explicit=config.against is not None)
     return prepare_evaluation(checkpoint, corpus, config, against=against, has_gates=has_gates)
 
 
@@ -192,7 +188,7 @@ def prepare_evaluation(
     corpus: Corpus,
     config: EvaluateOptions,
     *,
-    against: Against = NO_OTHER,
+    against: Against | None = None,
     has_gates: bool = False,
 ) -> OpenedEvaluation:
     """A checkpoint and a corpus, checked against each other and the config; ConfigError where they do not fit.
@@ -202,6 +198,7 @@ def prepare_evaluation(
     """
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
+    against = against or Against()
     metrics = choose_metrics(config, checkpoint, against=against.is_explicit)
     why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
     if unfit := [name for name in metrics if why[METRICS.get(name).name]]:
@@ -277,17 +274,17 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: 
 # The intact model that states are compared with.
 
 
-def find_named(path: str, options: CheckpointOptions) -> Intact:
-    """A checkpoint that runs where `options` say, with those companions of theirs that its format has a use for."""
+def find_intact(config: EvaluateConfig) -> Intact:
+    """The checkpoint that `--against` names, else what the `pruning.json` of a removal says that it was made of.
+
+    It runs where the config says, with those companions that its format has a use for.
+    """
+    if (path := config.against) is None:
+        source = removal_record(config.checkpoint).get("source")
+        return load_intact(source, config) if isinstance(source, Mapping) else Intact()
     takes = detect_format(path).takes
     useless: dict[str, Any] = dict.fromkeys(name for name in COMPANIONS if name not in takes)
-    return Intact(open_configured(replace(options, checkpoint=path, format=None, **useless)))
-
-
-def find_recorded(options: CheckpointOptions) -> Intact:
-    """What the `pruning.json` of a removal says that the checkpoint was made of; nothing for any other checkpoint."""
-    source = removal_record(options.checkpoint).get("source")
-    return load_intact(source, options) if isinstance(source, Mapping) else Intact()
+    return Intact(open_configured(replace(config, checkpoint=path, format=None, **useless)))
 
 
 def removal_record(checkpoint: str) -> Mapping[str, Any]:

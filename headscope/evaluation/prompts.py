@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
 from headscope.data.encoded import Encoded, SideName
-from headscope.data.labels import class_number
+from headscope.data.labels import label_number
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError, flag
 from headscope.evaluation.opened import refuse_unread_target
@@ -48,7 +48,9 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     """
     find = _finder(checkpoint)
     refuse_unread_target(checkpoint, clean)
-    names = (clean.name, _name(corrupt, "corrupt"), _name(answers, "answer"))
+    texts = {"corrupt": corrupt, "answer": answers}
+    others = [text_name(text) if isinstance(text, (str, Path)) else kind for kind, text in texts.items()]
+    names = (clean.name, others[0], others[1])
     contrasts: list[Contrast] = []
 
     def lines() -> Iterator[tuple[tuple[Sentence, str], str]]:
@@ -69,13 +71,9 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     return clean.as_prompts(prompts, has_target=checkpoint.needs_target)
 
 
-def _name(text: Lines, kind: str) -> str:
-    return text_name(text) if isinstance(text, (str, Path)) else kind
-
-
 def _finder(checkpoint: Checkpoint) -> Find:
     if checkpoint.predicts == "classes":
-        return _class
+        return _place_class
     if checkpoint.predicts == "words":
         return _place_translated if checkpoint.two_sided else _place_continued if checkpoint.decodes else _place_filled
     raise ConfigError(f"{flag.clean}: a model of type {checkpoint.model_type!r} has no answers; take another model")
@@ -124,9 +122,8 @@ def _encode(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Enc
     return checkpoint.encode([text], side=side, limit=UNCUT)[0]
 
 
-def _class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    length = len(_encode(checkpoint, sentence.source).ids)
-    return Place(length, 0, class_number(answer, checkpoint.label_names))
+def _place_class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    return Place(len(_encode(checkpoint, sentence.source).ids), 0, label_number(answer, checkpoint.label_names))
 
 
 def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:

@@ -19,7 +19,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.opened import OpenedEvaluation, open_all
-from headscope.evaluation.quality import Evaluation, MeasuredMetrics, evaluation_signature, measure, score_corpus
+from headscope.evaluation.quality import Evaluation, evaluation_signature, measure, score_corpus
 from headscope.files.folders import check_writable
 from headscope.files.output_checks import Input, check_file, inputs_of
 from headscope.files.tables import shield_formulas
@@ -128,7 +128,11 @@ def score_each_head(setup: OpenedEvaluation, *, progress: Progress = no_progress
     for name, sums in measurement.sums.items():
         metric = METRICS.get(name)
         columns |= metric.columns(metric.of(sums.sum(axis=0)))
-    by, ascending = _order(setup, measurement)
+    metrics = [metric for metric in setup.requested_metrics() if metric.name in measurement.sums]
+    of_translations = [metric for metric in metrics if metric.reads == "translations"]
+    by, ascending = LOSS, False  # heads are sorted by translations, the loss, or states
+    if of_translations or measurement.likelihood is None:
+        by, ascending = (of_translations or metrics)[0].name, (of_translations or metrics)[0].higher_is_better
     table = pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
     heads_off = table.iloc[1:].sort_values(by, ascending=ascending, kind="stable")  # the first row stays
     sentences_done = setup.corpus.count if measurement.n_sentences is None else measurement.n_sentences
@@ -157,52 +161,31 @@ def loss_columns(sums_by_mask: Likelihood, bootstrap: Bootstrap) -> dict[str, An
     }
 
 
-def _order(setup: OpenedEvaluation, measurement: MeasuredMetrics) -> tuple[str, bool]:
-    """What heads are sorted by, and whether the lowest come first: translations, the loss, or states."""
-    metrics = [metric for metric in setup.requested_metrics() if metric.name in measurement.sums]
-    of_translations = [metric for metric in metrics if metric.reads == "translations"]
-    if not of_translations and measurement.likelihood is not None:
-        return LOSS, False
-    first = (of_translations or metrics)[0]
-    return first.name, first.higher_is_better
-
-
 R = TypeVar("R", bound=Evaluation | EachHead)
 
 
-def run_evaluation(
-    config: EvaluateConfig,
-    *,
-    setup: OpenedEvaluation | None = None,
-    progress: Progress = no_progress,
-    processes: Processes = ALONE,
-) -> Evaluation:
-    """Open everything unless `setup` is given, measure, and write `config.per_sentence`.
+def run_evaluation(config: EvaluateConfig, **run: Any) -> Evaluation:
+    """Open everything unless `setup` is given, measure, and write `config.per_sentence`; `run`: see `_measure`.
 
     Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
     can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
     """
-    return _measure(config, config.per_sentence, score_corpus, setup, progress, processes)
+    return _measure(config, config.per_sentence, score_corpus, **run)
 
 
-def run_each_head(
-    config: EvaluateConfig,
-    *,
-    setup: OpenedEvaluation | None = None,
-    progress: Progress = no_progress,
-    processes: Processes = ALONE,
-) -> EachHead:
+def run_each_head(config: EvaluateConfig, **run: Any) -> EachHead:
     """As `run_evaluation`, with each head masked (see `score_each_head`); writes `config.out`."""
-    return _measure(config, config.out, score_each_head, setup, progress, processes)
+    return _measure(config, config.out, score_each_head, **run)
 
 
 def _measure(
     config: EvaluateConfig,
     out: Path | None,
     measure: Callable[..., R],
-    setup: OpenedEvaluation | None,
-    progress: Progress,
-    processes: Processes,
+    *,
+    setup: OpenedEvaluation | None = None,
+    progress: Progress = no_progress,
+    processes: Processes = ALONE,
 ) -> R:
     """OutputError before anything is measured where `out` must not or cannot be written."""
     inputs = inputs_of(config)

@@ -193,9 +193,6 @@ def folder_proof(checkpoint: Checkpoint, copy: Any, data: InputTexts, *, n_paddi
     }
 
 
-# Ways to leave out heads, and engines, by the names of `--export`.
-
-
 def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False) -> Export:
     """The export of that name, or the default; ConfigError where the checkpoint's format has none such.
 
@@ -256,9 +253,6 @@ def export_for(names: Iterable[str], checkpoint: Checkpoint, *, merges: bool = F
     )
 
 
-# Layers of Llama-like decoders.
-
-
 PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
 """The projections of a layer by the names that llama.cpp gives them."""
@@ -276,11 +270,9 @@ class DecoderLayer:
     @property
     def biases(self) -> frozenset[str]:
         """The parts that have a bias; what stands in for a projection of a layer without heads keeps none."""
-        owners = {part: getattr(self.module.self_attn, name) for part, name in PARTS.items()}
-        owners |= {part: getattr(self.module.mlp, name) for part, name in FEED_FORWARD.items()}
-        return frozenset(
-            part for part, owner in owners.items() if isinstance(getattr(owner, "bias", None), nn.Parameter)
-        )
+        blocks = ((self.module.self_attn, PARTS), (self.module.mlp, FEED_FORWARD))
+        owners = {part: getattr(block, name) for block, parts in blocks for part, name in parts.items()}
+        return frozenset(part for part, own in owners.items() if isinstance(getattr(own, "bias", None), nn.Parameter))
 
     @property
     def padded(self) -> DecoderLayer:
@@ -311,10 +303,8 @@ class DecoderLayer:
 
 def decoder_layer(module: Any) -> DecoderLayer:
     """A layer with the heads that its weights have."""
-    attention = module.self_attn
-    width = int(attention.head_dim)
+    attention, width = module.self_attn, int(module.self_attn.head_dim)
     if not isinstance(attention.q_proj, nn.Linear):  # a stand-in of a layer without heads
         return DecoderLayer(module, 0, 0, width)
-    return DecoderLayer(
-        module, attention.q_proj.weight.shape[0] // width, attention.k_proj.weight.shape[0] // width, width
-    )
+    heads, groups = (len(part.weight) // width for part in (attention.q_proj, attention.k_proj))
+    return DecoderLayer(module, heads, groups, width)

@@ -6,7 +6,7 @@ A folder whose logits differ is never left behind.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, reason_of
 from headscope.evaluation.model_inputs import texts
-from headscope.export.base import ENGINES, EngineExport, EngineFile, engines_named
+from headscope.export.base import ENGINES, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input, OutputKind
@@ -65,7 +65,12 @@ def convert(
                 "is for fairseq, MHR, story-of-heads and native Transformers"
             )
     except HeadscopeError as error:
-        fitting = " or ".join(f"{flag.to} {name}" for name in _fitting_goals(checkpoint))
+        names = ["native"] * checkpoint.is_native  # which holds any such model, and engines that do not refuse this one
+        for name, engine in ENGINES:
+            with suppress(HeadscopeError):
+                engine.check(checkpoint)
+                names.append(name)
+        fitting = " or ".join(f"{flag.to} {name}" for name in names)
         raise type(error)(f"{error}; give {fitting}" if fitting else f"{error}; no format holds it") from error
     source = {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest}
     record: dict[str, Any] = {"headscope": VERSION, "source": source, "to": to}
@@ -73,7 +78,13 @@ def convert(
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build:
         with build.writing() as place:
             if engines:
-                file = _for_engine(checkpoint, place, engines[0], quantize)
+                with eval_mode(checkpoint.model):
+                    data = texts(checkpoint, None, None, sentences=SENTENCES)
+                    for batch in data.feeds:
+                        run = partial(_run, checkpoint, batch)
+                        if not is_finite(run(), masked=True):
+                            refuse_overflow(checkpoint, run)  # no engine can be held against it
+                    file = engines[0].write(checkpoint, data, place, quantize=quantize)
                 record |= {"engine": asdict(file)}
                 result = Conversion(record, folder, file.sizes, file.difference, (file.proof, *file.notes))
                 opens, limits, metadata, facts = file.opens, file.limits, {}, result.notes
@@ -110,15 +121,6 @@ def goals() -> list[str]:
     return sorted((name for name, format in FORMATS if format.converts), key=lambda name: name != "native")
 
 
-def _fitting_goals(checkpoint: Checkpoint) -> Iterator[str]:
-    """What holds any native model, and the engines that do not refuse this one."""
-    yield from ["native"] * checkpoint.is_native
-    for name, engine in ENGINES:
-        with suppress(HeadscopeError):
-            engine.check(checkpoint)
-            yield name
-
-
 def check_goal(to: str) -> None:
     """ConfigError for what is no format that a checkpoint can be written in, and no engine."""
     available = [*goals(), *ENGINES.names()]
@@ -145,16 +147,6 @@ def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tu
             "Please report this with the output of `headscope show`"
         )
     return files, difference
-
-
-def _for_engine(checkpoint: Checkpoint, folder: Path, engine: EngineExport, quantize: str) -> EngineFile:
-    with eval_mode(checkpoint.model):
-        data = texts(checkpoint, None, None, sentences=SENTENCES)
-        for batch in data.feeds:
-            run = partial(_run, checkpoint, batch)
-            if not is_finite(run(), masked=True):
-                refuse_overflow(checkpoint, run)  # no engine can be held against it
-        return engine.write(checkpoint, data, folder, quantize=quantize)
 
 
 def _run(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:

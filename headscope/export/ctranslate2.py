@@ -92,9 +92,6 @@ class CTranslate2(EngineExport):
         )
 
 
-# The specification.
-
-
 def specification(translator: Translator) -> Any:
     """The `TransformerSpec` of a model, ready to be saved; ConfigError where CTranslate2 has no such model."""
     from ctranslate2.specs import transformer_spec
@@ -213,9 +210,6 @@ def _array(values: Tensor) -> Any:
     return np.ascontiguousarray(values.detach().float().cpu().numpy())
 
 
-# What it computes.
-
-
 def score_difference(
     engine: Any, checkpoint: Checkpoint, tokens: TranslatorTokens, data: InputTexts
 ) -> tuple[float, float]:
@@ -267,8 +261,8 @@ def translation_note(engine: Any, checkpoint: Any, translator: Translator, data:
     )
     options = TranslateOptions(beam=1, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True)
     ours = [translations[0].text for translations in checkpoint.translations(texts, options)]
-    special = set(() if checkpoint.is_native else checkpoint.tokenizer.all_special_tokens)
-    special |= {tokens.target[number] for number in checkpoint.target.special_ids} if checkpoint.is_native else set()
+    special = {tokens.target[number] for number in checkpoint.target.special_ids} if checkpoint.is_native else None
+    special = {*checkpoint.tokenizer.all_special_tokens} if special is None else special
     theirs = [" ".join(token for token in encoding.hypotheses[0] if token not in special) for encoding in results]
     same = sum(one == other for one, other in zip(theirs, ours, strict=True))
     return (f"CTranslate2 translates {same} of {len(texts)} sentences the same greedily",)

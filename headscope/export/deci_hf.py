@@ -62,7 +62,10 @@ class DeciHf(EngineExport):
         layers = [decoder_layer(module) for module in source_model.model.model.layers]
         deci_model, path = _model(source_model.model, layers, heads, groups), folder / FOLDER
         write_folder(source_model.with_model(deci_model), path)
-        _write_code(path)
+        (path / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")
+        classes = {"AutoConfig": "DeciLMConfig", "AutoModelForCausalLM": "DeciLMForCausalLM"}
+        code = {"auto_map": {auto: f"{MODULE}.{name}" for auto, name in classes.items()}}
+        write_json(path / "config.json", {**read_object(path / "config.json"), **code})
         with quiet_transformers():
             copy: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
         n_padding = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
@@ -158,10 +161,3 @@ def _weights(
             padding = (0, more) if name == "down_proj" else (0, 0, 0, more)
             weights[f"{prefix}.mlp.{name}.weight"] = nn.functional.pad(own, padding)
     return weights
-
-
-def _write_code(folder: Path) -> None:
-    (folder / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")
-    classes = {"AutoConfig": "DeciLMConfig", "AutoModelForCausalLM": "DeciLMForCausalLM"}
-    code = {"auto_map": {auto: f"{MODULE}.{name}" for auto, name in classes.items()}}
-    write_json(folder / "config.json", {**read_object(folder / "config.json"), **code})

@@ -87,7 +87,23 @@ class Laguna(EngineExport):
             ),
             limits=_limits(source_model.model.dtype, gate),
         )
-        write_card(_server_card(file), folder / SERVERS)
+        card = Card(
+            title=f"Laguna for servers: {file.sizes}",
+            command=f"prune remove … --export {file.export}",
+            facts=(
+                f"its weights are those of `{FOLDER}` beside it, without the gate, and W_O is not divided by it: read "
+                "again and compared number by number",
+                f"run here: `{FOLDER}`, {file.quantity} {file.difference:.1e} by {file.runtime}",
+                f"only read: that {SERVER_PROGRAMS} take `gating: false`, `num_attention_heads_per_layer` and other "
+                "entries of config.json, in their sources; none of them ran this folder",
+            ),
+            opens=(f"{SERVER_PROGRAMS}: by their sources",),
+            limits=(
+                "transformers: it takes `gating: false` for a gate per element, and fills it with random numbers",
+                "vLLM before its fix #45564, SGLang before #32625",
+            ),
+        )
+        write_card(card, folder / SERVERS)
         return file
 
 
@@ -211,25 +227,6 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
     state = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
     if sorted(read) != sorted(state) or not all(torch.equal(read[name], state[name]) for name in state):
         raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")
-
-
-def _server_card(file: EngineFile) -> Card:
-    return Card(
-        title=f"Laguna for servers: {file.sizes}",
-        command=f"prune remove … --export {file.export}",
-        facts=(
-            f"its weights are those of `{FOLDER}` beside it, without the gate, and W_O is not divided by it: read "
-            "again and compared number by number",
-            f"run here: `{FOLDER}`, {file.quantity} {file.difference:.1e} by {file.runtime}",
-            f"only read: that {SERVER_PROGRAMS} take `gating: false`, `num_attention_heads_per_layer` and the other "
-            "entries of config.json, in their sources; none of them ran this folder",
-        ),
-        opens=(f"{SERVER_PROGRAMS}: by their sources",),
-        limits=(
-            "transformers: it takes `gating: false` for a gate per element, and fills it with random numbers",
-            "vLLM before its fix #45564, SGLang before #32625",
-        ),
-    )
 
 
 def _limits(dtype: torch.dtype, gate: float) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.fairseq.keys import key_table
@@ -70,15 +69,10 @@ def translator_of(checkpoint: Checkpoint) -> Translator:
     return Translator(without_mixing(native.model.config), folded_weights(native.model), _native_tokens(native))
 
 
-def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
-    own: Vocabulary | None = getattr(checkpoint, side)
-    if own is None:
-        raise CheckpointError(f"{checkpoint.path} has no {side} vocabulary, which CTranslate2 needs; give {flag.dicts}")
-    return own
-
-
 def _native_tokens(checkpoint: TransformerCheckpoint) -> TranslatorTokens:
-    source, target = _vocabulary(checkpoint, "source"), _vocabulary(checkpoint, "target")
+    source, target = checkpoint.source, checkpoint.target
+    if source is None or target is None:
+        raise CheckpointError(f"{checkpoint.path} lacks a vocabulary, which CTranslate2 needs; give {flag.dicts}")
     if not (source.only_ends and target.only_ends):
         raise ConfigError("CTranslate2 puts an end behind a text, and this model wants other ids around it")
     ends = {source.subwords[source.end], target.subwords[target.end]}
@@ -168,7 +162,7 @@ def write_splitters(checkpoint: Checkpoint, folder: Path) -> list[str]:
         return [Path(path).name for path in paths if Path(path).is_file()]
     names = []
     for side in ("source", "target"):
-        splitter = _vocabulary(cast(TransformerCheckpoint, checkpoint), side).splitter
+        splitter = getattr(checkpoint, side).splitter
         if splitter.codes is not None:
             names.append(f"{side}.{'model' if splitter.kind == 'sentencepiece' else 'codes'}")
             (folder / names[-1]).write_bytes(splitter.codes)

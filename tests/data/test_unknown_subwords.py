@@ -196,7 +196,7 @@ def test_lines_that_show_nothing_are_empty_everywhere(tmp_path: Path, line: str)
     if "\n" not in line:
         with pytest.raises(DataError, match=r"text:2: the line is empty"):
             open_corpus(tmp_path / "text")
-    with pytest.raises(DataError, match="sentence 2 of the list is empty"):
+    with pytest.raises(DataError, match="sentence 2 of the list: the line is empty"):
         open_corpus(["a b", line])
     checkpoint = checkpoints.small()
     (first,), (nothing,), (last,) = translate_lines(

@@ -27,7 +27,7 @@ from headscope.evaluation import opened
 from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
-from headscope.evaluation.run import loss_columns, run_each_head, run_evaluation
+from headscope.evaluation.run import _measure, loss_columns, run_each_head, run_evaluation
 from headscope.evaluation.translation import RAW, TOKENISED, TextMode, text_mode
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site, all_heads
@@ -291,9 +291,7 @@ def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
 
         yield step
 
-    for function in (run_evaluation, run_each_head):
-        defaults = {**(function.__kwdefaults__ or {}), "progress": stopping}
-        monkeypatch.setattr(function, "__kwdefaults__", defaults)
+    monkeypatch.setattr(_measure, "__kwdefaults__", {**(_measure.__kwdefaults__ or {}), "progress": stopping})
     table = tmp_path / "table.csv"
     found = run(its, *texts, batch_tokens=positions, per_sentence=table, metrics=("perplexity", "accuracy"))
     assert not found.complete and f"{sum(done)} of {len(whole)} (interrupted)" in str(found.signature)
