@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, reason_of
-from headscope.evaluation.model_inputs import texts
+from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import ENGINES, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
@@ -79,12 +79,7 @@ def convert(
         with build.writing() as place:
             if engines:
                 with eval_mode(checkpoint.model):
-                    data = texts(checkpoint, None, None, sentences=SENTENCES)
-                    for batch in data.feeds:
-                        run = partial(_run, checkpoint, batch)
-                        if not is_finite(run(), masked=True):
-                            refuse_overflow(checkpoint, run)  # no engine can be held against it
-                    file = engines[0].write(checkpoint, data, place, quantize=quantize)
+                    file = engines[0].write(checkpoint, _texts_that_run(checkpoint), place, quantize=quantize)
                 record |= {"engine": asdict(file)}
                 result = Conversion(record, folder, file.sizes, file.difference, (file.proof, *file.notes))
                 opens, limits, metadata, facts = file.opens, file.limits, {}, result.notes
@@ -149,17 +144,25 @@ def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tu
     return files, difference
 
 
-def _run(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
-    """What the model computes; CheckpointError for one that needs other inputs than texts and pictures."""
-    try:
-        return outputs(checkpoint.model, batch)
-    except HeadscopeError:
-        raise
-    except Exception as error:  # anything that a model's own code may raise
-        _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
-        raise CheckpointError(
-            f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
-        ) from error
+def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
+    """What an engine is held against the model on; CheckpointError where that overflows, or needs other inputs."""
+
+    def run(batch: ModelInputs) -> Tensor:
+        try:
+            return outputs(checkpoint.model, batch)
+        except HeadscopeError:
+            raise
+        except Exception as error:  # anything that a model's own code may raise
+            _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
+            raise CheckpointError(
+                f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
+            ) from error
+
+    data = texts(checkpoint, None, None, sentences=SENTENCES)
+    for batch in data.feeds:
+        if not is_finite(run(batch), masked=True):
+            refuse_overflow(checkpoint, partial(run, batch))
+    return data
 
 
 def _probe(checkpoint: TransformerCheckpoint) -> Probe:
