@@ -70,7 +70,7 @@ class AnalyzeOptions(TextOptions):
         metavar="stanza|FILE",
         common=True,
     )
-    target_parse: Path | None = data_option(None, "Dependency parses of the translations: a CoNLL-U file.")
+    target_parse: Path | None = data_option(None, "Dependency parses of the translations: a CoNLL-U file.", of="target")
     template: str | None = data_option(
         None,
         "Decoder language models: one text of a line and its translation, such as "
@@ -83,12 +83,14 @@ class AnalyzeOptions(TextOptions):
     )
     lang: str = data_option("en", "Language of the source, for stanza.", of="parse=stanza", flagless=True)
     download: bool = data_option(False, "Let stanza fetch its models.", of="parse=stanza")
-    frequencies: Path | None = analyses_option(None, "How frequent tokens are: token and count a line.", flagless=True)
+    frequencies: Path | None = analyses_option(
+        None, "How frequent tokens are: token and count a line.", flagless=True, excludes="frequency_corpus"
+    )
     frequency_corpus: Path | None = analyses_option(
         None, "Text to count tokens over; default: the source itself.", flagless=True
     )
     keep_special: bool = analyses_option(
-        False, "Count special tokens (start, end) as queries and keys too.", flagless=True
+        False, "Count special tokens (start, end) as queries and keys too.", flagless=True, excludes="exclude_sinks"
     )
     queries: Literal["all", "first", "last"] = analyses_option(
         "all", "Queries that count: all, or the first ([CLS]) or last position of each text."
@@ -132,12 +134,6 @@ class AnalyzeOptions(TextOptions):
         "auto", "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens."
     )
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.frequencies and self.frequency_corpus:
-            raise ConfigError(f"{flag.frequencies} and {flag.frequency_corpus} both count tokens; give one")
-        if self.keep_special and self.exclude_sinks:
-            raise ConfigError(f"{flag.exclude_sinks} leaves out what {flag.keep_special} counts; give one")
 
     @property
     def conllu_file(self) -> Path | None:
@@ -198,11 +194,8 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.parse is not None and (self.source2 is not None or self.pairs):
             raise ConfigError(f"{flag.parse} is of one text a line; leave out {flag.source2} and {flag.pairs}")
-        if self.target_parse is not None and self.target is None:
-            raise ConfigError(f"{flag.target_parse} has parses of the target; give {flag.target} FILE too")
         self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
         has_text = self.source is not None or self.labels is not None or self.clean is not None
         if not has_text and (self.parse is None or self.parse == "stanza"):

@@ -71,12 +71,15 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
         None, "Write the table of all heads.", metavar="FILE.csv", is_output=True, common=True, of="each_head"
     )
     per_sentence: Path | None = output_option(
-        None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", is_output=True, common=True
+        None,
+        "Write sentence, tokens, nll (nats), hypothesis.",
+        metavar="FILE.csv",
+        is_output=True,
+        common=True,
+        excludes="each_head",
     )
     force: bool = output_option(False, "Replace an earlier result.", identity=False, common=True)
 
     def __post_init__(self) -> None:
         if self.source is None and self.labels is None:
             raise ConfigError(f"no text: give {flag.source} FILE (one sentence a line)")
-        if self.each_head and self.per_sentence:
-            raise ConfigError(f"{flag.per_sentence} and {flag.each_head} are two runs; give one of them")

@@ -143,8 +143,10 @@ class ValidatedTextFiles(TextFiles):
     valid_source: TextLines | None = data_option(
         None, "Text to measure the result on; default: the start of --source.", common=True
     )
-    valid_target: TextLines | None = data_option(None, "Its translation.", common=True)
-    valid_source2: TextLines | None = data_option(None, "The other text of its pairs, as --source2.", flagless=True)
+    valid_target: TextLines | None = data_option(None, "Its translation.", common=True, of="valid_source")
+    valid_source2: TextLines | None = data_option(
+        None, "The other text of its pairs, as --source2.", of="valid_source", flagless=True
+    )
     valid_labels: TextLines | None = data_option(None, "Its classes or tags, as --labels.", flagless=True)
 
     @property
@@ -154,10 +156,7 @@ class ValidatedTextFiles(TextFiles):
 
     @property
     def valid_text(self) -> TextFiles | None:
-        """The text that results are measured on, where it is another; ConfigError for a part of one."""
-        for name in ("valid_target", "valid_source2"):
-            if self.valid_source is None and getattr(self, name) is not None:
-                raise ConfigError(f"{flag(name)} is for {flag.valid_source}; give that too")
+        """The text that results are measured on, where it is another."""
         if self.valid_source is None and self.valid_labels is None:
             return None
         return TextFiles(

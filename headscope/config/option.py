@@ -60,6 +60,7 @@ def option(
     above: float | None = None,
     below: float | None = None,
     of: str = "",
+    excludes: str = "",
     is_output: bool = False,
     identity: bool = True,
     unset: str = "",
@@ -74,14 +75,14 @@ def option(
     common: --help has it, not --help-all alone. flagless: it is set by `--set NAME=VALUE`, in TOML and in Python.
     minimum, maximum, above, below: bounds of numbers, the last two exclusive.
     of: another option ("faithfulness"), several ("source|labels") or a value of one ("parse=stanza") without which it
-        is refused.
-    written: a path that is an output; every other path is an input, which no output replaces.
+        is refused. excludes: other options ("keep|max_drop") with which it is refused.
+    is_output: a path that is an output; every other path is an input, which no output replaces.
     identity: False if it does not change what is computed. unset: a word for the default None of a number.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
     about["common"] = common or argument or default is MISSING
     about |= {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
-    about |= {"repeat": repeat, "flagless": flagless, "of": of, "unset": unset}
+    about |= {"repeat": repeat, "flagless": flagless, "of": of, "excludes": excludes, "unset": unset}
     return field(default=default, metadata={**about, "is_output": is_output, "identity": identity and not is_output})
 
 
@@ -119,7 +120,7 @@ def make_config(cls: type[C], values: Mapping[str, Any], *, what: str = "", extr
             raise ConfigError(f"{flag_of(entry)} is missing" + (f" ({about.rstrip('.')})" if about else ""))
     config = cls(**field_values)
     for entry in entries.values():
-        _check_companion(config, entry, entries)
+        _check_companions(config, entry, entries)
     return config
 
 
@@ -143,9 +144,10 @@ def checked_value(entry: Field[Any], hint: Any, value: Any) -> Any:
 
 def check_fields(config: Any) -> None:
     """ConfigError for a value that its field's type does not allow, of a config that Python made."""
-    hints = types_of(type(config))
-    for entry in fields(config):
+    hints, entries = types_of(type(config)), {entry.name: entry for entry in fields(config)}
+    for entry in entries.values():
         checked_value(entry, hints[entry.name], getattr(config, entry.name))
+        _check_companions(config, entry, entries)
 
 
 def convert_value(
@@ -264,10 +266,15 @@ def format_value(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def _check_companion(config: Any, entry: Field[Any], entries: Mapping[str, Field[Any]]) -> None:
-    """ConfigError for an option that is about another one (`of`), which is not given."""
+def _check_companions(config: Any, entry: Field[Any], entries: Mapping[str, Field[Any]]) -> None:
+    """ConfigError for an option that is given beside one it excludes, or without one that it is about (`of`)."""
+    if getattr(config, entry.name) in (entry.default, ()):
+        return
+    for rival in entry.metadata.get("excludes", "").split("|"):
+        if rival and getattr(config, rival) not in (None, False, ()):
+            raise ConfigError(f"{flag_of(entry)} and {flag_of(entries[rival])} exclude each other; give one of them")
     other, _, words = entry.metadata.get("of", "").partition("=")
-    if not other or getattr(config, entry.name) == entry.default:
+    if not other:
         return
     names = other.split("|")
     values = [getattr(config, name, None) for name in names]

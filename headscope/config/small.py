@@ -52,7 +52,7 @@ class ListConfig:
 class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
     """The options of `headscope translate`."""
 
-    greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True)
+    greedy: bool = search_option(False, "The likeliest token at every step: a beam of 1.", common=True, excludes="beam")
     nbest: int = output_option(
         1,
         "Translations of each line; each is then written behind the line's number and a tab, from 0.",
@@ -69,10 +69,6 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
     )
     seed: int = model_option(1, "Seed of what --expert draws.", minimum=0, maximum=SEED, of="expert=random")
     window: int = model_option(512, "Lines that are read before they are translated.", minimum=1, maximum=WHOLE)
-
-    def __post_init__(self) -> None:
-        if self.greedy and (self.beam or 1) > 1:
-            raise ConfigError(f"{flag.greedy} is a beam of 1; leave out {flag('beam', self.beam)}")
 
 
 @dataclass(frozen=True, kw_only=True)

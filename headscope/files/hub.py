@@ -36,12 +36,10 @@ def is_cached(name: str) -> bool:
 def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
     """Where to push to, if anywhere, checked: the name, and that the hub answers to the token.
 
-    ConfigError for a name that is none, for no token, and for `public` without a name; OutputError where the hub does
+    ConfigError for a name that is none, and for no token; OutputError where the hub does
     not answer.
     """
     if name is None:
-        if public:
-            raise ConfigError(f"{flag.hub_public} is for {flag.hub_name} USER/NAME; give that too")
         return None
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError

@@ -63,7 +63,7 @@ class RankConfig(SelectionConfig):
     keep_lowest: bool = heads_option(
         False, "Heads with low values stay; default: as is agreed for --by, which is printed."
     )
-    keep_highest: bool = heads_option(False, "Heads with high values stay.")
+    keep_highest: bool = heads_option(False, "Heads with high values stay.", excludes="keep_lowest")
     steps: int = heads_option(1, "Take heads out in N steps, and score anew before each.", minimum=1)
     allocate: Allocation = heads_option("global", ALLOCATE, common=True)
     compensate: Literal["none", "mean", "least-squares"] = compensation_option(
@@ -95,8 +95,6 @@ class RankConfig(SelectionConfig):
             raise ConfigError(
                 f"{flag(learning_options[0])} is about learning, and nothing learns; give {flag.tune_updates} N too"
             )
-        if self.keep_lowest and self.keep_highest:
-            raise ConfigError(f"{flag.keep_lowest} and {flag.keep_highest}: heads of one end stay; give one of them")
         numbers = {f"{flag.keep} N, the heads that stay": self.keep}
         check_one_given(numbers | {f"{flag.keep_fraction} F, the share that stays": self.keep_fraction})
         if self.column is not None and not self.is_file:
@@ -107,7 +105,6 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"{flag('steps', self.steps)} scores anew, which needs a criterion that can be measured")
         if self.allocate == "measured" and (not self.has_text or self.steps > 1):
             raise ConfigError(f"{flag.allocate} measured takes text and one step: give {flag.source}, no {flag.steps}")
-        _ = self.refit
         if self.compensate != "none" and not self.has_text:
             raise ConfigError(f"{flag.compensate} {self.compensate} measures contexts on text: give {flag.source} FILE")
         if self.tune_updates and not self.has_text:

@@ -73,6 +73,7 @@ class RemoveConfig(SmallerModelOptions):
         False,
         "Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain class holds "
         "it (--export native); saves less, takes any heads.",
+        excludes="merge_kv",
     )
     source: TextLines | None = data_option(
         None,
@@ -138,8 +139,6 @@ class RemoveConfig(SmallerModelOptions):
                 f"{flag.allocate} measured chooses key/value heads on text: give {flag.merge_kv} N, one number, their "
                 f"mean, and {flag.source} FILE"
             )
-        if self.merge_kv and self.pad:
-            raise ConfigError(f"{flag.pad} is for removed heads; {flag.merge_kv} leaves all query heads where they are")
         if self.merge_kv and self.compensate in ("mean", AUTO):
             raise ConfigError(f"{flag.compensate} {self.compensate} is for removed heads; take least-squares or none")
 
@@ -173,9 +172,15 @@ SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 class ShrinkConfig(SmallerModelOptions, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
-    keep: int | None = heads_option(None, STAY, minimum=1, common=True)
+    keep: int | None = heads_option(None, STAY, minimum=1, common=True, excludes="keep_fraction|max_drop")
     keep_fraction: float | None = heads_option(
-        None, "Instead: share of the heads that stays.", metavar="F", above=0, maximum=1, common=True
+        None,
+        "Instead: share of the heads that stays.",
+        metavar="F",
+        above=0,
+        maximum=1,
+        common=True,
+        excludes="max_drop",
     )
     max_drop: str | None = heads_option(
         None,
@@ -202,16 +207,13 @@ class ShrinkConfig(SmallerModelOptions, HeadChoice):
     seed: int = model_option(1, "Seed of what is drawn.", minimum=0, maximum=SEED)
 
     def __post_init__(self) -> None:
-        sizes_given = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
-        if len(sizes_given) > 1:
-            raise ConfigError(f"{' and '.join(sizes_given)} both say how small the model gets; give one of them")
         even = [name for name, allocation in self.required_allocations.items() if allocation == "uniform"]
         if even and self.allocation != "uniform":
             raise ConfigError(
                 f"{flag.export} {even[0]} has as many heads in every layer, {flag.allocate} {self.allocation} has not; "
                 f"take {flag.allocate} uniform (the default then), or another {flag.export}"
             )
-        _ = self.margin, self.refit, self.valid_text
+        _ = self.margin, self.refit
         if not self.has_text:
             raise ConfigError(missing_text("no text to rank, refit and measure on"))
 

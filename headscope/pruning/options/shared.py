@@ -164,6 +164,7 @@ COMPENSATIONS = ("none", "mean", "least-squares")
 AUTO = "auto"
 """The compensation that harms least, of several."""
 ANCHORS = ("none", "mixed")
+REFITTED = "method=least-squares|auto"
 DAMPING, AUTO_DAMPING = 1e-4, 0.1
 """λ as a share of the mean diagonal of second moments: the default, and what `auto` compares."""
 
@@ -192,31 +193,23 @@ class Refit:
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
 
-    method: str = "least-squares"
-    damping: float | None = option(None, minimum=0)
+    method: str = option("least-squares", name="compensate")
+    damping: float | None = option(None, minimum=0, of=REFITTED)
     sentences: int = option(1000, name="calibration_sentences", minimum=1)
-    sequential: bool = False
-    feed_forward: bool = False
+    sequential: bool = option(False, of=REFITTED)
+    feed_forward: bool = option(False, of=REFITTED)
     objective: str = ""
-    anchor: OtherText = ""
-    check: OtherText = ()
-    strength: float = option(1.0, above=0, maximum=1)
+    anchor: OtherText = option("", of=REFITTED)
+    check: OtherText = option((), of=f"{REFITTED}|mean")
+    strength: float = option(1.0, above=0, maximum=1, of=f"{REFITTED}|mean")
     add_bias: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.method not in (*COMPENSATIONS, AUTO):
             raise ConfigError(unknown("compensation", self.method, [*COMPENSATIONS, AUTO]))
-        refits = {flag.damping: self.damping is not None, flag.feed_forward: self.feed_forward}
-        refits |= {flag.sequential: self.sequential, flag.anchor: bool(self.anchor)}
-        for name, is_set in refits.items():
-            if is_set and self.method not in ("least-squares", AUTO):
-                raise ConfigError(f"{name} is for {flag.compensate} least-squares, not {self.method}")
-        if self.strength < 1 and (self.sequential or self.method == "none"):
-            other = f"{flag.sequential} makes up for all that went before" if self.sequential else "nothing is refitted"
-            raise ConfigError(f"{flag('strength', f'{self.strength:g}')} is for refits of all modules at once; {other}")
-        if self.check and self.method == "none":
-            raise ConfigError(f"{flag.check} is what a refit is compared on; give {flag.compensate} {AUTO}")
+        if self.strength < 1 and self.sequential:
+            raise ConfigError(f"{flag.strength} is for refits of all modules at once; leave out {flag.sequential}")
         anchor_files(self.anchor)
 
     @property
