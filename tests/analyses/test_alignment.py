@@ -21,7 +21,7 @@ from headscope.engine.base import HeadBatch
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import Site
 from headscope.results.study import Study
 from tests.oracles import alignment, tiny
 from tests.oracles.run_options import run_options
@@ -77,39 +77,6 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
         assert row.aer == pytest.approx(1 - (on_sure + on_link) / (links_ + all_sure), abs=1e-12)
         assert row.precision == pytest.approx(on_link / links_, abs=1e-12)
         assert row.recall == pytest.approx(on_sure / all_sure, abs=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])
-def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, labelled: bool) -> None:
-    """Words of one piece, translated in random order: head 1 looks at the right one in this share of the positions."""
-    luck, lines = random.Random(5), []
-    links: list[tuple[alignment.Links, alignment.Links]] = []
-    for number in range(101):
-        words = [luck.choice(tiny.WORDS) for _ in range(luck.randint(5, 13))]
-        order = luck.sample(range(len(words)), len(words))
-        lines.append(Sentence(number, " ".join(words), " ".join(words[i] for i in order)))
-        links.append(({(i, j) for j, i in enumerate(order)}, set()))
-    corpus = Corpus("made", len(lines), "0" * 40, lambda: iter(lines), has_target=True)
-    noise = np.random.default_rng(7)
-
-    class Made(Alignment):
-        def observe(self, heads: HeadBatch) -> Any:
-            at = heads.argmax_position.clone()
-            for row, number in enumerate(heads.batch.indices.tolist()):
-                for i, j in links[number][0]:
-                    wrong = (i + 2) % len(links[number][0])
-                    at[row, 1, j] = i if noise.random() < share else wrong  # position j predicts word j
-            return super().observe(alignment.looking(heads, at))
-
-    checkpoint = tiny.checkpoint("t5", 7)
-    found = study(checkpoint, corpus, Made, alignments=alignment.written(tmp_path / "links", links))
-    table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
-    for layer in range(3):
-        assert table.loc[(layer, 1, "predicted")].share == pytest.approx(share, abs=0.02 + 0.02 * (share != 0.9))
-        labels = found.labels.get(HeadId(Site.CROSS, layer, 1), [])
-        assert ("aligned:predicted" in labels) is labelled
-    assert all(head.head == 1 for head in found.labels)
 
 
 @pytest.mark.slow

@@ -94,21 +94,6 @@ def with_gains(model: Any) -> Any:
     return model
 
 
-def test_norms_without_parameters_are_norms() -> None:
-    """OLMo subtracts the mean and has neither gain nor shift."""
-    model = made_decoder("olmo", num_attention_heads=2, max_position_embeddings=61)
-    opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
-    study = opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit,vocabulary", bootstrap=10)
-    assert not study.left_out and study.heads.direct_logit.notna().all()
-    rows, centred = slice(10, 20), torch.eye(20).double() - 1 / 20
-    attention = model.model.layers[1].self_attn
-    value, output = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
-    embedding, unembedding = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    eigenvalues = torch.linalg.eigvals(embedding @ centred @ value.T @ output.T @ centred @ unembedding.T)
-    expected = (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
-    assert study.heads.copying.iloc[-1] == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.slow
 def test_factors_of_what_is_added_are_part_of_it() -> None:
     """Granite's `residual_multiplier`: as if the output projections held it."""
@@ -236,24 +221,6 @@ def test_copy_suppression_counts_tokens_among_the_ten_lowest_of_their_own_row(ki
         lowered = sum(number in sorted(range(len(logits)), key=logits[number].__getitem__)[:10] for number in plain)
         assert row.copy_suppression == pytest.approx(lowered / len(plain))
         assert row.copy_suppression_chance == pytest.approx(10 / len(logits)) and row.functions == ""
-
-
-def test_copy_suppression_of_some_tokens() -> None:
-    its = speakers.checkpoint("llama")
-    few, other = (
-        analyze(
-            its,
-            speakers.corpus("llama"),
-            analyses=choose_analyses(only=["copy_suppression"]),
-            options=run_options(copy_suppression_tokens=7, seed=seed),
-            replicates=11,
-        )
-        for seed in (1, 2)
-    )
-    shares = few.heads.copy_suppression * 7
-    assert (shares - shares.round()).abs().max() < 1e-9 and not few.heads.copy_suppression.equals(
-        other.heads.copy_suppression
-    )
 
 
 ORDERS = "ah ai aj ak al ah\nbh bi nothing bk bl\nch ci\n"

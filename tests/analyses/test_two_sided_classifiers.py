@@ -10,7 +10,6 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import headscope as hs
-from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.heads import Site
 from tests.oracles import classifiers, tiny
 
@@ -80,19 +79,3 @@ def test_ablation_is_what_evaluation_says_of_each_head() -> None:
     whole = model.evaluate(TEXTS, labels=LABELS, bootstrap=10)["loss"].value
     assert ablation["cross", 1, 2] == pytest.approx(off - whole)
     assert model.evaluate(TEXTS, mask="cross.1.2", metrics="cosine", bootstrap=10)["cosine"].value < 1 - 1e-6
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pad", [tiny.PAD, tiny.END], ids=["pad", "end"])
-def test_a_batch_is_its_texts_however_many_ends_they_have(kind: str, pad: int) -> None:
-    """Ends within a text, and padding that looks like one."""
-    checkpoint: Any = opened(kind).checkpoint
-    rows = [[2, 5, 3, 11, 3], [2, 7, 3], [2, 3, 3, 14, 9, 3]]
-    theirs = torch.cat([checkpoint.model(torch.tensor([row])).logits for row in rows])
-    checkpoint.model.config.pad_token_id = pad
-    sides = [pad_side([Encoded.plain(row) for row in part]) for part in (rows, *([row] for row in rows))]
-    whole, *single = [checkpoint.class_scores(Batch(torch.arange(len(side.ids)), 0, side, None)) for side in sides]
-    torch.testing.assert_close(whole, theirs)
-    torch.testing.assert_close(torch.cat(single), theirs)
-    assert (checkpoint.model.config.pad_token_id, checkpoint.model.config.eos_token_id) == (pad, tiny.END)

@@ -25,9 +25,8 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.prefix_cache import resumable_layers
-from headscope.model.taps import gated
 from headscope.results.study import Study
-from tests.oracles import gate_games, speakers, tiny
+from tests.oracles import gate_games, speakers
 from tests.oracles.gate_games import Game
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds, other_way_round
@@ -177,40 +176,6 @@ def test_what_the_intact_model_says() -> None:
     same(column(study("gpt2", "ablation", objective="top1"), "ablation"), (total / count).tolist(), kind="gpt2")
 
 
-def test_representation() -> None:
-    """Ablation is the mean cosine distance; integrated gradients add up to what the projection loses."""
-    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=3)
-    size = sum(its.layout.values())
-
-    def vector(sentence: Sentence, gates: Sequence[float]) -> Tensor:
-        ids = its.tokenizer(sentence.source, return_tensors="pt")["input_ids"]
-        found: list[Tensor] = []
-
-        def keep() -> float:
-            found.append(its.model(ids).last_hidden_state[0].mean(dim=0))
-            return 0.0
-
-        gate_games.under_gates(its.model, its.layout, keep)(gates)
-        return found[0]
-
-    distances, projected = torch.zeros(size).double(), 0.0
-    for sentence in corpus:
-        whole = vector(sentence, [1.0] * size)
-        for head in range(size):
-            other = vector(sentence, [float(each != head) for each in range(size)])
-            distances[head] += 1 - whole @ other / whole.norm() / other.norm()
-        projected += float((whole - vector(sentence, [0.0] * size)) @ whole / whole.norm())
-    found = [
-        column(
-            analyze(its, corpus, analyses=choose_analyses(only=[name]), options=run_options(ig_steps=48), replicates=3),
-            name,
-        )
-        for name in ("ablation", "integrated_gradients")
-    ]
-    same(found[0], (distances / corpus.count).tolist(), kind="bert")
-    assert sum(found[1]) == pytest.approx(projected / corpus.count, rel=1e-4)
-
-
 def test_gates_of_their_own_for_every_sentence() -> None:
     """Rows that differ take a whole pass and give what each row's gates give alone."""
     its = speakers.checkpoint("gpt2")
@@ -244,33 +209,3 @@ def test_replacements_look_at_real_positions_only() -> None:
         for rank, place in enumerate(places):
             donor = places[(rank + int(shifts[row])) % len(places)]
             assert donor != place and torch.equal(others[row, :, place], context[row, :, donor])
-
-
-def test_an_encoder_without_its_decoder() -> None:
-    """A two-sided model and no target: heads of the encoder only, by the encoder's own states."""
-    its, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=5)
-    model: Any = its.model
-    count = sum(heads for (site, _), heads in its.layout.items() if site is Site.ENCODER_SELF)
-    found = analyze(
-        its,
-        corpus,
-        analyses=choose_analyses(only=["ablation", "shapley"]),
-        options=run_options(shapley_samples=1),
-        replicates=3,
-    )
-    assert set(found.heads["site"]) == {"encoder-self"} and len(found.heads) == count
-    expected = torch.zeros(count).double()
-    for sentence in corpus:
-        ids = its.tokenizer(sentence.source, return_tensors="pt")["input_ids"]
-
-        def vector(gates: Sequence[float], ids: Tensor = ids) -> Tensor:
-            layout = {place: heads for place, heads in its.layout.items() if place[0] is Site.ENCODER_SELF}
-            with torch.no_grad(), gated(its.model, gate_games.by_place(gates, layout)):  # type: ignore[arg-type]
-                states: Tensor = model.get_encoder()(ids).last_hidden_state
-                return states[0].mean(dim=0)
-
-        whole = vector([1.0] * count)
-        for head in range(count):
-            other = vector([float(each != head) for each in range(count)])
-            expected[head] += (1 - whole @ other / whole.norm() / other.norm()) / corpus.count
-    same(column(found, "ablation"), expected.tolist(), kind="t5")

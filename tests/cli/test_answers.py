@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -19,7 +18,6 @@ from headscope.assets import demo_checkpoint
 from headscope.cli.answers import table_lines
 from headscope.config.analyze import AnalyzeConfig
 from headscope.engine.plan import chosen_analyses
-from headscope.engine.study import run_analysis
 from headscope.formats.native import NATIVE
 from headscope.results.answer import AnswerTable
 from tests.makers import fairseq_layouts
@@ -135,26 +133,6 @@ def config(folder: Path, **options: Any) -> AnalyzeConfig:
     text.write_text("A dog runs over the grass.\nTwo men sit.\nA woman in a red coat reads a book.\n", encoding="utf-8")
     given: dict[str, Any] = {"device": "cpu", "figures": False, "bootstrap": 20, **options}
     return AnalyzeConfig(checkpoint=str(demo_checkpoint()), source=text, out=folder / "run", **given)
-
-
-@pytest.mark.slow
-def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
-    names = ("gradient", "taylor", "magnitude", "contribution")
-    run_analysis(config(tmp_path, only=names, detail=True, analysis_options={"granularity": "token"}))
-    heads = pd.read_csv(tmp_path / "run" / "heads.csv")
-    for name in ("gradient", "taylor", "magnitude", "magnitude_all", "contribution", "contribution_sum"):
-        assert {name, f"{name}_low", f"{name}_high"} <= set(heads.columns) and heads[name].gt(0).all()
-    np.testing.assert_allclose(heads.groupby("layer").gradient.apply(lambda g: (g**2).sum()), 1)
-    meta = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert meta["signatures"]["gradient"].startswith("m:gradient.v2|objective:representation.v1|grain:token|")
-    table = pd.read_csv(tmp_path / "run" / "gradient.csv")
-    assert list(table.columns[:5]) == ["site", "layer", "head", "gradient", "raw"]
-    with np.load(tmp_path / "run" / "detail" / "gradient.npz") as detail:
-        assert sorted(detail.files) == ["0/encoder-self", "1/encoder-self", "2/encoder-self"]
-        each = [detail[name] for name in sorted(detail.files)]
-    lengths = [9, 6, 12]  # pieces with both special ones
-    mean = sum(n * values for n, values in zip(lengths, each, strict=True)) / sum(lengths)
-    np.testing.assert_allclose(mean.ravel(), table.raw, rtol=1e-5)
 
 
 IMPORTANCES = {"gradient", "taylor", "magnitude", "contribution", "direct_logit", "lrp", "ablation"}

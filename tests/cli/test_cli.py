@@ -42,26 +42,6 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    status, shown, _ = headscope(
-        "analyze", MODEL, "--source", text, "--out", out, "--set", "detail=true", "--bootstrap", 100
-    )
-    assert status == 0
-    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert {"run.json", "heads.csv", "positional.csv", "distinctness.csv", "similarity.npz"} <= names
-    assert {"figures/heads.png", "pickles/confidence.pkl", "detail/confidence.npz"} <= names
-    heads = pd.read_csv(out / "heads.csv")
-    assert len(heads) == 72 and list(heads.columns[-2:]) == ["functions", "functions_unsupported"]
-    for measure in ("confidence", "entropy", "distance", "sink", "offset", "offset_share", "similarity_cka"):
-        assert {measure, f"{measure}_low", f"{measure}_high"} <= set(heads.columns)
-    meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    assert meta["complete"] and meta["data"]["sentences"] == 3 and meta["seed"] == 1
-    assert meta["signatures"]["confidence"].startswith("m:confidence.voita|eos:excl|unit:piece|")
-    assert "syntactic (needs --parse" in re.sub(r"\s+", " ", shown)
-
-
-@pytest.mark.slow
 def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
@@ -85,21 +65,6 @@ def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_pa
     config.write_text("sauce = 1\n")
     status, _, err = headscope("analyze", MODEL, "--config", config, "--out", tmp_path / "c")
     assert status == 2 and "unknown option 'sauce'; did you mean 'source'" in err
-
-
-@pytest.mark.slow
-def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
-    status, shown, _ = headscope("show", MODEL)
-    assert status == 0 and "encoder-self" in shown and "BertModel" in shown and "22,713,216" in shown
-    found = json.loads(headscope("show", MODEL, "--json")[1])["record"]
-    assert found["sites"] == [
-        {
-            **{"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6},
-            **{"numbers": [*range(6)], "windows": [], "shared": []},
-        }
-    ]
-    fits = {each["name"]: each["fits"] for each in found["analyses"]}
-    assert fits["confidence"] and not fits["induction"]
 
 
 def refused(ran: Ran, pattern: str) -> None:

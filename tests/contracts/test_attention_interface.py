@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention
 from headscope.model.forward import with_cache
-from headscope.model.interface import through_attend
 from headscope.model.projections import projections
 from headscope.model.taps import Captured, capture, gated
 from tests.contracts.architectures import (
@@ -60,29 +59,6 @@ def test_logits_in_double_precision_equal_eager_ones(
     expected = logits(build(architecture, implementation="eager", dtype="float64"), inputs)
     assert found.dtype == torch.float64
     assert_near(found, expected, 1e-10)
-
-
-def test_blocks_within_blocks_have_the_implementation_that_they_ask_for() -> None:
-    model = build(BY_NAME["bert"], implementation="sdpa")
-    inner = [part.config for part in model.modules() if hasattr(part, "config")]
-
-    def now() -> set[str]:
-        return {config._attn_implementation for config in inner}
-
-    with through_attend(model):
-        with through_attend(model):
-            assert now() == {"headscope"}
-        with through_attend(model, implementation="eager"):
-            assert now() == {"eager"}
-            with through_attend(model):
-                assert now() == {"headscope"}
-            assert now() == {"eager"}
-        assert now() == {"headscope"}
-        model.set_attn_implementation("eager")  # somebody else's doing, in the middle
-        with through_attend(model):
-            assert now() == {"headscope"}
-        assert now() == {"eager"}
-    assert now() == {"sdpa"}
 
 
 def in_full_precision(softmax: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -323,20 +299,6 @@ def test_gradients_flow_through_attend_as_through_eager(architecture: Architectu
         assert (mine.grad is None) is (own.grad is None), name
         if mine.grad is not None:
             assert_near(mine.grad, own.grad, 1e-4)
-
-
-@every
-def test_gradients_flow_into_gates(architecture: Architecture) -> None:
-    """The gradient of a gate is the sum of its head's context times the context's gradient (Michel 2019)."""
-    model, inputs = build(architecture), inputs_of(architecture)
-    gates = {place: gate.requires_grad_() for place, gate in ones(architecture.layout).items()}
-    with gated(model, gates), capture(model, ("context",)) as captured:
-        loss = model(**inputs).logits.square().mean()
-    contexts = {place: captured[place]["context"] for place in gates}
-    found = torch.autograd.grad(loss, [*gates.values(), *contexts.values()])
-    for gate, context, towards in zip(found[: len(gates)], contexts.values(), found[len(gates) :], strict=True):
-        assert gate.abs().min() > 0
-        assert_near(gate, (context * towards).sum(dim=(0, 2, 3)), 1e-4)
 
 
 def test_a_module_shared_between_layers_is_still_several_layers() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -33,28 +31,6 @@ def without(layout: Layout, head: Any) -> dict[tuple[Site, int], Tensor]:
     gates[head.site, head.layer] = gates[head.site, head.layer].clone()
     gates[head.site, head.layer][head.head] = 0
     return gates
-
-
-@contextmanager
-def counting(model: nn.Module) -> Iterator[dict[int, int]]:
-    """How often each weight matrix takes part in a product, by the modules that own them."""
-    counts: dict[int, int] = {}
-    befores = {part: part.forward for part in model.modules() if isinstance(part, nn.Linear)}
-
-    def counted(part: nn.Module, before: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*given: Any) -> Any:
-            counts[id(part)] = counts.get(id(part), 0) + 1
-            return before(*given)
-
-        return forward
-
-    for part, before in befores.items():
-        part.__dict__["forward"] = counted(part, before)
-    try:
-        yield counts
-    finally:
-        for part in befores:
-            del part.__dict__["forward"]
 
 
 @every_architecture
@@ -109,30 +85,6 @@ def test_walk_that_opens_one_head_after_the_other(name: str) -> None:
         for each, value in walked:
             with gated(model, split_gates(each, layout)):
                 assert_near(value, model(**inputs).logits, 1e-12)
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_what_lies_below_is_not_computed(name: str) -> None:
-    """With a head of the last layer off, no projection of an earlier layer is used, and none of its own attention."""
-    architecture = BY_NAME[name]
-    model = build(architecture, dtype="float64")
-    inputs = inputs_of(architecture, dtype=torch.float64)
-    layout = find_attention(model).layout
-    layer_index = index_layers(model)
-    assert layer_index is not None
-    rerun = PrefixCache(model, lambda: model(**inputs).logits, layer_index)
-    last = list(all_heads(layout))[-1]
-    with torch.no_grad(), rerun.activate():
-        rerun.value(open_gates(layout), keep=True)
-        with counting(model) as counts:
-            rerun.value(without(layout, last))
-    stack = [layer for rank, layer in layer_index.layers if rank[0] == layer_index.of[last.site, last.layer].rank[0]]
-    for layer in {layer for _, layer in layer_index.layers} - {stack[-1]}:
-        assert not any(id(part) in counts for part in layer.modules())
-    for place, seat in layer_index.of.items():
-        assert not any(id(part) in counts for part in (seat.output, *seat.attention.modules())), place
-    if name == "bert":
-        assert any(id(part) in counts for part in stack[-1].modules()), "its feed-forward runs"
 
 
 def test_native_models_and_a_layer_without_heads() -> None:

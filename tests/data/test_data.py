@@ -157,22 +157,6 @@ def test_every_sentence_once_in_its_fold_and_within_the_budget(
         assert len(found) < len(LENGTHS) / 2  # it does fill its batches
 
 
-def test_windows_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than a window is held: batches come while later sentences are unread."""
-    monkeypatch.setattr(batching, "WINDOW", 5)
-    read = []
-    whole = corpus(LENGTHS)
-
-    def watched() -> object:
-        for sentence in whole.read():
-            read.append(sentence.number)
-            yield sentence
-
-    stream = batches(Corpus("made.en", whole.count, "", watched), Words(), tokens=60, limit=99, losses=Omissions())  # type: ignore[arg-type]
-    next(stream)
-    assert read == [0, 1, 2, 3, 4]
-
-
 def test_long_sentences_are_cut_and_counted() -> None:
     losses = Omissions()
     found = cut(corpus([3, 8, 9, 200]), limit=9, losses=losses)

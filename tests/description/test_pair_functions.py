@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.analyses.explained import add_tests
-from headscope.bootstrap import Bootstrap
 from headscope.data.encoded import pad_side
 from headscope.data.parses import Aligned
 from headscope.data.token_text import marks_of
@@ -19,10 +17,9 @@ from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fit_description, loss_and_gradient, with_pairs
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
 from headscope.description.sample import Laid
-from headscope.description.shares import Explained, among, explain_shares
+from headscope.description.shares import Explained, explain_shares
 from headscope.description.tokens import Pairs, TokenReader, Tokens, word_starts
-from headscope.engine.base import ANALYSES, AnalysisReport, HeadBatch
-from headscope.engine.evidence.labels import LabelTests
+from headscope.engine.base import ANALYSES, HeadBatch
 from headscope.engine.plan import analyze
 from headscope.heads import Site
 from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
@@ -217,34 +214,6 @@ def test_gradients_are_those_of_autograd(exclude_sinks: bool, piece: int, monkey
 
 
 @pytest.mark.slow
-def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
-    """Heads that follow a rule with 0.04 of their weight are described as those that follow it with all."""
-    rules = (handmade.before, handmade.same, handmade.parent, handmade.even)
-    busy, idle = (
-        handmade.laid(
-            handmade.sample([handmade.resting(rule, rest) for rule in rules], sentences=120), exclude_sinks=True
-        )
-        for rest in (0.0, 0.96)
-    )
-    whole, rows = (part.sum(0) for part in busy.row_sums)
-    assert torch.allclose(idle.row_sums[0].sum(0), 0.04 * whole, rtol=1e-4) and bool((whole <= rows + 1e-3).all())
-    every, little = explain_shares(busy), explain_shares(idle)
-    for group, share in shares(every).items():
-        assert shares(little)[group] == pytest.approx(share, abs=0.02, nan_ok=True)
-    assert shares(every)["position"][0] == pytest.approx(1, abs=0.02)
-    functions = functions_for(Site.ENCODER_SELF, [pairs for part in busy.pairs for pairs in part])
-    labels = []
-    for laid, found in ((busy, every), (idle, little)):
-        tests, report = LabelTests(5), AnalysisReport()
-        sums = masses(laid, functions, found.position)
-        add_tests(tests, sums, laid, found.sentences, Bootstrap(seed=1, replicates=99), Site.ENCODER_SELF)
-        tests.conclude(report)
-        labels.append({head.head: set(names) for head, names in report.labels.items()})
-    for given in labels:
-        assert {"looks:same-token", "looks:same-class"} <= given.pop(1) and given == {2: {"looks:parent"}}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("resting", [1, 3])
 def test_where_many_heads_rest_the_rest_of_their_weight_is_described(resting: int) -> None:
     """Of the six heads of a BERT one, or three, give [CLS] 0.9 of their weight."""
@@ -295,29 +264,3 @@ def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_e
         steps=60,
     )
     assert torch.allclose(loss(alone, slice(1, 2)), loss(together, everyone)[1:], rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_pairs_that_never_met_are_looked_at_alone(found: tuple[Explained, Masses]) -> None:
-    """By loops over rows; and a head that follows positions is explained there as well as anywhere."""
-    torch.manual_seed(2)
-    weights = torch.rand(2, 3, 5, 2, dtype=torch.float64).softmax(dim=2)
-    logs = torch.randn(2, 3, 5, 2, dtype=torch.float64).log_softmax(dim=2)
-    some = torch.rand(2, 3, 5) < 0.6
-    some[1, 2] = False
-    gained, room, even = among(weights, logs, some)
-    for b in range(2):
-        for h in range(2):
-            expected = [0.0, 0.0, 0.0]
-            for n in range(3):
-                keys = some[b, n].nonzero()[:, 0]
-                w, p = weights[b, n, keys, h], logs[b, n, keys, h].exp()
-                own, said = w / w.sum(), p / p.sum()
-                expected[0] += float((w.sum() * (own * (said * len(keys)).log()).sum()).nan_to_num())
-                expected[1] += float((w.sum() * (own * (own * len(keys)).log()).sum()).nan_to_num())
-                expected[2] += float(w.sum()) * float(np.log(max(1, len(keys))))
-            assert [float(part[b, h]) for part in (gained, room, even)] == pytest.approx(expected)
-    got, there = (part.sum(0) for part in found[0].unmet)
-    for head in (EVEN, SINK):  # nothing to say, and nothing but dust
-        assert got[head] == there[head] == 0 < found[0].room.sum(0)[SINK]
-    assert there[SUBJECT] > 0 and float(got[MIXTURE] / there[MIXTURE]) == pytest.approx(1, abs=0.05)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from headscope.description.sentences import descriptions, sentence
+from headscope.description.sentences import descriptions
 from headscope.engine.base import ANALYSES
 from headscope.engine.evidence.labels import Rate, label_in_words
 from headscope.engine.plan import analyze
@@ -40,24 +40,6 @@ def test_a_number_says_what_it_is_of_and_its_baseline() -> None:
         "looks from head to dependent along obj: 0.72 of such words, 0.35 at the best fixed offset"
     )
     assert rate.phrase("rare", 0.5, float("nan")) == "looks at one of the two rarest tokens: 0.50 of such words"
-
-
-def test_what_is_established_stands_first() -> None:
-    row = {"explained": 0.71, "explained_position": 0.1, "explained_token": 0.01, "explained_lexical": 0.61}
-    text = sentence(["looks at the token before: 0.90 of its largest weights"], row, [("dog", "Hund"), ("man", "Mann")])
-    assert text == (
-        "looks at the token before: 0.90 of its largest weights; explained by pairs of words 0.61, "
-        "position and sinks 0.10; highest: “dog” → “Hund”, “man” → “Mann”"
-    )
-    assert sentence([], {"explained": 0.25, "explained_position": 0.25}, []) == (
-        "explained by position and sinks 0.25; 0.75 only the sentence says"
-    )
-    rests = "rests on [CLS], whatever the query: 0.93 of its queries give half of their weight or more"
-    assert sentence([rests], {"explained": 0.7, "explained_position": 0.7, "beyond_sinks": 0.07}, []) == (
-        f"{rests}; beyond sinks (0.07 of the weight) explained by position 0.70"
-    )
-    assert sentence([], {"explained": -0.1}, []) == "1.00 only the sentence says"  # a description can mislead
-    assert sentence([], {"explained": float("nan")}, [("a", "b")]) == ""
 
 
 def test_of_every_row_of_a_table() -> None:

@@ -26,7 +26,7 @@ from headscope.engine.faithfulness.comparison import (
     measure_drop,
     plan_removals,
 )
-from headscope.engine.faithfulness.orders import agreement, order_heads, random_order, scores_of, shuffle_weights
+from headscope.engine.faithfulness.orders import agreement, order_heads, random_order, shuffle_weights
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.study import run_analysis
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -216,23 +216,6 @@ def sums_of(plan: RemovalSteps, drop_of_head: dict[HeadId, float], *, sentences:
         value = torch.tensor([[(n + 1) * (2.0 + sum(drop_of_head[head] for head in off)) for off in plan.masks]])
         sums.add(torch.tensor([n]), Ratio(value.double(), torch.tensor([[n + 1.0]]).double()))
     return sums
-
-
-def test_rankings_of_a_table() -> None:
-    found, refused = scores_of(
-        table(
-            gradient=[1, 2, 3, 4, 5],
-            gradient_low=[0, 1, 2, 3, 4],
-            entropy=[1, 2, 3, 4, 6],
-            ablation=[1, float("nan"), 1, 1, 2],
-            magnitude=[3, 3, 3, 3, 3],
-            sink=[1, 2, 3, 4, 5],
-        )
-    )
-    assert set(found) == {"gradient", "entropy"} and set(refused) == {"ablation", "magnitude"}
-    assert order_heads(found["gradient"]) == HEADS[::-1]
-    assert order_heads(found["entropy"]) == HEADS  # the sharpest first
-    assert "1 of 5 heads" in refused["ablation"] and "same" in refused["magnitude"]
 
 
 def test_tied_heads_share_their_mean_rank_and_a_missing_number_is_no_agreement() -> None:

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,18 @@ import pandas as pd
 import pytest
 import torch
 
-from headscope.config.declarations import Measure, measure_of
+from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import CountedTokens, Side
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.evidence.need import agreement_table, function_need_table, need_table
+from headscope.engine.evidence.need import function_need_table
 from headscope.engine.joint import REPEATED, TEXT, joint_ablation, random_sets, repeated_words
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.taps import masked
-from headscope.report.page.heads import measures as measures_of_page
 from headscope.results.study import Study
-from headscope.results.study_answers import importance, main_importance
 from tests.oracles import speakers
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
@@ -211,30 +208,8 @@ def test_confidence_is_that_of_one_query_a_text() -> None:
 # Measures that compare the heads of one layer order no heads of several layers, wherever heads are ordered.
 
 
-WITHIN = ("gradient", "lrp", "contribution", "contribution_sum")
-
-
 def table(*names: str) -> pd.DataFrame:
     heads = pd.DataFrame({"site": "cross", "layer": [0, 0, 0, 1, 1, 1], "head": [0, 1, 2] * 2, "functions": ""})
     values = [0.5, 0.9, 0.1, 0.2, 0.7, 0.6]
     columns = {name + end: values for name in names for end in ("", "_low", "_high")}
     return heads.assign(**columns, functions=["sink", *[""] * 5])
-
-
-@pytest.mark.parametrize("name", WITHIN)
-def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
-    measure, taylor = measure_of(name), measure_of("taylor")
-    assert measure.words.endswith(", within its layer") and not measure.orders and taylor.orders
-    heads = table(name, "taylor")
-    need = need_table(heads, [measure, taylor], {})
-    assert need[need["measure"] == name]["rank"].tolist() == [2, 1, 3, 3, 1, 2]  # in the layer
-    assert need[need["measure"] == "taylor"]["rank"].tolist() == [4, 1, 6, 5, 2, 3]
-    assert agreement_table(heads, [measure, taylor]).empty
-    assert set(function_need_table(heads, [measure, taylor])["measure"]) == {"taylor"}
-    run: Any = SimpleNamespace(heads=heads, record={}, measures=[name, "taylor"], has_table=lambda _: False)
-    shown = measures_of_page(run)
-    assert [one["name"] for one in shown if one["importance"] is not None] == ["taylor"]
-    assert shown[0]["title"].endswith(", within its layer") and shown[0]["places"] == [2, 1, 3, 3, 1, 2]
-    both, alone = need, need[need["measure"] == name]
-    study, bare = (SimpleNamespace(tables={"importance": part}, has_table=lambda _: True) for part in (both, alone))
-    assert main_importance(study) == taylor and main_importance(bare) is None and not [*importance(bare)]  # type: ignore[arg-type]

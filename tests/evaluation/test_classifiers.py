@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-import headscope as hs
 from headscope.cli import main
 from headscope.config.evaluate import EvaluateConfig
-from headscope.data.batching import Omissions, batches
-from headscope.data.corpus import open_text
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.run import run_each_head, run_evaluation
-from headscope.formats.base import open_checkpoint
-from headscope.heads import HeadId
-from headscope.model.taps import gated
+from headscope.evaluation.run import run_evaluation
 from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES
 
@@ -124,35 +118,6 @@ def test_a_tag_is_said_at_the_first_subword_of_its_word(kind: str, with_source: 
     assert found == pytest.approx(expected(outputs, wanted))
 
 
-@pytest.mark.slow
-def test_each_head_and_gates_of_one(tmp_path: Path) -> None:
-    folder = classifiers.folder(tmp_path / "model", "bert")
-    texts, wanted = classifiers.texts(COUNT), classifiers.labels(COUNT)
-    files: dict[str, Any] = {
-        "source": written(tmp_path, "text", texts),
-        "labels": written(tmp_path, "labels", [NAMES[label] for label in wanted]),
-    }
-    config = EvaluateConfig(checkpoint=str(folder), dtype="float64", each_head=True, bootstrap=10, **files)
-    table = run_each_head(config).table
-    assert len(table) == 7 and "perplexity" not in table
-    for row in table.iloc[1:].to_dict("records"):
-        masked = scores(folder, mask=f"{row['site']}.{row['layer']}.{row['head']}", **files)
-        assert masked["loss"] == pytest.approx(row["nll_per_token"])
-        assert masked["accuracy"] == pytest.approx(row["accuracy"])
-        assert masked["macro-f1"] == pytest.approx(row["macro-f1"])
-    assert table["nll_per_token"].iloc[1:].is_monotonic_decreasing and table["nll_per_token"].nunique() == 7
-    its = open_checkpoint(str(folder), dtype="float64")
-    (batch, *_) = batches(
-        open_text(EvaluateConfig(checkpoint="", **files)), its, tokens=60, limit=61, losses=Omissions()
-    )
-    with torch.no_grad():
-        plain = its.class_scores(batch)
-        with gated(its.model, {layer: torch.ones(heads) for layer, heads in its.layout.items()}):
-            torch.testing.assert_close(its.class_scores(batch), plain, rtol=0, atol=0)
-        with gated(its.model, [HeadId.parse("encoder-self.1.2")]):
-            assert not torch.allclose(its.class_scores(batch), plain)
-
-
 # Files that are wrong.
 
 
@@ -176,24 +141,6 @@ def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_
     arguments += ["--labels", str(written(tmp_path, "labels", lines))]
     status, err = command(str(classifiers.folder(tmp_path / "model", kind)), *arguments)
     assert status == 2 and message in err and err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_decoders_without_padding_are_measured_in_batches_of_any_size() -> None:
-    """What a head does to several texts was that of the last of them, and texts of one length ended in a traceback."""
-    its = classifiers.model("gpt2")
-    its.config.pad_token_id = None
-    model = hs.load(its, tokenizer=classifiers.tokenizer("gpt2"))
-    texts, wanted = classifiers.texts(40), classifiers.labels(40)
-    names = "gradient,ablation,lrp,confidence"
-    one, many = (
-        model.analyze(texts, labels=wanted, only=names, bootstrap=10, batch_tokens=tokens).heads.select_dtypes("number")
-        for tokens in (1, 1000)
-    )
-    assert many.to_numpy() == pytest.approx(one.to_numpy(), rel=1e-9, abs=1e-12)
-    same = model.evaluate(texts[:1] * 17, labels=[1] * 17, bootstrap=10)["loss"].value
-    assert same == pytest.approx(model.evaluate(texts[:1], labels=[1], bootstrap=10)["loss"].value)
-    assert its.config.pad_token_id is None
 
 
 @pytest.fixture

@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from headscope.config.evaluate import EvaluateConfig
-from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
-from headscope.data.corpus import Corpus, open_corpus
-from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
+from headscope.evaluation.metrics.base import choose_metric
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, select_heads
-from headscope.model.taps import masked
 from tests.oracles import classifiers, speakers, tiny
 
 NAMES = ("cosine", "token-cosine", "l2", "token-l2")
@@ -106,25 +102,6 @@ def test_each_head_is_the_mask_of_it(folder: Path, tmp_path: Path) -> None:
     for row in table.iloc[1:].to_dict("records"):
         by_hand = expected(texts, f"{row['site']}.{row['layer']}.{row['head']}")
         assert {name: row[name] for name in NAMES} == pytest.approx(by_hand, abs=1e-12)
-
-
-def corpus() -> Corpus:
-    return open_corpus(classifiers.texts(17))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_metrics_are_the_means_of_the_sums(name: str) -> None:
-    its = CHECKPOINT[0]
-    data = ValidationText(corpus(), LikelihoodOptions(61, 61), TranslateOptions(), intact=its)
-    metric = METRICS.get(name)
-    with masked(its.model, select_heads(GONE, its.layout)):
-        scores = metric.score(its, data)
-    assert metric.of(scores.sums.sum(axis=0, keepdims=True))[0] == pytest.approx(
-        expected(classifiers.texts(17), GONE)[name]
-    )
-    total, count = scores.loss.sum(axis=0)
-    cosine = expected(classifiers.texts(17), GONE)["token-cosine" if name.startswith("token") else "cosine"]
-    assert total / count == pytest.approx(1 - cosine)
 
 
 def test_every_model_has_a_metric() -> None:

@@ -15,7 +15,6 @@ import headscope as hs
 from headscope.cli import main
 from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, pad_side
-from headscope.errors import ConfigError
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.model.mixing.experts import Experts, experts_of, one_expert
@@ -81,24 +80,6 @@ def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
     scores = [each.score for line in found for each in line]
     assert scores == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-6)
     assert checkpoint.logits(Batch(torch.arange(4), 0, source, source)).shape[-1] == 53
-
-
-@pytest.mark.parametrize("forced", [None, 2], ids=["free", "forced"])
-def test_a_translation_has_as_many_subwords_as_are_asked_for(forced: int | None) -> None:
-    """As `max_new_tokens` gives them; an end that is forced at the limit comes behind them."""
-    checkpoint: Any = checkpoints.hugging("bart")
-    settings = checkpoint.model.generation_config
-    settings.eos_token_id, settings.forced_eos_token_id = None, forced
-    for options in ({"max_extra": 4}, {"exact": 4}):
-        pieces = best(checkpoint, TEXTS, beam=1, keep_pieces=True, **options)
-        source = pad_side(checkpoint.encode(TEXTS, side="source", limit=50))
-        new = 4 + (forced is not None)
-        theirs = checkpoint.model.generate(source.ids, attention_mask=source.real.long(), max_new_tokens=new)
-        assert theirs.shape == (len(TEXTS), 1 + new)
-        names = [checkpoint.tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True) for row in theirs[:, 1:]]
-        assert pieces == [" ".join(row) for row in names] and max(map(len, names)) == 4
-    with pytest.raises(ConfigError, match="--max-len-b 0"):
-        best(checkpoint, TEXTS, max_extra=0)
 
 
 # The command.

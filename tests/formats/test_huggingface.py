@@ -25,7 +25,6 @@ from transformers import (
 )
 
 from headscope.config import Companions
-from headscope.config.small import TranslateOptions
 from headscope.data.batching import sentence_limit
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError
@@ -190,25 +189,6 @@ def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> 
     assert checkpoint.two_sided and checkpoint.context == 53
     assert {site for site, _ in checkpoint.layout} == set(Site)
     assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
-
-
-@pytest.mark.slow
-def test_two_berts_translate_from_where_their_config_says(tmp_path: Path) -> None:
-    """The way of transformers' documentation sets it in config.json alone, where `generate` does not look."""
-    from tests.contracts.architectures import two_berts
-
-    model: Any = two_berts()
-    first = {"decoder_start_token_id": START, "bos_token_id": None, "eos_token_id": END, "max_length": 9}
-    model.generation_config.update(**first)
-    tokenizer().save_pretrained(tmp_path)
-    model.save_pretrained(tmp_path)
-    [[wanted]] = opened(tmp_path).translations(["the cat sat"], TranslateOptions(beam=2))
-    write("generation_config.json", '{"max_length": 9}')(tmp_path)
-    edit(decoder_start_token_id=None)(tmp_path)
-    with pytest.raises(CheckpointError, match="says no decoder_start_token_id"):
-        opened(tmp_path).translations(["the cat sat"], TranslateOptions(beam=2))
-    edit(decoder_start_token_id=START, eos_token_id=END)(tmp_path)
-    assert opened(tmp_path).translations(["the cat sat"], TranslateOptions(beam=2)) == [[wanted]]
 
 
 # Text.

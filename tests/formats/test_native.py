@@ -210,21 +210,3 @@ def test_text_that_is_already_split() -> None:
     assert its.spans("x `y", [5]) is None
     assert its.decode([4, 5, 2], keep_pieces=True) == "x `y"
     assert its.plain_ids() == [1, *range(4, 19)]
-
-
-def test_a_sentencepiece_model(tmp_path: Path) -> None:
-    import io
-
-    import sentencepiece
-
-    model = io.BytesIO()
-    words = [f"{a}{b}{c} tee über" for a in "abc" for b in "xyz" for c in "uvw"]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(words * 5), model_writer=model, vocab_size=30, minloglevel=2, hard_vocab_limit=False
-    )
-    splitter = Splitter("sentencepiece", model.getvalue())
-    text = " axu  über tee ü "
-    pieces = splitter.split(text)
-    assert splitter.join([piece.text for piece in pieces]) == "axu über tee ü"
-    for piece in pieces:
-        assert text[piece.start : piece.end] == piece.text.removeprefix("▁")

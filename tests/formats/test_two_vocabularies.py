@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,8 @@ import headscope as hs
 from headscope.assets import captions
 from headscope.config import Companions
 from headscope.data.encoded import SIDE_NAMES, SideName
-from headscope.data.vocabulary import Vocabulary
-from headscope.export.convert import convert
-from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.native.transformer import Transformer
+from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.training import tokenizers
-from tests.makers.story_files import HP, written
-from tests.makers.translators import WORDS, trained_here
-from tests.oracles import story
 
 SIZES = {"en": 140, "de": 200}  # the padding of the source has the id of a piece of the target
 TEXTS = {
@@ -126,55 +117,3 @@ def test_fsmt(tmp_path: Path) -> None:
     assert its.spans("ad c", [10, 5, 7, 2], side="target") == [(0, 1), (1, 2), (3, 4), None]
     assert its.plain_ids(side="source") == list(range(3, 10)) and its.plain_ids(side="target") == list(range(3, 12))
     assert (its.decode([10, 5, 7], side="target"), its.decode([4, 7, 9], side="source")) == ("ad c", "ab c")
-
-
-def other_words() -> Vocabulary:
-    return replace(WORDS, subwords=(*WORDS.subwords[:4], *"nopqrstuvwxyz", "y@@"))
-
-
-def native(folder: Path) -> TransformerCheckpoint:
-    made = trained_here(tie_output=False, vocabulary="separate")
-    target = other_words()
-    decoder = replace(made.model.config.decoder, vocabulary=len(target))
-    made.model, made.target = Transformer(replace(made.model.config, decoder=decoder)).eval(), target
-    write_checkpoint(made, folder, Companions())
-    return made
-
-
-def natively(folder: Path) -> TransformerCheckpoint:
-    folder.mkdir(parents=True)
-    native(folder)
-    its = open_checkpoint(str(folder), device="cpu")
-    assert isinstance(its, TransformerCheckpoint)
-    return its
-
-
-def in_fairseq(folder: Path) -> Checkpoint:
-    convert(natively(folder / "native"), folder / "out", to="fairseq")
-    return open_checkpoint(str(folder / "out" / "checkpoint_best.pt"), device="cpu")
-
-
-def of_story(folder: Path) -> Checkpoint:
-    path = written(folder, HP, story.make(HP, (21, 24), 13, seed=3), (21, 24))
-    return open_checkpoint(str(path), device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("make", "source", "target"),
-    [
-        (natively, "a@@ h i j", "y@@ n z o"),
-        (in_fairseq, "a@@ h i j", "y@@ n z o"),
-        (of_story, "src5 src9 src20", "dst7 dst23 dst22"),
-    ],
-)
-def test_other_formats(tmp_path: Path, make: Callable[[Path], Checkpoint], source: str, target: str) -> None:
-    its = make(tmp_path / "its")
-    texts: dict[SideName, str] = {"source": source, "target": target}
-    for side, text in texts.items():
-        ids = [n for n, special in zip(*its.encode([text], side=side, limit=9)[0][:2], strict=True) if not special]
-        assert its.subwords(ids, side=side) == text.split() and its.decode(ids, side=side) == text
-        assert [its.id_of(piece, side=side) for piece in text.split()] == ids
-        spans = its.spans(text, ids, side=side)
-        assert spans is not None and [span[0] for span in spans if span] == [text.index(word) for word in text.split()]
-        assert set(ids) <= set(its.plain_ids(side=side))
-    assert its.vocabularies[0] != its.vocabularies[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from headscope.assets import sample
@@ -69,36 +69,6 @@ def byte_level(split: str = "") -> Any:
     inner.train_from_iterator(_lines(), _trainer(initial_alphabet=alphabet))
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return _fast(inner)
-
-
-def sentencepiece_like() -> Any:
-    """BPE whose spaces are ▁ and whose unknown characters are bytes, as transformers makes of Llama 2's model."""
-    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    bytes_of = [f"<0x{number:02X}>" for number in range(256)]
-    trained = Tokenizer(models.BPE(unk_token="<unk>"))
-    trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trained.train_from_iterator(_lines(), _trainer(size=VOCABULARY - 256))
-    found = trained.get_vocab()
-    tokens = [*SPECIAL, *bytes_of, *sorted(set(found) - set(SPECIAL), key=lambda token: found[token])]
-    merges = [(left, right) for left, right in _merges(trained)]
-    inner.model = models.BPE(
-        {token: number for number, token in enumerate(tokens)},
-        merges,
-        unk_token="<unk>",
-        byte_fallback=True,
-        fuse_unk=True,
-    )
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return _fast(inner)
-
-
-def _merges(tokenizer: Tokenizer) -> list[list[str]]:
-    import json
-
-    merges: list[list[str]] = json.loads(tokenizer.to_str())["model"]["merges"]
-    return merges
 
 
 def _lines() -> list[str]:

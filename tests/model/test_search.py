@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.heads import HeadId, Site
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.transformer import Transformer
-from headscope.model.taps import capture, gated
 from tests.oracles import beam as slow
 from tests.oracles import native
 
@@ -96,27 +94,6 @@ def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> No
         (alone,) = find(made, source[n][mask[n]][None], None, config)
         assert [h.ids for h in alone] == [h.ids for h in together[n]]
         assert [h.score for h in alone] == pytest.approx([h.score for h in together[n]], abs=1e-10)
-
-
-def test_capture_and_gates_reach_the_search() -> None:
-    made = model(4)
-    source, mask = sources()
-    config = SearchConfig(beam=3, max_extra=5)
-    with capture(made) as seen:
-        plain = find(made, source, mask, config)
-    steps = max(len(h.ids) for its in plain for h in its)
-    assert len(seen.calls[Site.ENCODER_SELF, 0]) == 1
-    for site in (Site.DECODER_SELF, Site.CROSS):
-        calls = seen.calls[site, 0]
-        assert len(calls) >= steps
-        assert calls[0]["weights"].shape[0] == 3
-        assert calls[1]["weights"].shape[:1] == (9,)
-        assert all(torch.allclose(c["weights"].sum(-1), torch.ones(1).double()) for c in calls)
-    heads = [HeadId(Site.CROSS, 0, head) for head in range(3)]
-    with gated(made, heads):
-        closed = find(made, source, mask, config)
-    assert [its[0].score for its in closed] != [its[0].score for its in plain]
-    assert [its[0].score for its in find(made, source, mask, config)] == [its[0].score for its in plain]
 
 
 def test_length_bounds() -> None:

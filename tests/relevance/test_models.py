@@ -16,7 +16,6 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
 from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
@@ -166,22 +165,6 @@ def batch_of(kind: str, count: int = 5) -> tuple[Any, Batch]:
 
 def summed(its: Explanation) -> dict[Any, Tensor]:
     return {place: each.raw.sum(dim=0) for place, each in its.relevance.items()}
-
-
-@pytest.mark.parametrize("target", ["top1", "reference", "contrastive"])
-def test_one_pass_for_all_positions_is_the_sum_of_a_pass_for_each(target: Any) -> None:
-    checkpoint, batch = _words()
-    together = explain_backward(checkpoint, batch, sets(), target=target, steps="sum")
-    apart = explain_backward(checkpoint, batch, sets(), target=target, steps="each")
-    for name in NAMES:
-        torch.testing.assert_close(together[name].counts, apart[name].counts.sum(dim=0, keepdim=True))
-        torch.testing.assert_close(together[name].values, apart[name].values.sum(dim=0, keepdim=True))
-        expected = summed(apart[name])
-        for place, found in summed(together[name]).items():
-            torch.testing.assert_close(found, expected[place], rtol=1e-9, atol=1e-11)
-        decoder = apart[name].relevance[Site.DECODER_SELF, 0]
-        for position in range(decoder.by_query.shape[0]):  # a prediction owes nothing to later positions
-            assert not decoder.by_query[position, :, :, position + 1 :].any()
 
 
 def _words() -> tuple[Any, Batch]:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.colorbar import Colorbar
@@ -235,22 +234,6 @@ def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: 
     for ends in ((1, 0), (0,), (0, float("inf"))):
         with pytest.raises(ConfigError, match="--range"):
             draw("heads", run, measure=("ablation",), range=ends)
-
-
-def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "r", {"encoder-self": [3, 3], "cross": [3, 3]}, tables=("positional", "similarity"))
-    heads = pd.read_csv(path / "heads.csv")
-    heads.loc[heads["site"] == "cross", "confidence"] = np.nan
-    heads.to_csv(path / "heads.csv", index=False)
-    offsets = pd.read_csv(path / "positional.csv")
-    offsets[(offsets["site"] != "cross") | (offsets["layer"] == 1)].to_csv(path / "positional.csv", index=False)
-    run = Study.open(path)
-    assert [axes.get_title(loc="left") for axes in draw("heads", run, measure=("confidence",)).axes] == [
-        "confidence · encoder-self",
-        "",
-    ]
-    titles = [axes.get_title(loc="left") for axes in draw("positional", run).axes]
-    assert titles == ["encoder-self · layer 0", "encoder-self · layer 1", "cross · layer 1", ""]
 
 
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-import headscope as hs
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
 from headscope.report.page.heads import examples_data, window
@@ -305,49 +303,6 @@ def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         write_page([run], tmp_path / "page.html", force=False)
     assert "<title>nothing" in page_html(Report("nothing"))
-
-
-@pytest.mark.slow
-def test_analyze_writes_the_page_with_examples(
-    tmp_path: Path, caption_files: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
-) -> None:
-    source, target = caption_files
-    out = tmp_path / "run"
-    words = (
-        "analyze",
-        hs.assets.trained_model(),
-        "--source",
-        source,
-        "--target",
-        target,
-        "--bootstrap",
-        10,
-        "--out",
-        out,
-    )
-    status, said, _ = command(
-        *words, "--only", "confidence,positional", "--no-figures", "--report", "--set", "page-examples=2"
-    )
-    assert status == 0 and "report.html" in said
-    data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["runs"][0]
-    assert data["name"] == "run" and len(data["examples"]["sentences"]) == 2
-    assert [head["at"] for head in data["heads"]] == [*range(24)] * 3
-    sentence = data["examples"]["sentences"][0]
-    (example, _) = Study.open(out).examples
-    assert sentence["texts"]["source"] == source.read_text(encoding="utf-8").splitlines()[sentence["line"] - 1]
-    for weights in example.weights.values():
-        assert weights.shape[0] == 24
-        np.testing.assert_allclose(weights.sum(axis=2), 255, atol=8)  # rows of attention, as bytes
-    assert {site: entry["sides"] for site, entry in sentence["sites"].items()} == {
-        "encoder-self": ["source", "source"],
-        "decoder-self": ["target", "target"],
-        "cross": ["target", "source"],
-    }
-    page = out / "report.html"
-    assert command("plot", "report", out, "--out", page)[0] == 2  # exists
-    assert command("plot", "report", out, "--out", page, "--force")[:2] == (0, f"wrote {page}\n")
-    assert command(*words, "--only", "confidence", "--no-figures", "--force")[0] == 0  # the page is part of the run
-    assert not page.exists() and not (out / "examples.npz").exists()
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from headscope.report.figures.pruning import SEVERAL, function_counts, kind_of
 from headscope.report.marks import CHANCE, method_style
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
@@ -104,27 +102,6 @@ def test_quality_has_a_line_a_method_with_the_mean_of_its_seeds(tmp_path: Path) 
     assert "en-de · 72 heads (encoder-self + decoder-self + cross)" in words(figure)
 
 
-def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> None:
-    (run,) = open_pruned([sweep(tmp_path / "s")])
-    cells = run.cells[run.cells["method"].isin(["unpruned", "magnitude"])]
-    alone = replace(run, cells=cells)
-    drawn = panels(draw("pruning", alone, figure="layers"))
-    assert list(drawn) == list(SITES)
-    heads = run.survivors[run.survivors["method"].isin(["unpruned", "magnitude"])]
-    for site, axes in drawn.items():
-        own = heads[heads["site"] == site]
-        left = own.groupby("cell", sort=False).size()
-        for layer, line in enumerate(axes.lines):
-            counts = own[own["layer"] == layer].groupby("cell").size().reindex(left.index, fill_value=0)
-            assert set(zip(line.get_xdata(), line.get_ydata(), strict=True)) == set(zip(24 - left, counts, strict=True))
-    named = words(draw("pruning", run, figure="layers"))
-    assert {"layer 0", "layer 1", "layer 2", "mean over seeds; band: lowest to highest"} <= named
-    deep = run.survivors.assign(layer=run.survivors["layer"] * 8 + run.survivors["head"])  # 24 layers of a head each
-    assert {"layers 0 to 7", "layers 16 to 23"} <= words(
-        draw("pruning", replace(alone, survivors=deep), figure="layers")
-    )
-
-
 def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     prices = ((60, 0.01), (30, 0.05), (9, 0.2))
     runs = [choice(tmp_path / f"lambda-{strength:g}", keep, strength) for keep, strength in prices]
@@ -139,19 +116,3 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     labels = Study.open(analysed(tmp_path / "run"))
     labelled = [run.with_labels(labels) for run in open_pruned(runs)]
     assert list(panels(draw("pruning", *labelled, figure="functions"))) == ["l0"]
-
-
-def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> None:
-    (run,) = open_pruned([sweep(tmp_path / "s")])
-    its = run.cells[(run.cells["method"] == "l0") & (run.cells["control"] == "")]
-    counts = function_counts(run, its)
-    assert counts.index.tolist() == [72, 48, 16, 4]
-    np.testing.assert_allclose(counts.sum(axis=1), counts.index)
-    first = [LABELS[number % 7] for number in range(72)]
-    assert counts["positional"].iloc[0] == first.count("positional:-1")
-    assert counts[SEVERAL].iloc[0] == first.count("positional:1;rare")
-    one = run.survivors[(run.survivors["method"] == "l0") & (run.survivors["size"] == "keep 4")]
-    rare = sum(kind_of(labels) == "rare" for labels in one["functions"]) / 3
-    assert counts["rare"].iloc[-1] == pytest.approx(rare)
-    bars = panels(draw("pruning", run, figure="functions"))["l0"].patches
-    assert sum(bar.get_height() for bar in bars) == pytest.approx(sum(counts.index))

@@ -15,12 +15,10 @@ from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.model.taps import capture
 from headscope.progress import no_progress
-from headscope.report.figures.training import load_confidence
 from headscope.training.config import TrainingPosition
 from headscope.training.prepare import collate, epoch_plan
 from headscope.training.trainer import train
 from headscope.training.variant import find_variant
-from tests.makers.figures import draw
 from tests.oracles import lessons
 from tests.oracles.confidence_rows import sentence_score
 
@@ -89,26 +87,6 @@ def test_a_file_for_every_whole_epoch_and_a_row_for_every_batch(tmp_path: Path) 
     assert len(values) > 2 and all(value == "1" for value in values)
 
 
-def test_nothing_is_changed_by_watching(tmp_path: Path) -> None:
-    """Also with variants that pass a batch several times or watch themselves."""
-    from safetensors.torch import load_file
-
-    cases = {
-        "baseline": {},
-        "disagreement+mixing": {"start_after": 0.2},
-        "disagreement+mae": {"gate_every": 1},
-    }
-    for name, options in cases.items():
-        weights = []
-        for method in ("none", "advanced"):
-            out = go(tmp_path / f"{name}-{method}", name, options=options, save_confidence=method).folder
-            weights.append(load_file(out / "last" / "model.safetensors"))
-            assert (out / "confs").exists() is (method != "none")
-        assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
-        table = read(tmp_path / f"{name}-advanced", 2)["encoder"][0]["self_attn"]
-        assert table[:, -1].sum() == 40
-
-
 def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
     options = {"swap_schedule": tmp_path / "swaps.toml", "start_after": 0.3}
     (tmp_path / "swaps.toml").write_text(
@@ -125,32 +103,3 @@ def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: P
     one, other = ((out / "metrics.csv").read_text(encoding="utf-8").splitlines() for out in (whole, parts))
     place = one[0].split(",").index("confidence_pairwise.cross")
     assert [line.split(",")[place] for line in one] == [line.split(",")[place] for line in other]
-
-
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three epochs with confidence files."""
-    folder: Path = go(tmp_path_factory.mktemp("watched"), save_confidence="advanced", max_epochs=3).folder
-    return folder
-
-
-def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) -> None:
-    run = load_confidence(watched)
-    assert run.epochs == (1, 2, 3) and "method advanced" in run.data and "epochs 1 to 3" in run.data
-    figure = draw("confidence", run)
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert list(panels) == [
-        *("encoder-self · layer 0", "decoder-self · layer 0", "decoder-self · layer 1"),
-        *("cross · layer 0", "cross · layer 1"),
-    ]
-    for site, layer in ((Site.ENCODER_SELF, 0), (Site.CROSS, 1)):
-        lines = panels[f"{site} · layer {layer}"].lines
-        assert len(lines) == 3
-        for place, epoch in enumerate(run.epochs):
-            table = entry(pickle.loads((watched / "confs" / f"epoch-{epoch}.pkl").read_bytes()), site, layer)
-            expected = np.average(table[:, :-1], axis=0, weights=table[:, -1])
-            np.testing.assert_allclose([np.asarray(line.get_ydata())[place] for line in lines], expected, rtol=1e-12)
-    assert {axes.get_ylim() for axes in figure.axes} == {figure.axes[0].get_ylim()}
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["head 0", "head 1", "head 2"]
-    assert "train.baseline" in figure.signature  # type: ignore[attr-defined]
