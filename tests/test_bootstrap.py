@@ -7,14 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import (
-    FOLDS,
-    GROUPS,
-    Bootstrap,
-    GroupSums,
-    Ratio,
-    interval,
-)
+from headscope.bootstrap import FOLDS, GROUPS, Bootstrap, GroupSums, Ratio, interval
 from tests.oracles import bootstrap
 
 SHAPE = (3, 5)

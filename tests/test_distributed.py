@@ -85,10 +85,7 @@ def test_processes_rank_on_their_shares_what_one_process_ranks(
     text = tmp_path / "text.en"
     text.write_text("".join(f"{line}\n" for line in classifiers.texts(23)))
     options = ["prune", "rank", model, "--keep", 2, "--source", text, "--batch-tokens", 40]
-    for by, further in (
-        ("obs-task", ["--compensate", "least-squares"]),
-        ("confidence", ["--steps", 2]),
-    ):
+    for by, further in (("obs-task", ["--compensate", "least-squares"]), ("confidence", ["--steps", 2])):
         _, alone, _ = command(*options, "--by", by, *further, "--json", "--out", tmp_path / f"one-{by}")
         arguments = [*options, "--by", by, *further, "--json", "--out", tmp_path / f"two-{by}"]
         first, second = ranks(tmp_path / f"said-{by}", ["-m", "headscope", *arguments], world=2)

@@ -28,11 +28,7 @@ def test_a_model_with_one_site_needs_no_site_in_names(names: str, tmp_path: Path
         ("3.7", ONE, "no head of this model is called '3.7'; this model has decoder-self 4 × 2/0/0/4: write 3.3"),
         ("cross.0.0", ONE, "this model has decoder-self"),
         ("3.1.2.4", ONE, "'3.1.2.4' is not the name of a head.*no file.*this model has decoder-self .*write 3.3"),
-        (
-            "0.1",
-            TWO,
-            "'0.1' is not .*; this model has encoder-self 1 × 2, cross 1 × 2: write cross.0.1",
-        ),
+        ("0.1", TWO, "'0.1' is not .*; this model has encoder-self 1 × 2, cross 1 × 2: write cross.0.1"),
         ("0.1,cross.0.0", TWO, "'0.1' is not the name of a head"),
     ],
 )

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headscope.attribution.fitted_gates import (
-    FittedGates,
-    GatingFit,
-    fit_gates,
-    penalize,
-    scores,
-    single_sentences,
-)
+from headscope.attribution.fitted_gates import FittedGates, GatingFit, fit_gates, penalize, scores, single_sentences
 from headscope.data.batching import Omissions, batches
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.formats.base import open_checkpoint

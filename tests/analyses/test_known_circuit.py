@@ -68,11 +68,7 @@ def test_heads_that_write_what_comes_next_or_the_opposite_of_what_they_see(tmp_p
         circuit.checkpoint(orders=True), corpus(), analyses=choose_analyses(only=names), options=options, replicates=50
     )
     suppressing, succeeding = HeadId(Site.DECODER_SELF, 0, 1), HeadId(Site.DECODER_SELF, 1, 1)
-    assert its.labels == {
-        suppressing: ["copy-suppression"],
-        INDUCTION: ["copying"],
-        succeeding: ["successor"],
-    }
+    assert its.labels == {suppressing: ["copy-suppression"], INDUCTION: ["copying"], succeeding: ["successor"]}
     heads = its.heads.set_index(["layer", "head"])
     assert (
         heads.copying[0, 1] == pytest.approx(-1, abs=0.05)

@@ -26,17 +26,7 @@ from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.results.study import Study
-from tests.oracles import (
-    bootstrap,
-    distinctness,
-    evidence,
-    positional,
-    rare_words,
-    similarity,
-    sink,
-    syntactic,
-    tiny,
-)
+from tests.oracles import bootstrap, distinctness, evidence, positional, rare_words, similarity, sink, syntactic, tiny
 from tests.oracles.rows import ORACLES, RANKS
 from tests.oracles.run_options import run_options
 from tests.oracles.seen import Place, Seen, Term
@@ -292,8 +282,7 @@ def _sinks(trial: Trial, name: str, head: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "measure, oracle",
-    [("cosine", similarity.cosine), ("l2", similarity.l2), ("js", similarity.jensen_shannon)],
+    "measure, oracle", [("cosine", similarity.cosine), ("l2", similarity.l2), ("js", similarity.jensen_shannon)]
 )
 def test_similarity_of_pairs(trial: Trial, measure: str, oracle: Callable[..., Term]) -> None:
     for place in trial.places:
@@ -453,11 +442,7 @@ def test_half_precision_weights_are_added_up_in_float32(dtype: torch.dtype) -> N
     corpus = Corpus("made", 1, "0" * 40, lambda: iter([sentence]))
     names = ["confidence", "confidence.advanced", "distance", "entropy", "sink", "previous_token", "similarity"]
     study = analyze(
-        checkpoint,
-        corpus,
-        analyses=[ANALYSES.get(name) for name in names],
-        options=RunOptions(),
-        replicates=REPLICATES,
+        checkpoint, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=REPLICATES
     )
     seen = tiny.watch("mistral", checkpoint, sentence)
     for row in study.heads.itertuples():

@@ -12,12 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.attribution.gatevector import (
-    GateFunction,
-    mean_context,
-    other_context,
-    random_shifts,
-)
+from headscope.attribution.gatevector import GateFunction, mean_context, other_context, random_shifts
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.plan import analyze, choose_analyses

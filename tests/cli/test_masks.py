@@ -237,12 +237,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     texts = [list(part) for part in prompts.lines("gpt2")[:2]]
     answers: list[Any] = [tuple(line.split("\t")) if "\t" in line else line for line in prompts.lines("gpt2")[2]]
     study = hs.load(str(checkpoint), dtype="float64").analyze(
-        clean=texts[0],
-        corrupt=texts[1],
-        answer=answers,
-        only="prompts",
-        bootstrap=19,
-        eap_steps=2,
+        clean=texts[0], corrupt=texts[1], answer=answers, only="prompts", bootstrap=19, eap_steps=2
     )
     assert study.heads["eap_ig"].tolist() == pytest.approx(tables["heads"]["eap_ig"].tolist(), abs=1e-12)
 

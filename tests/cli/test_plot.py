@@ -91,10 +91,7 @@ def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path) -> Non
     [
         (["--heads", "cross.0.0"], "--sentence.*--index"),
         (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "--sentence.*--index"),
-        (
-            ["--heads", "cross.0.0,encoder-self.0.0", "--index", "1"],
-            "cross.*encoder-self",
-        ),
+        (["--heads", "cross.0.0,encoder-self.0.0", "--index", "1"], "cross.*encoder-self"),
         (["--heads", "cross.9.0", "--index", "1"], "'cross.9.0'"),
         (["--heads", ",", "--index", "1"], "heads"),
     ],

@@ -119,9 +119,7 @@ def test_gates_of_one_change_not_a_bit(architecture: Architecture) -> None:
 
 
 @every
-def test_a_zero_gate_equals_zeroing_the_heads_slice_of_the_output_projection(
-    architecture: Architecture,
-) -> None:
+def test_a_zero_gate_equals_zeroing_the_heads_slice_of_the_output_projection(architecture: Architecture) -> None:
     model, inputs = build(architecture), inputs_of(architecture)
     plain = logits(build(architecture, implementation="eager"), inputs)
     for site in {site for site, _ in architecture.layout}:
@@ -182,11 +180,7 @@ def real_positions(inputs: dict[str, Tensor], row: int) -> dict[Site, tuple[Tens
     """Which queries and which keys of one row of the batch are no padding, by site."""
     source = inputs["attention_mask"][row].bool()
     target = inputs.get("decoder_attention_mask", inputs["attention_mask"])[row].bool()
-    return {
-        Site.ENCODER_SELF: (source, source),
-        Site.DECODER_SELF: (target, target),
-        Site.CROSS: (target, source),
-    }
+    return {Site.ENCODER_SELF: (source, source), Site.DECODER_SELF: (target, target), Site.CROSS: (target, source)}
 
 
 def assert_row(found: Tensor, expected: Tensor, queries: Tensor, keys: Tensor) -> None:
@@ -276,12 +270,7 @@ def generated(model: Any, architecture: Architecture) -> Any:
     inputs = inputs_of(architecture, lengths=(7, 7))
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     return model.generate(
-        **inputs,
-        max_new_tokens=7,
-        min_new_tokens=7,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
+        **inputs, max_new_tokens=7, min_new_tokens=7, do_sample=False, return_dict_in_generate=True, output_logits=True
     )
 
 

@@ -155,10 +155,7 @@ def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> t
     return +more, {left.analysis for left in result.left_out}
 
 
-@pytest.mark.parametrize(
-    ("kind", "attention", "masks"),
-    [("t5", "dense", 2), ("gemma", "streamed", 2)],
-)
+@pytest.mark.parametrize(("kind", "attention", "masks"), [("t5", "dense", 2), ("gemma", "streamed", 2)])
 def test_no_analysis_waits_for_the_device(kind: str, attention: Attention, masks: int) -> None:
     """Whatever the number of layers; but for masks, and what opt-in analyses keep or find by themselves."""
     its, line = tiny.checkpoint(kind, 7), list(tiny.corpus(7, count=3, target=kind == "t5"))[2]

@@ -212,12 +212,7 @@ def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.
         remark.startswith(f"attention: streamed for {long} sentence") for remark in auto.remarks
     )
     dense = analyze(
-        checkpoint,
-        corpus,
-        analyses=chosen,
-        options=replace(OPTIONS, attention="dense"),
-        batching=single,
-        replicates=11,
+        checkpoint, corpus, analyses=chosen, options=replace(OPTIONS, attention="dense"), batching=single, replicates=11
     )
     np.testing.assert_allclose(auto.heads["confidence"], dense.heads["confidence"], atol=1e-12)
     assert any(f"has none of {long} sentences" in remark for remark in auto.remarks)

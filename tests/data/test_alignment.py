@@ -23,15 +23,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrain
 
 import headscope as hs
 from headscope.data import batching
-from headscope.data.batching import (
-    MAX_TOKENS,
-    SHARE,
-    BatchingOptions,
-    BatchTrial,
-    DeviceMemory,
-    ahead,
-    fitting_tokens,
-)
+from headscope.data.batching import MAX_TOKENS, SHARE, BatchingOptions, BatchTrial, DeviceMemory, ahead, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.data.offsets import fold_characters, subword_spans
 from headscope.data.parses import Aligned, Parse, Token, align, read_conllu

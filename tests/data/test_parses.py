@@ -106,11 +106,7 @@ BROKEN = [
     ([row("1"), row("2", head="2")], 2, "head 2"),
     ([row("1"), row("2", head="1", relation="_")], 2, "word 2.*8"),
     ([row("1", "")], 1, "id 1.*2"),
-    (
-        ["# text = ab", row("1", "a"), row("2", "c", "1")],
-        3,
-        "'c'.*'b'",
-    ),
+    (["# text = ab", row("1", "a"), row("2", "c", "1")], 3, "'c'.*'b'"),
     (["# text = a b", row("1", "a")], 2, "# text.*' b'"),
     (["# text = x", "", "# text = y"], 3, "CoNLL-U"),
     ([], 1, "CoNLL-U"),

@@ -207,11 +207,7 @@ LINES = ["a b c", "b " * (SHORT + 1), "c a", "b c a b"]
 SIDES = {
     "bert": {"encoder-self": ("source", "source")},
     "gpt2": {"decoder-self": ("source", "source")},
-    "bart": {
-        "encoder-self": ("source", "source"),
-        "decoder-self": ("target", "target"),
-        "cross": ("target", "source"),
-    },
+    "bart": {"encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source")},
 }
 
 

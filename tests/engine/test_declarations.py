@@ -13,10 +13,7 @@ import pytest
 from headscope import assets, registry
 from headscope.cli import main
 from headscope.config import declarations
-from headscope.config.declarations import (
-    Declaration,
-    analysis_options,
-)
+from headscope.config.declarations import Declaration, analysis_options
 from headscope.engine.base import ANALYSES
 from headscope.engine.overview import KINDS, catalogue
 from tests.makers.decoders import byte_level, saved

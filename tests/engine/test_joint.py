@@ -103,10 +103,7 @@ def test_random_sets_are_other_heads_of_the_same_layers(count: int) -> None:
     sets = random_sets(heads, LAYOUT, seed=3)
     assert sets == random_sets(heads, LAYOUT, seed=3) and len({*map(frozenset, sets)}) == len(sets) > 0
     for drawn in sets:
-        assert Counter((head.site, head.layer) for head in drawn) == {
-            (Site.DECODER_SELF, 0): count,
-            (Site.CROSS, 0): 1,
-        }
+        assert Counter((head.site, head.layer) for head in drawn) == {(Site.DECODER_SELF, 0): count, (Site.CROSS, 0): 1}
         assert len({*drawn} & {*heads}) == max(0, 2 * count - 7), "others as far as there are enough"
     assert not random_sets([HeadId(Site.CROSS, 0, head) for head in range(3)], LAYOUT, seed=3)
 

@@ -51,10 +51,7 @@ def studied(kind: str, processes: Processes, names: list[str]) -> Study:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "names", "world"),
-    [("bert", ["importance", "similarity.js"], 3), ("t5", ["lrp"], 2)],
-)
+@pytest.mark.parametrize(("kind", "names", "world"), [("bert", ["importance", "similarity.js"], 3), ("t5", ["lrp"], 2)])
 def test_shares_together_are_the_whole(kind: str, names: list[str], world: int) -> None:
     said: list[Any] = []
     for rank in reversed(range(world)):

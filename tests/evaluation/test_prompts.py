@@ -122,12 +122,7 @@ def test_a_special_token_at_the_end_of_a_prompt_stays_where_the_user_wrote_it() 
 @pytest.mark.parametrize(
     ("clean", "corrupt", "answers", "message"),
     [
-        (
-            ["ah bi", "ci"],
-            ["ah bj", "ci ah"],
-            ["ci", "di"],
-            "corrupt:2: 3.*clean.txt:2.*2",
-        ),
+        (["ah bi", "ci"], ["ah bj", "ci ah"], ["ci", "di"], "corrupt:2: 3.*clean.txt:2.*2"),
         (["ah bi"], ["ah bj", "ci"], ["ci"], "lines.*1.*2"),
         (["ah bi"], ["ah bj"], ["ci", "di"], "lines.*1.*2"),
         (["ah bi"], ["ah bj"], ["ci\tdi\tei"], "answer:1:"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -51,18 +50,6 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
         assert read[name] == declarations.EngineDeclaration.of(engine if isinstance(engine, type) else type(engine))
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("numbers")
-def test_an_engine_of_another_package_writes_and_proves(model: Any, tmp_path: Path) -> None:
-    done = model.convert(tmp_path / "engine", to="numbers", quantize="float16")
-    assert 0 < done.difference < 5e-2 and (tmp_path / "engine" / "model.numbers").stat().st_size > 0
-    removed = model.remove("cross.0.1").save(tmp_path / "small", export="numbers")
-    assert removed.engines[0].difference < 1e-6
-    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
-    assert record["engines"][0]["export"] == "numbers" and "model.numbers" in record["files"]
-    assert "numpy.fromfile" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
 
 
 # The table of docs/serving.md, family × export × kind of removal, against what exports and engines say themselves.

@@ -198,12 +198,7 @@ def test_all_that_yarn_says_is_in_the_file(
 @pytest.mark.parametrize(
     ("kind", "options", "heads", "reason"),
     [
-        (
-            "qwen3",
-            {"attention_bias": True},
-            RAGGED,
-            "attn_k, attn_output",
-        ),
+        ("qwen3", {"attention_bias": True}, RAGGED, "attn_k, attn_output"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, RAGGED, "dynamic"),
         ("llama", {"hidden_act": "gelu"}, RAGGED, "hidden_act gelu"),
         ("qwen3", {"rope_parameters": YARN | {"beta_slow": 0.1}}, UNIFORM, r"beta_slow.*0\.1"),

@@ -87,7 +87,7 @@ CASES = {
         Case(
             "per-sentence",
             lambda inputs: [
-                *("evaluate", inputs / "model", *_texts(inputs), "--metrics", "perplexity", "--bootstrap", 10),
+                *("evaluate", inputs / "model", *_texts(inputs), "--metrics", "perplexity", "--bootstrap", 10)
             ],
             out=("--per-sentence", "{out}"),
             suffix=".csv",

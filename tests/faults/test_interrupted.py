@@ -62,12 +62,7 @@ def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFram
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_is_finished_is_kept_and_what_is_not_is_named(
-    stage: str,
-    headscope: Command,
-    inputs: Path,
-    tmp_path: Path,
-    whole: pd.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    stage: str, headscope: Command, inputs: Path, tmp_path: Path, whole: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, call, lacking = STAGES[stage]
     module, _, name = f"headscope.{place}".rpartition(".")

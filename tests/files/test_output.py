@@ -21,12 +21,7 @@ from headscope.files import folders
 from headscope.files.folders import Build, lock_folder, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder
 from headscope.files.tables import read_csv, write_csv
-from headscope.files.writing import (
-    exit_status,
-    hold_signals,
-    listening,
-    write_atomically,
-)
+from headscope.files.writing import exit_status, hold_signals, listening, write_atomically
 from headscope.pruning.removal.remove import REMOVAL
 from headscope.pruning.selection import choice_by
 from headscope.pruning.shrink import SHRINK
@@ -307,10 +302,7 @@ def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
         folders.seal(place.path, KIND, {}, place.out)
         place.finish()
     assert sorted(files(out)) == ["run.json", "state.pt"] and not place.path.exists()
-    with (
-        pytest.raises(OutputError, match=r"--resume.*--force"),
-        workplace(out, KIND, force=False, resume=None),
-    ):
+    with pytest.raises(OutputError, match=r"--resume.*--force"), workplace(out, KIND, force=False, resume=None):
         pass
 
 

@@ -82,11 +82,7 @@ def rename(folder: Path, prefix: str, how: str) -> None:
     ],
 )
 def test_a_common_prefix_is_taken_off_and_said(
-    copied: Copied,
-    tmp_path: Path,
-    name: str,
-    prefix: str,
-    how: str,
+    copied: Copied, tmp_path: Path, name: str, prefix: str, how: str
 ) -> None:
     folder = copied(name)
     rename(folder, prefix, how)
@@ -153,14 +149,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "LFS config": (keep_only("x", "config.json", content=POINTER.encode()), r"config\.json is a Git LFS pointer"),
     "LFS .bin": (keep_only("*.safetensors", "pytorch_model.bin", content=POINTER.encode()), r"\.bin is a Git LFS"),
     "a Trainer's": (trainer, r"give a checkpoint that lies in it: \S+/checkpoint-1500, \S+/checkpoint-500$"),
-    "Flax": (
-        keep_only("*.safetensors", "flax_model.msgpack"),
-        r"of another program .*\(flax_model.msgpack\)",
-    ),
-    "an adapter alone": (
-        keep_only("*", "adapter_model.bin"),
-        r"or an adapter \(adapter_model.bin\)",
-    ),
+    "Flax": (keep_only("*.safetensors", "flax_model.msgpack"), r"of another program .*\(flax_model.msgpack\)"),
+    "an adapter alone": (keep_only("*", "adapter_model.bin"), r"or an adapter \(adapter_model.bin\)"),
     "PEFT's state dict": (adapted, r"with an adapter \(PEFT: .*merge_and_unload\(\)"),
     "no config": (keep_only("config.json"), r"holds weights \(model\.safetensors\) without config\.json"),
     "relative positions": (relative, r"left over, \w+ has no such parts.*distance_embedding"),

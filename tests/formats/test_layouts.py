@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    CLIPConfig,
-    CLIPForImageClassification,
-    PreTrainedModel,
-)
+from transformers import CLIPConfig, CLIPForImageClassification, PreTrainedModel
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint

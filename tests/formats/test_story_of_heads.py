@@ -210,10 +210,7 @@ def test_heads_that_are_not_alive(tmp_path: Path) -> None:
         ({"res_steps": "lda", "num_heads": 2}, "res_steps.*'lda'"),
         ({"res_steps": "nlda", "num_heads": 2}, "rescale_emb"),
         ({"res_steps": "nlda", "num_heads": 2, "rescale_emb": None}, "rescale_emb"),
-        (
-            TOLD | {"num_heads": 2, "num_layers": 1},
-            "mod/dec_attn-1/layer_norm/bias:0",
-        ),
+        (TOLD | {"num_heads": 2, "num_layers": 1}, "mod/dec_attn-1/layer_norm/bias:0"),
         (TOLD | {"num_heads": 2, "num_layers_enc": 1}, "mod/enc_attn-1/layer_norm/bias:0.*num_layers"),
         (TOLD | {"num_heads": 2, "normalize_out": False}, "mod/dec_out_norm/bias:0"),
         (TOLD | {"num_heads": 2, "share_emb": True}, "mod/emb_out/mat:0"),

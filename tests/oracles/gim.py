@@ -102,13 +102,7 @@ def relevances(model: Any, outputs: list[Any], ids: list[int], *, heads: int) ->
 def gpt2(implementation: str) -> Any:
     """GPT-2 of two layers and three heads in float64, whose weights are sines: no generator decides about them."""
     config = transformers.GPT2Config(
-        vocab_size=29,
-        n_embd=15,
-        n_layer=2,
-        n_head=3,
-        n_positions=11,
-        bos_token_id=0,
-        eos_token_id=0,
+        vocab_size=29, n_embd=15, n_layer=2, n_head=3, n_positions=11, bos_token_id=0, eos_token_id=0
     )
     model: Any = transformers.GPT2LMHeadModel(config).double().eval()
     model.set_attn_implementation(implementation)

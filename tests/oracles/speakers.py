@@ -210,13 +210,7 @@ def asked(kind: str, sentence: Sentence, *, hide: bool = True, seed: int = 1) ->
     if its.two_sided:
         labels = [PIECES.index(word) for word in (sentence.target or "").split()] + [END]
         first = START if its.make is None else PAD
-        return Asked(
-            sentence.number,
-            source,
-            [first, *labels[:-1]],
-            dict(enumerate(labels)),
-            list(range(len(labels))),
-        )
+        return Asked(sentence.number, source, [first, *labels[:-1]], dict(enumerate(labels)), list(range(len(labels))))
     if not its.masked:
         return Asked(sentence.number, source, None, dict(enumerate(source[1:])), list(range(len(source))))
     places = list(range(len(its.before), len(its.before) + len(plain)))

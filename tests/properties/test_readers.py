@@ -109,11 +109,7 @@ def holds(path: Path, read: Read, *, examples: int = EXAMPLES) -> None:
     read(path)
 
     @settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(damages(path.name, sound))
     def tried(content: bytes) -> None:

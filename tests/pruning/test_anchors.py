@@ -18,12 +18,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import (
-    language_of,
-    random_text,
-    second_text,
-    shuffled_text,
-)
+from headscope.pruning.closed_form.anchors import language_of, random_text, second_text, shuffled_text
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import (
     CalibrationText,

@@ -63,11 +63,7 @@ def test_a_refit_in_part_lies_on_the_way_to_it(kind: str, method: str) -> None:
     checkpoint, moments, heads = calibrated(kind)
     nothing, part, whole = (
         compensate(checkpoint, moments, heads, options)
-        for options in (
-            Refit(method="none"),
-            Refit(method=method, strength=0.3),
-            Refit(method=method),
-        )
+        for options in (Refit(method="none"), Refit(method=method, strength=0.3), Refit(method=method))
     )
     for before, between, after in zip(nothing, part, whole, strict=True):
         for name in ("weight", "shift"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -20,7 +19,6 @@ from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.cli.main import app
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES
-from headscope.engine.faithfulness.orders import columns_without_direction, scores_of
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
@@ -143,23 +141,6 @@ def test_the_command_says_which_end_goes_and_asks_where_that_is_open(folder: Pat
     assert len(removed["lowest"]) == 8 and not set(removed["lowest"]) & set(removed["highest"])
     _, message = rank(folder, tmp_path / "x", "--by", "sink", "--keep", "5", "--keep-lowest", "--keep-highest")
     assert message == "--keep-highest and --keep-lowest exclude each other; give one of them"
-
-
-def test_faithfulness_tries_the_columns_that_have_a_direction() -> None:
-    table = pd.DataFrame(
-        {
-            "site": ["cross"] * 2,
-            "layer": [0, 0],
-            "head": [0, 1],
-            "sink": [0.1, 0.2],
-            "entropy": [1.0, 2.0],
-            "lrp": [3.0, 1.0],
-            "other": [1.0, 2.0],
-        }
-    )
-    rankings, _ = scores_of(table)
-    assert {name: list(scores.values()) for name, scores in rankings.items()} == {"entropy": [-1, -2], "lrp": [3, 1]}
-    assert columns_without_direction(table) == ["sink"]
 
 
 # Which scores of heads follow from the seed: what does not say so gives the same for two seeds.

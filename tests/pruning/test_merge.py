@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import transformers
 
-import headscope as hs
-from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
@@ -166,28 +164,6 @@ def test_other_exports_and_a_refit(
         assert record["compensation"]["sequential"] and len(record["compensation"]["modules"]) == 3
         assert all(module["error"] < module["error_without"] for module in record["compensation"]["modules"])
         assert set(record["compensation"]["performance"]) == {"intact", "removed", "refitted"}
-
-
-def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> None:
-    model = hs.load(folder, device="cpu")
-    scores = {f"decoder-self.{layer}.{head}": float(head // 2 % 2) for layer in range(3) for head in range(8)}
-    small = model.remove(merge_kv=2, merge_by=scores, max_sentences=4)
-    assert small.removed == [] and small.sizes["after"]["cache"] * 2 == small.sizes["before"]["cache"]
-    saved = small.save(tmp_path / "small")
-    assert saved.record["output"]["export"] == "native" and saved.record["merged"]["decoder-self"]["2"] == [
-        [0, 2],
-        [1, 3],
-    ]
-    again = hs.load(tmp_path / "small", device="cpu")
-    assert {site.groups for site in again.checkpoint.attention_sites.order} == {2}
-    for options, message in (
-        ({}, "--heads.*--merge-kv"),
-        ({"heads": "decoder-self.0.0", "merge_by": scores}, "merge_by is about merge_kv"),
-        ({"merge_kv": 2, "merge_by": {"decoder-self.0.0": 1.0}}, r"decoder-self\.0\.1"),
-        ({"merge_kv": 2, "refit": hs.Refit(method="mean")}, "--compensate mean measures contexts on text"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            model.remove(**options)
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,7 @@ def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
         status, shown, error = command("prune", "remove", hs.assets.trained_model(), *given)
         assert status == 0 and metric in shown.lower(), error
         found = json.loads((tmp_path / metric / "pruning.json").read_text())["quality"]
-        evaluated: dict[str, Any] = {
-            "source": caption_files[0],
-            "target": caption_files[1],
-            "bootstrap": 10,
-        }
+        evaluated: dict[str, Any] = {"source": caption_files[0], "target": caption_files[1], "bootstrap": 10}
         folder = json.loads((tmp_path / metric / "pruning.json").read_text())["output"]["file"]
         score = (
             run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / metric / folder), metrics=(metric,), **evaluated))

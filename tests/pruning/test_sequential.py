@@ -15,8 +15,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
-from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
-from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import Refit
 from tests.oracles import closed_form as oracle
@@ -71,19 +70,6 @@ def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, res
         assert refit.error == pytest.approx(float(errors.__pow__(2).sum() / energy.sum()), rel=1e-7)
         assert bool(columns) is (refit.error_without > 0)
         assert refit.residual is residual
-
-
-@pytest.mark.parametrize("kind", ["llama", "marian"])
-def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> None:
-    checkpoint = speakers.checkpoint(kind)
-    (first, *_) = sequential_refits(checkpoint, texts(kind), gone(kind))
-    at_once = {
-        each.projection.places: each
-        for each in compensate(checkpoint, collect_moments(checkpoint, texts(kind)), gone(kind))
-    }[first.projection.places]
-    assert (first.refit.weight - at_once.refit.weight).abs().max() < 1e-8
-    assert first.error == pytest.approx(at_once.error, rel=1e-6)
-    assert first.error_without == pytest.approx(at_once.error_without, rel=1e-9)
 
 
 BLOCKS = {

@@ -128,14 +128,7 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
         assert "compensate:least-squares" in str(found.signature)
         texts = {name: words[name] for name in ("checkpoint", "source", "target")}
         choice = run_ranking(
-            RankConfig(
-                **texts,
-                out=tmp_path / f"rank{len(tuned)}",
-                by="magnitude",
-                keep=3,
-                **refit,
-                batch_tokens=61,
-            )
+            RankConfig(**texts, out=tmp_path / f"rank{len(tuned)}", by="magnitude", keep=3, **refit, batch_tokens=61)
         )
         mask = ",".join(map(str, choice.removed))
         model = {**words, "checkpoint": str(choice.folder / "model")}

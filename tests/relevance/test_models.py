@@ -122,10 +122,7 @@ def _sigmoid(layer: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            _strange_norm,
-            r"Strange \(model.layers.1.post_attention_layernorm\).*'abs'.*attnlrp",
-        ),
+        (_strange_norm, r"Strange \(model.layers.1.post_attention_layernorm\).*'abs'.*attnlrp"),
         (_sigmoid, r"Sigmoid \(model.layers.1.mlp.act_fn\).*'sigmoid'"),
     ],
 )

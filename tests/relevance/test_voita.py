@@ -170,10 +170,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1e-30))
 
 
-@pytest.mark.parametrize(
-    ("norm", "signed", "constant"),
-    [("pre", True, False), ("post", False, True)],
-)
+@pytest.mark.parametrize(("norm", "signed", "constant"), [("pre", True, False), ("post", False, True)])
 def test_core_rule_is_its_matrix_form(norm: str, signed: bool, constant: bool) -> None:
     model = native(norm, seed=1)
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta", attention_constant=constant)

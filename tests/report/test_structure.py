@@ -10,8 +10,7 @@ from tests.makers.figures import LAYOUTS, boxes, every_figure, overlapping, text
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "style", "smallest"),
-    [("2x2", FigureStyle("screen"), 8), ("three sites", FigureStyle("paper", 3.3), 6)],
+    ("layout", "style", "smallest"), [("2x2", FigureStyle("screen"), 8), ("three sites", FigureStyle("paper", 3.3), 6)]
 )
 def test_a_width_is_kept_and_nothing_overlaps(layout: str, style: FigureStyle, smallest: float, tmp_path: Path) -> None:
     """With title and key: no text on another one, none beyond the page, none too small."""

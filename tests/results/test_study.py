@@ -123,7 +123,7 @@ def test_data_are_named_by_their_files() -> None:
 
 def test_numbers_are_rounded_once() -> None:
     assert [number_text(value) for value in (0.180502, -0.00012, 1234.4, 0.0, float("nan"))] == [
-        *("0.181", "−0.00012", "1,234", "0", "not measured"),
+        *("0.181", "−0.00012", "1,234", "0", "not measured")
     ]
     assert interval_text(0.1, 0.25) == "0.1 to 0.25" and interval_text(1, 1) == "" == interval_text(float("nan"), 1)
 
@@ -140,7 +140,7 @@ def test_a_screen_has_it(command: Command) -> None:
     assert status == 0 and len(lines) <= 40 and lines[0].startswith("en-de: 72 heads, Transformer")
     assert "attention is 39 % of the parameters: half of the heads save 20 % at most" in shown
     assert [shlex.split(line.partition(":  ")[2])[:2] for line in lines[-3:]] == [
-        *(["headscope", "analyze"], ["headscope", "analyze"], ["headscope", "prune"]),
+        *(["headscope", "analyze"], ["headscope", "analyze"], ["headscope", "prune"])
     ]
     assert "accuracy" in shown and "needs" not in shown
     assert "mean largest attention weight" in command("show", hs.assets.trained_model(), "--verbose")[1]

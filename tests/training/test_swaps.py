@@ -24,12 +24,7 @@ from headscope.training.swap_scores import (
     decide,
     head_scores,
 )
-from headscope.training.swaps import (
-    Swap,
-    read_schedule,
-    swap_heads,
-    swap_heads_like_fork,
-)
+from headscope.training.swaps import Swap, read_schedule, swap_heads, swap_heads_like_fork
 from tests.makers.shared import SHIPPED
 from tests.oracles import growth, mhr, native
 from tests.oracles.swaps import differing, head_rows, state

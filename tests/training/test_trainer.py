@@ -31,13 +31,7 @@ from headscope.results.training import Training
 from headscope.training import losses
 from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
-from headscope.training.prepare import (
-    TokenizedTexts,
-    TrainingPairs,
-    collate,
-    epoch_plan,
-    without_labels,
-)
+from headscope.training.prepare import TokenizedTexts, TrainingPairs, collate, epoch_plan, without_labels
 from headscope.training.run_state import TrainingRun
 from headscope.training.tokenizers import normaliser
 from headscope.training.trainer import make_run, train
@@ -190,11 +184,7 @@ def test_every_epoch_has_every_sentence_once_and_no_batch_is_too_large(tokens: i
 def test_a_batch_holds_inputs_labels_and_masks() -> None:
     vocabulary = Vocabulary(tuple("abcdefghij"), Splitter("words"), start=1, end=2, pad=0)
     corpus = TrainingPairs(
-        TokenizedTexts.of([[7, 8], [9]]),
-        TokenizedTexts.of([[5], [5, 6, 4]]),
-        np.array([0, 3]),
-        vocabulary,
-        vocabulary,
+        TokenizedTexts.of([[7, 8], [9]]), TokenizedTexts.of([[5], [5, 6, 4]]), np.array([0, 3]), vocabulary, vocabulary
     )
     batch = collate(corpus, np.array([0, 1]))
     assert batch.target is not None and batch.labels is not None
