@@ -6,11 +6,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headscope.progress import console_for_text
+from headscope.progress import bar, console_for_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,33 +65,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextmanager
-def progress(title: str, total: int | None, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
-    """Rate and, of a known total, time left on stderr: a bar, or a line now and then where that is no terminal."""
-    from headscope.progress import bar, lines
-
-    screen = err()
-    if screen.is_terminal:
-        with bar(title, total, unit=unit, console=screen) as step:
-            yield step
-    else:
-        with lines(title, total, unit=unit, say=say) as step:
-            yield step
+progress, updates = bar, partial(bar, unit="steps")
+"""Progress on stderr, of sentences, and of updates or other steps."""
 
 
 @contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
-    """Which stage a command is in, on stderr: beside a spinner; where that is no terminal, as a line now and then."""
-    from headscope.progress import stages as stage_lines
-
-    screen = err()
-    if not screen.is_terminal:
-        with stage_lines(say=say) as begin:
-            yield begin
-        return
-    with screen.status("") as status:
-        yield status.update
-
-
-updates = partial(progress, unit="steps")
-"""A progress bar of updates or other steps."""
+    """Which stage a command is in, beside a spinner on stderr; nothing where that is no terminal."""
+    with err().status("") if err().is_terminal else nullcontext() as status:
+        yield status.update if status else lambda stage: None

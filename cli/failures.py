@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -164,8 +165,9 @@ class PlainCommand(TyperCommand):
 
 
 def _with_value(word: str, following: str, metavar: str) -> list[str]:
-    """An argument, behind an option whose value may be left out (`[cheap|all]`) that value."""
-    return [word, metavar[1:-1].split("|")[0]] if metavar.startswith("[") and following.startswith("-") else [word]
+    """An argument; behind an option whose value may be left out (`[cheap|all]`), and is, the first of its values."""
+    words = metavar[1:-1].split("|") if metavar.startswith("[") else []
+    return [word] if not words or get_close_matches(following, words, n=1) else [word, words[0]]
 
 
 def _counts_whole(option: Any) -> bool:

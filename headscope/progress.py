@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from headscope.errors import printable
@@ -68,10 +67,15 @@ def report_to(callback: Callable[[str, int, int], object]) -> Progress:
 
 
 @contextmanager
-def bar(title: str, total: int | None, *, unit: str = "sentences", console: Console | None = None) -> Iterator[Step]:
-    """A progress bar with rate and time left, on `console` (default: stderr, or the cell of a notebook)."""
+def bar(title: str, total: int | None, *, unit: str = "sentences") -> Iterator[Step]:
+    """Rate and time left on stderr or in the cell of a notebook: a bar, or `lines` where that is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    screen = console_for_text(stderr=True)
+    if not (screen.is_terminal or screen.is_jupyter):
+        with lines(title, total, unit=unit, say=lambda text: screen.print(text, soft_wrap=True)) as step:
+            yield step
+        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -80,7 +84,6 @@ def bar(title: str, total: int | None, *, unit: str = "sentences", console: Cons
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    screen = console or console_for_text(stderr=True)
     with Progress(*columns, console=screen, transient=True) as display:
         task = display.add_task(title, total=total, rate="", note="")
 
@@ -91,70 +94,28 @@ def bar(title: str, total: int | None, *, unit: str = "sentences", console: Cons
         yield step
 
 
-class Timer:
-    """Says when a line of progress is due: `interval` seconds after the one before; `clock` gives seconds."""
-
-    def __init__(self, *, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic) -> None:
-        self.interval = interval
-        self.clock = clock
-        self.begun = self.reported = clock()
-
-    def due(self) -> bool:
-        """Whether it is time; if so, the next line is due an interval from now."""
-        now = self.clock()
-        if now - self.reported < self.interval:
-            return False
-        self.reported = now
-        return True
-
-    def seconds(self) -> float:
-        """Seconds since the beginning."""
-        return self.clock() - self.begun
-
-
 @contextmanager
 def lines(
-    title: str, total: int | None, *, unit: str, say: Callable[[str], None], timer: Timer | None = None
+    title: str, total: int | None, *, unit: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Step]:
-    """Progress as plain lines with rate and time left, for logs; none for work that is done before one is due."""
-    timer, count_done, earlier = timer or Timer(), 0, 0
+    """Progress as a plain line every `INTERVAL` seconds of a `clock`, with rate and time left, for logs."""
+    begun = reported = clock()
+    count_done = earlier = 0
 
     def step(count: int, note: str = "") -> None:
-        nonlocal count_done, earlier
-        if not count_done and timer.seconds() < AT_ONCE:
+        nonlocal count_done, earlier, reported
+        now = clock()
+        if not count_done and now - begun < AT_ONCE:
             earlier = count
         count_done += count
-        if timer.due():
+        if now - reported >= INTERVAL:
+            reported = now
             before = earlier if count_done > earlier else 0
             of_total, left = ("", None) if total is None else (f" of {total:,}", total - before)
-            now = f"{count_done:,}{of_total} {unit}, {pace(count_done - before, left, timer.seconds(), unit)}"
-            say(f"{title}: {now}{note and f', {note}'}")
+            rate = pace(count_done - before, left, now - begun, unit)
+            say(f"{title}: {count_done:,}{of_total} {unit}, {rate}{note and f', {note}'}")
 
     yield step
-
-
-@contextmanager
-def stages(*, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Call the value with the stage that begins; every `INTERVAL` seconds `say` hears which it is, and for how long."""
-    stage, over = ("", 0.0), Event()
-
-    def begin(what: str) -> None:
-        nonlocal stage
-        stage = (what, time.monotonic())
-
-    def tell() -> None:
-        while not over.wait(INTERVAL):
-            what, start = stage
-            if what:
-                say(f"{what} for {duration(time.monotonic() - start)}")
-
-    teller = Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield begin
-    finally:
-        over.set()
-        teller.join()
 
 
 def pace(count: float, total: float | None, seconds: float, unit: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 import headscope as hs
 from headscope import progress
 from headscope.cli import console, main
-from headscope.progress import Timer, lines
+from headscope.progress import lines
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -57,7 +57,7 @@ class Clock:
 
 def test_a_line_comes_when_the_interval_is_over_and_not_before() -> None:
     clock, said = Clock(), list[str]()
-    with lines("analysing", 1000, unit="sentences", say=said.append, timer=Timer(interval=30, clock=clock)) as step:
+    with lines("analysing", 1000, unit="sentences", say=said.append, clock=clock) as step:
         for _ in range(10):
             clock.now += 7
             step(100)
@@ -70,7 +70,7 @@ def test_a_line_comes_when_the_interval_is_over_and_not_before() -> None:
 def test_a_line_says_how_it_goes_and_what_was_done_before_counts_for_no_rate() -> None:
     """From update 4,001 on, as after --resume, half a second an update."""
     clock, said = Clock(), list[str]()
-    with lines("training", 5000, unit="updates", say=said.append, timer=Timer(interval=30, clock=clock)) as step:
+    with lines("training", 5000, unit="updates", say=said.append, clock=clock) as step:
         step(4000, "loss 9")
         for update in range(1, 131):
             clock.now += 0.5
@@ -84,7 +84,7 @@ def test_a_line_says_how_it_goes_and_what_was_done_before_counts_for_no_rate() -
 def test_lines_go_to_stderr_and_not_into_json(
     command: Command, caption_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress.Timer, "due", lambda self: True)
+    monkeypatch.setattr(progress, "INTERVAL", 0)
     source, target = caption_files
     words = ("--source", source, "--target", target, "--metrics", "perplexity", "--json")
     status, out, err = command("evaluate", hs.assets.trained_model(), *words)

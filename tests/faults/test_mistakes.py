@@ -122,7 +122,7 @@ MISTAKES = {
     f"{READ} --device gpu": "device 'gpu' is not available",
     f"{READ} --dtype float8": "unknown dtype 'float8'",
     f"{READ} --attention flash": "it must be 'auto', 'dense' or 'streamed'",
-    f"{READ} --importance most": "--importance is 'most'; it must be 'none', 'cheap' or 'all'",
+    f"{READ} --importance=most": "--importance is 'most'; it must be 'none', 'cheap' or 'all'",
     f"{READ} --importance chaep --only sink": "did you mean 'cheap'",
     f"{READ} --set positional.label-rule=none": "it must be 'tested' or 'published'",
     "show M --mask cross.9.9": "has encoder-self 3 × 8",
