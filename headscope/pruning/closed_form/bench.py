@@ -35,7 +35,8 @@ from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moment
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherText, Refit, anchor_name
 
-STRENGTHS = (1.0, 0.5, 0.25)
+HALF = 0.5
+STRENGTHS = (1.0, HALF)
 """How far `auto` goes to a refit: on text of another kind the whole way may be too far."""
 CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
@@ -91,10 +92,14 @@ class RefitBench:
         return self.held_out.objective.compares
 
     @property
+    def models_language(self) -> bool:
+        """Whether the checkpoint is a decoder without an encoder."""
+        return self.checkpoint.decodes and not self.checkpoint.two_sided
+
+    @property
     def search_anchor(self) -> OtherText:
         """What stands beside the calibration text where nothing is said: mixed text, for language models none."""
-        one_sided = self.checkpoint.decodes and not self.checkpoint.two_sided
-        return self.options.anchor if self.options.anchor or one_sided else "mixed"
+        return self.options.anchor if self.options.anchor or self.models_language else "mixed"
 
     @cached_property
     def check(self) -> tuple[DamageMeter, Corpus]:
@@ -237,7 +242,10 @@ class RefitBench:
         return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
     def tried(self, heads: Collection[HeadId]) -> list[Refit]:
-        """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
+        """What `auto` compares with masking: the mean where biases can hold it, and least squares.
+
+        For language models half the way, as in a search: which way is better there, a few dozen lines cannot tell.
+        """
         settings, modules = self.options, heads_by_module(self.checkpoint, heads)
         can_shift = self.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
         refit = replace(
@@ -251,7 +259,7 @@ class RefitBench:
         anchors: list[OtherText] = ["none"]
         if anchor_name(self.search_anchor):
             anchors.append(self.search_anchor)
-        strengths = STRENGTHS if settings.strength == 1 else (settings.strength,)
+        strengths = STRENGTHS[self.models_language :] if settings.strength == 1 else (settings.strength,)
         return [
             *([Refit(method="mean", add_bias=self.add_bias)] if can_shift else []),
             *(replace(refit, anchor=anchor, strength=strength) for anchor in anchors for strength in strengths),

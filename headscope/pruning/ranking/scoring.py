@@ -15,7 +15,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
-from headscope.pruning.closed_form.bench import RefitBench, refit_copy
+from headscope.pruning.closed_form.bench import HALF, RefitBench, refit_copy
 from headscope.pruning.closed_form.calibration import split_text
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -23,9 +23,6 @@ from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.shared import AUTO_DAMPING, DAMPING, Refit
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
-
-HALF = 0.5
-"""How far modules are refitted in a search where words are predicted: the whole way is often too far on other text."""
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
