@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -71,18 +71,22 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     )
 
 
-def flops(checkpoint: Checkpoint, batch: ModelInputs) -> Counter[str]:
-    """Operations of the matrix products of one pass, two a multiplication and addition: all, attention, output."""
+def flops(checkpoint: Checkpoint, batch: ModelInputs, parts: Mapping[str, Collection[nn.Module]] = {}) -> Counter[str]:
+    """Operations of the matrix products of one pass, two a multiplication and addition: all, attention, output.
+
+    Also those of `parts` of the model, by their names.
+    """
     model, output = checkpoint.model, _embedding(checkpoint.model, "get_output_embeddings")
-    calls, counts = checkpoint.attention_sites.calls, Counter[str]()
+    counts = Counter[str]()
+    kinds = {"attention": checkpoint.attention_sites.calls, "output": {id(output)}}
+    kinds |= {name: set(map(id, modules)) for name, modules in parts.items()}
 
     def count(kind: str, sign: int, *_: Any) -> None:
         counts[kind] += sign * counts["all"]
 
     with ExitStack() as stack, through_attend(model), frozen_parameters(model), _MatrixProducts(counts):
         for part in model.modules():
-            kind = "attention" if id(part) in calls else "output" if part is output else ""
-            if kind:
+            for kind in (kind for kind, ids in kinds.items() if id(part) in ids):
                 stack.enter_context(part.register_forward_pre_hook(partial(count, kind, -1)))
                 stack.enter_context(part.register_forward_hook(partial(count, kind, 1)))
         outputs(model, batch)

@@ -350,7 +350,8 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
     with progress("comparing with whole layers", 1) as step:
         n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
         n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
-        layers = measure_whole_layers(checkpoint, calibration, n_gone, setup.asked, setup.second)
+        feed = setup.compared.feeds[-1]
+        layers = measure_whole_layers(checkpoint, calibration, n_gone, setup.asked, setup.second, feed=feed)
         step(1)
     return replace(shrunk, layers=layers)
 

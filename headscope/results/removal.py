@@ -252,9 +252,10 @@ def whole_layers(removal: Removal) -> Iterator[Answer]:
     layers, before = removal.record["layers"], removal.record["before"]
     if not layers:
         return
-    saving = f"{layers['parameters'] / before['parameters']:.1%} of the parameters".replace("%", " %")
+    saving = f"{layers['parameters'] / before['parameters']:.1%} of the parameters, {layers['flops']:.1%} of the FLOPs"
     if before["cache"]:
-        saving += f", {layers['cache']:.1%} of the cache".replace("%", " %")
+        saving += f", {layers['cache']:.1%} of the cache"
+    saving = saving.replace("%", " %")
     costs = f"{removal.record['quality']['title']} {layers['quality']:.4g}"
     if layers["elsewhere"] is not None:
         costs += f", on other text {layers['elsewhere']:.4g}"

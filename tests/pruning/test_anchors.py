@@ -134,7 +134,9 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
 def test_auto_refits_language_models_half_the_way() -> None:
     llama = speakers.checkpoint("llama")
     bench = RefitBench(llama, split_text(text("llama"), None, sentences=100), Refit(method="auto"))
-    candidates = [options.name for options in bench.tried([HeadId.parse("decoder-self.0.0")]) if options.method != "mean"]
+    candidates = [
+        options.name for options in bench.tried([HeadId.parse("decoder-self.0.0")]) if options.method != "mean"
+    ]
     assert candidates == ["least-squares-strength=0.5"]
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from headscope.evaluation.before_after import quality_change, question
+from headscope.evaluation.model_inputs import texts
+from headscope.formats.size import flops
 from headscope.model.prefix_cache import index_layers
 from headscope.pruning.removal.whole_layers import layer_influence, measure_whole_layers, passing_over
 from tests.oracles import speakers
@@ -37,7 +39,8 @@ def test_influence_is_of_what_a_layer_reads_and_puts_out(kind: str) -> None:
 def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=7)
     asked = question(checkpoint, corpus)
-    found = measure_whole_layers(checkpoint, corpus, 1, asked, asked)
+    feed = texts(checkpoint, None, None, sentences=3).feeds[0]
+    found = measure_whole_layers(checkpoint, corpus, 1, asked, asked, feed=feed)
     assert found is not None and len(found.layers) == 1 and found.quality == found.elsewhere
     influence = layer_influence(checkpoint, corpus, index_layers(checkpoint.model))  # type: ignore[arg-type]
     row = min(influence, key=influence.__getitem__)[1]
@@ -51,6 +54,8 @@ def test_a_layer_that_is_passed_over_is_not_there(kind: str) -> None:
     del layers[row]
     with torch.no_grad():
         assert torch.equal(shorter(ids, use_cache=False)[0], passed(ids, use_cache=False)[0])
+    counts = [flops(checkpoint.with_model(model), feed)["all"] for model in (checkpoint.model, shorter)]
+    assert found.flops == pytest.approx(1 - counts[1] / counts[0])
     without = quality_change(checkpoint, checkpoint.with_model(passed), asked)
     assert found.quality == without.after.value != without.before.value
 
@@ -59,7 +64,10 @@ def test_what_cannot_be_compared_is_not() -> None:
     checkpoint, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=7)
     asked = question(checkpoint, corpus)
     parameters = sum(weights.numel() for weights in checkpoint.model.parameters())
-    assert measure_whole_layers(checkpoint, corpus, parameters, asked, None) is None, "no layer would be left"
+    feed = texts(checkpoint, None, None, sentences=3).feeds[0]
+    assert measure_whole_layers(checkpoint, corpus, parameters, asked, None, feed=feed) is None, (
+        "no layer would be left"
+    )
     pairs = speakers.checkpoint("marian"), speakers.corpus("marian", count=7)
     translated = question(*pairs, metric="bleu")
-    assert measure_whole_layers(*pairs, 1, translated, None) is None
+    assert measure_whole_layers(*pairs, 1, translated, None, feed=feed) is None

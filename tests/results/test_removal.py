@@ -124,7 +124,14 @@ def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
 
 
 def test_whole_layers_are_told_with_what_they_save() -> None:
-    layers = {"layers": ("3", "7"), "parameters": 53, "cache": 0.25, "quality": 71.25, "elsewhere": 49.5}
+    layers = {
+        "layers": ("3", "7"),
+        "parameters": 53,
+        "flops": 0.125,
+        "cache": 0.25,
+        "quality": 71.25,
+        "elsewhere": 49.5,
+    }
     before = small().record["before"] | {"cache": 9}
     said = [
         answer.sentence
@@ -132,5 +139,6 @@ def test_whole_layers_are_told_with_what_they_save() -> None:
         if "layers" in answer.question
     ]
     assert said[0].startswith(
-        "without layers 3, 7 (5.3 % of the parameters, 25.0 % of the cache), not refitted: accuracy 71.25"
+        "without layers 3, 7 (5.3 % of the parameters, 12.5 % of the FLOPs, 25.0 % of the cache), not refitted: "
+        "accuracy 71.25"
     )

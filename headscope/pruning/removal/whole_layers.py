@@ -20,8 +20,10 @@ from headscope.data.corpus import Corpus
 from headscope.evaluation.before_after import Question, value_after
 from headscope.evaluation.metrics.base import METRICS
 from headscope.formats.base import Checkpoint
+from headscope.formats.size import flops
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
+from headscope.model.forward import ModelInputs
 from headscope.model.interface import watch_modules
 from headscope.model.prefix_cache import LayerIndex, index_layers
 from headscope.pruning.closed_form.damage import MEASURED
@@ -33,20 +35,28 @@ Layer = tuple[int, int]
 
 @dataclass(frozen=True)
 class WholeLayers:
-    """The metric on both texts without some layers: their names, parameters, and share of the decoder's cache."""
+    """The metric on both texts without some layers: their names, parameters, and shares of FLOPs and of the cache."""
 
     layers: tuple[str, ...]
     parameters: int
+    flops: float
     cache: float
     quality: float
     elsewhere: float | None
 
 
 def measure_whole_layers(
-    checkpoint: Checkpoint, corpus: Corpus, parameters: int, task: Question, elsewhere: Question | None
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    parameters: int,
+    task: Question,
+    elsewhere: Question | None,
+    *,
+    feed: ModelInputs,
 ) -> WholeLayers | None:
     """The model without the layers of least influence on a text that have at least so many `parameters` together.
 
+    Their FLOPs are those of a pass over `feed`, and what could be saved in time.
     None where layers cannot be told or passed over, where none of an encoder's or decoder's would be left, and where
     searches for translations are asked for, which keep states of every layer.
     """
@@ -70,7 +80,10 @@ def measure_whole_layers(
     stacks = ("encoder", "decoder") if len({stack for stack, _ in modules}) > 1 else ("",)
     names = tuple(f"{stacks[stack]} {row}".strip() for stack, row in sorted(layers_gone))
     share = len(with_cache.intersection(layers_gone)) / max(len(with_cache), 1)
-    return WholeLayers(names, n_parameters, share, quality, next(iter(other_changes), None))
+    counts = flops(checkpoint, feed, {"layers": [modules[layer] for layer in layers_gone]})
+    return WholeLayers(
+        names, n_parameters, counts["layers"] / counts["all"], share, quality, next(iter(other_changes), None)
+    )
 
 
 def layer_influence(checkpoint: Checkpoint, corpus: Corpus, layer_index: LayerIndex) -> dict[Layer, float]:
