@@ -49,7 +49,7 @@ def results(
     meters = {name: DamageMeter.of(checkpoint, test) for name, test in tests.items()}
     for kept in KEPT:
         began = time.monotonic()
-        heads = layout.closed(kept_by(scores, layout, kept))
+        heads = layout.closed_heads(kept_by(scores, layout, kept))
         model = refitted("least-squares", context, heads)
         seconds = ranked + time.monotonic() - began
         for name, meter in meters.items():

@@ -96,7 +96,7 @@ def spearman(first: Tensor, second: Tensor) -> float:
 
 def kept_by(scores: Scores, layout: GateLayout, kept: int) -> Tensor:
     """Which units stay [n], those of the highest scores."""
-    return rank_heads(layout, kept, lambda gone: scores).kept
+    return rank_heads(layout, kept, lambda gone: scores).stays_open
 
 
 def scoring_context(checkpoint: Checkpoint, calibration: Corpus, *, seed: int = 1) -> ScoringContext:
@@ -143,7 +143,7 @@ def removed_by(method: str, model: str, context: ScoringContext) -> tuple[dict[i
     if allocation == "measured":
         search = measured_allocation(context, layout.units, scores)
         scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
-    removed = {kept: layout.closed(kept_by(scores, layout, kept)) for kept in sizes}
+    removed = {kept: layout.closed_heads(kept_by(scores, layout, kept)) for kept in sizes}
     return removed, time.monotonic() - began
 
 
@@ -211,7 +211,7 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
         began = time.monotonic()
         context = scoring_context(checkpoint, calibration)
         kept = kept_by(criterion_named("obs").scores(context), layout, layout.heads // 2)
-        refitted("least-squares", context, layout.closed(kept))
+        refitted("least-squares", context, layout.closed_heads(kept))
         took["closed form"].append(time.monotonic() - began)
     best = {name: min(seconds) for name, seconds in took.items()}
     ratios = [closed / forward for forward, closed in zip(*took.values(), strict=True)]

@@ -154,7 +154,7 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
         ranked = time.process_time() - began
         for gone in missing:
             began, heads = time.process_time(), removed[kept[gone]]
-            compensated = bench.compensated(heads) if method.refit.method == AUTO else None
+            compensated = bench.compensation(heads) if method.refit.method == AUTO else None
             refits = bench.refits(heads, method.refit) if compensated is None else compensated.refits
             seconds, model = ranked + time.process_time() - began, bench.copy_with(refits).model
             yield {
@@ -162,7 +162,7 @@ def rows(given: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[dic
                 **tests.measure(model),
                 "cache": cache_bytes(checkpoint, heads),
                 "seconds": round(seconds, 1),
-                "taken": "" if compensated is None or compensated.choice is None else compensated.choice.taken.name,
+                "taken": "" if compensated is None or compensated.choice is None else compensated.choice.best.name,
             }
 
 

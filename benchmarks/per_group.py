@@ -80,7 +80,8 @@ def rows(checkpoint: Checkpoint, calibration: Any, test: Any, *, seed: int) -> l
         scores = criterion_named("obs-task").scores(replace(context, whole_groups=whole))
         for share in SHARES:
             kept = round(share * layout.heads)
-            gone = layout.closed(rank_heads(layout, kept, lambda _, by=scores: by, allocation=allocation).kept)  # type: ignore[misc]
+            ranking = rank_heads(layout, kept, lambda _, by=scores: by, allocation=allocation)  # type: ignore[misc]
+            gone = layout.closed_heads(ranking.stays_open)
             for refit in REFITS:
                 nats = meter.measure(refitted(refit, context, gone)).value
                 found.append({"seed": seed, "choice": choice, "kept": kept, "refit": refit, "nats": nats})

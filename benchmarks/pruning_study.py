@@ -125,7 +125,10 @@ def removed_by(name: str, context: ScoringContext, sizes: Sequence[int]) -> dict
         search = measured_allocation(context, layout.units, scores)
         scores = for_all_heads(context, search.take(layout.heads - min(sizes)))
     how = "per-layer" if allocation == "per-layer" else "global"
-    return {kept: layout.closed(rank_heads(layout, kept, lambda gone: scores, allocation=how).kept) for kept in sizes}
+    return {
+        kept: layout.closed_heads(rank_heads(layout, kept, lambda gone: scores, allocation=how).stays_open)
+        for kept in sizes
+    }
 
 
 def low_rank(context: ScoringContext, share: float) -> Checkpoint:

@@ -28,14 +28,14 @@ Unit = tuple[HeadId, ...]
 class GateLayout:
     """Gates over some sites of a model; gate i is for the heads of `units[i]`, `modules[i]` is its first layer.
 
-    `heads` counts the heads of the gated sites, `protected` those that have no gate and stay. `counts` has the
+    `heads` counts the heads of the gated sites, `protected_heads` those that have no gate and stay. `counts` has the
     number of heads of every gated (site, layer). `groups` has the number of key/value groups of every module where
     heads of a group have gates of their own; it is empty where groups go whole.
     """
 
     units: tuple[Unit, ...]
     modules: tuple[tuple[Site, int], ...]
-    protected: tuple[HeadId, ...]
+    protected_heads: tuple[HeadId, ...]
     counts: Mapping[tuple[Site, int], int]
     groups: Mapping[tuple[Site, int], int] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class GateLayout:
                 gates[head.site, head.layer][head.head] = number
         return gates
 
-    def without(self, heads_gone: Iterable[HeadId]) -> list[HeadId]:
+    def remaining_heads(self, heads_gone: Iterable[HeadId]) -> list[HeadId]:
         """The heads of the gated sites without `heads_gone`."""
         removed_heads = set(heads_gone)
         return [head for head in all_heads(self.counts) if head not in removed_heads]
@@ -84,10 +84,12 @@ class GateLayout:
         padded = torch.cat([gates, gates.new_ones(1)])
         return {layer: padded[index.to(gates.device)] for layer, index in self.index.items()}
 
-    def closed(self, stays_open: Tensor) -> list[HeadId]:
+    def closed_heads(self, stays_open: Tensor) -> list[HeadId]:
         """The heads whose units do not stay (`stays_open` [n]), in the order of sites, layers, heads."""
-        gone = {head for unit, stays in zip(self.units, stays_open.tolist(), strict=True) if not stays for head in unit}
-        return [head for head in all_heads(self.counts) if head in gone]
+        gone_heads = {
+            head for unit, stays in zip(self.units, stays_open.tolist(), strict=True) if not stays for head in unit
+        }
+        return [head for head in all_heads(self.counts) if head in gone_heads]
 
     def ranking(self, order: Iterable[int], *, score: Sequence[float], stays_open: Tensor, **more: Any) -> pd.DataFrame:
         """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""
@@ -110,7 +112,7 @@ class GateLayout:
                 f"needs groups of one size: choose {flag.sites} that have it"
             )
         size = sizes.pop() if sizes else 1
-        with_gates = keep - len(self.protected)
+        with_gates = keep - len(self.protected_heads)
         if with_gates % size:
             fewer = keep - with_gates % size
             raise ConfigError(
@@ -124,8 +126,8 @@ class GateLayout:
         if not 0 <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
             raise ConfigError(f"{flag.keep} {keep}: there are {self.heads} heads ({sites}); keep at most as many")
-        if keep < len(self.protected):
-            raise ConfigError(f"{flag.keep} {keep} is less than the {len(self.protected)} of {flag.protect}")
+        if keep < len(self.protected_heads):
+            raise ConfigError(f"{flag.keep} {keep} is less than the {len(self.protected_heads)} of {flag.protect}")
 
 
 def gate_layout(

@@ -168,7 +168,7 @@ def ranking_of(
 ) -> Ranking:
     """Which heads go and stay, and what is known of it; `quality` is what a `loss` measures."""
     gating, checkpoint = setup.gating, setup.checkpoint
-    heads_left = gating.without(heads_gone)
+    heads_left = gating.remaining_heads(heads_gone)
     stay = Counter(head.site.value for head in heads_left)
     record = {
         "headscope": VERSION,
@@ -178,7 +178,7 @@ def ranking_of(
         "heads": gating.heads,
         "kept": len(heads_left),
         "kept_per_site": {site: {"kept": stay[site], "of": total} for site, total in gating.per_site().items()},
-        "protected": [str(head) for head in gating.protected],
+        "protected": [str(head) for head in gating.protected_heads],
         "removed": [str(head) for head in heads_gone],
         "model": MODEL if has_trained else None,
         "removed_to": None,

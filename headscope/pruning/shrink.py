@@ -72,18 +72,18 @@ COMPARED = 32
 
 @dataclass(frozen=True)
 class Opened:
-    """An open checkpoint with its texts: `text` to rank and refit on, and to choose refits by; what is `asked` of both.
+    """An open checkpoint with its texts: `text` to rank and refit on, and to choose refits by; the `question` of both.
 
-    `asked` is on text that nothing was fitted to or chosen by, `second` on a text of another kind (None: there is no
-    metric for it). `compared` are the sentences on which the smaller model must equal the masked one, `sizes` the cells
-    of the sizes that may be tried.
+    `question` is on text that nothing was fitted to or chosen by, `second` on a text of another kind (None: there is no
+    metric for it). `comparison_texts` are the sentences on which the smaller model must equal the masked one, `sizes`
+    the cells of the sizes that may be tried.
     """
 
     config: ShrinkConfig
     text: CalibrationText
-    asked: Question
+    question: Question
     second: Question | None
-    compared: InputTexts
+    comparison_texts: InputTexts
     export: Export
     sizes: SweepContext
 
@@ -144,9 +144,9 @@ def opened_with(
     return Opened(
         config=config,
         text=text,
-        asked=task,
+        question=task,
         second=_asked_elsewhere(checkpoint, text.calibration, config, task),
-        compared=texts(checkpoint, *lines, sentences=COMPARED),
+        comparison_texts=texts(checkpoint, *lines, sentences=COMPARED),
         export=export,
         sizes=sizes,
     )
@@ -217,7 +217,7 @@ def chosen_heads(
     if not n_passed:
         raise ConfigError(_none_is_as_good(setup, baseline, records[0]))
     stays = set(records[n_passed - 1]["kept"])
-    return [head for head in context.gating.without([]) if str(head) not in stays]
+    return [head for head in context.gating.remaining_heads([]) if str(head) not in stays]
 
 
 def _from_the_largest(context: SweepContext) -> list[Cell]:
@@ -243,7 +243,7 @@ def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str,
 
 def _none_is_as_good(setup: Opened, baseline: Record, largest: Record) -> str:
     """What to do where not even the largest size passes."""
-    context, sentences = setup.sizes, setup.asked.corpus.count
+    context, sentences = setup.sizes, setup.question.corpus.count
     verdict = verdict_on(context, baseline, largest)
     assert verdict is not None, "the baseline was checked"
     limits = {"worse_limit": verdict.worse_limit, "margin": verdict.margin, "detectable": verdict.detectable}
@@ -333,7 +333,7 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
     if refit.method == AUTO:  # else its held-out text is the one that the result is judged on
         context.scoring = replace(scoring, bench=bench)
     rank(context, progress=progress)
-    context.refit = lambda heads_off: _as_written(bench.compensated(list(heads_off)).checkpoint)
+    context.refit = lambda heads_off: _as_written(bench.compensation(list(heads_off)).checkpoint)
     heads, checkpoint = chosen_heads(setup, whole_cell, size_cells, progress=progress), setup.checkpoint
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
     with progress("removing heads", 1) as step:
@@ -341,17 +341,17 @@ def small_model(setup: Opened, *, progress: Progress = no_progress) -> Shrunk:
             checkpoint,
             plan,
             export=setup.export,
-            data=setup.compared,
+            data=setup.comparison_texts,
             bench=bench,
-            quality_task=setup.asked,
+            quality_task=setup.question,
             elsewhere=setup.second,
         )
         step(1)
     with progress("comparing with whole layers", 1) as step:
         n_left = sum(weights.numel() for weights in shrunk.checkpoint.model.parameters())
         n_gone, calibration = shrunk.before.parameters - n_left, setup.text.calibration
-        feed = setup.compared.feeds[-1]
-        layers = measure_whole_layers(checkpoint, calibration, n_gone, setup.asked, setup.second, feed=feed)
+        feed = setup.comparison_texts.feeds[-1]
+        layers = measure_whole_layers(checkpoint, calibration, n_gone, setup.question, setup.second, feed=feed)
         step(1)
     return replace(shrunk, layers=layers)
 
@@ -360,19 +360,21 @@ def _check_removal(setup: Opened, smallest: Cell) -> None:
     """Refuse a model that cannot lose heads before it is ranked: the last ones of all layers, of the smallest size."""
     context, checkpoint = setup.sizes, setup.checkpoint
     assert smallest.keep is not None
-    scores = {head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.without([])}
+    scores = {
+        head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.remaining_heads([])
+    }
     ranking = rank_heads(context.gating, smallest.keep, lambda heads_off: scores, allocation=context.config.allocation)
-    heads = context.gating.closed(ranking.kept)
+    heads = context.gating.closed_heads(ranking.stays_open)
     plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=setup.export.whole_groups)
-    compare(checkpoint, setup.export.build(checkpoint, plan), heads, setup.compared.first())
+    compare(checkpoint, setup.export.build(checkpoint, plan), heads, setup.comparison_texts.first())
 
 
-def _as_written(altered: Checkpoint) -> Checkpoint:
+def _as_written(refitted_checkpoint: Checkpoint) -> Checkpoint:
     """A refitted checkpoint with its weights rounded as its files will have them; the same where nothing is rounded."""
-    names = altered.model.named_parameters()
-    if all(written_type(name, weight, altered.written_in) == weight.dtype for name, weight in names):
-        return altered
-    return rounded_copy(altered)  # the bench keeps `altered`, and how far outputs move is told
+    names = refitted_checkpoint.model.named_parameters()
+    if all(written_type(name, weight, refitted_checkpoint.written_in) == weight.dtype for name, weight in names):
+        return refitted_checkpoint
+    return rounded_copy(refitted_checkpoint)  # the bench keeps `altered`, and how far outputs move is told
 
 
 def _difference(folder: Path, setup: Opened) -> str:

@@ -157,7 +157,7 @@ def test_ties_at_the_border_of_a_ranking() -> None:
     scores = {head: float(number // 4) for number, head in enumerate(heads)}  # fours that tie
     for keep in range(gates.heads + 1):
         found = rank_heads(gates, keep, lambda gone: scores)
-        kept = {gates.units[number][0] for number in found.kept.nonzero()[:, 0].tolist()}
+        kept = {gates.units[number][0] for number in found.stays_open.nonzero()[:, 0].tolist()}
         cut = [scores[head] for head in heads if scores[head] in {scores[k] for k in kept} and head not in kept]
         expected = {head for head in heads if scores[head] in cut}
         assert {gates.units[number][0] for number in found.tied.nonzero()[:, 0].tolist()} == expected

@@ -137,7 +137,7 @@ def test_heads_that_the_settings_name_are_protected() -> None:
     made = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None)
     options: dict[str, Any] = {"checkpoint": "memory", "out": Path("out"), "by": "magnitude", "keep": 6}
     gating = gates_for(made, RankConfig(protect="alignment,cross.1.2", **options), whole_groups=True)
-    assert gating.protected == (head(0, 2), head(1, 0), head(1, 2))
+    assert gating.protected_heads == (head(0, 2), head(1, 0), head(1, 2))
     model.generation_config.alignment_heads = None
     with pytest.raises(ConfigError, match="alignment heads"):
         gates_for(made, RankConfig(protect="alignment", **options), whole_groups=True)

@@ -103,12 +103,12 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     parts = split_text(text(kind), None, sentences=100)
     other = speakers.corpus(kind, count=7, seed=5)
     bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
-    done = bench.compensated(heads)
+    done = bench.compensation(heads)
     meters = [DamageMeter.of(checkpoint, corpus) for corpus in (parts.held_out, other)]
     with masked(checkpoint.model, heads):
         none = [meter.measure().damage for meter in meters]
     harms = {"none": 1.0}
-    tried = bench.tried(heads)
+    tried = bench.refit_candidates(heads)
     assert [each.name for each in tried if each.method != "mean"] == [
         "least-squares",
         "least-squares-strength=0.5",
@@ -122,12 +122,12 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
         name = Candidate(options, performance(0), performance(0)).name
         harms[name] = max(share(damage, of) for damage, of in zip(damages, none, strict=True))
     assert done.choice is not None and len(done.choice.candidates) == len(harms)
-    assert done.choice.taken.name == min(harms, key=lambda name: harms[name])
+    assert done.choice.best.name == min(harms, key=lambda name: harms[name])
     for candidate in done.choice.candidates:
         assert max(candidate.harms(done.choice.masked)) == pytest.approx(harms[candidate.name], rel=1e-6)
-    assert all(harm <= 1 for harm in done.choice.taken.harms(done.choice.masked))
-    assert done.options.method == done.choice.taken.options.method != "auto"
-    taken = done.choice.taken.held_out
+    assert all(harm <= 1 for harm in done.choice.best.harms(done.choice.masked))
+    assert done.options.method == done.choice.best.options.method != "auto"
+    taken = done.choice.best.held_out
     assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
 
 
@@ -135,7 +135,9 @@ def test_auto_refits_language_models_half_the_way() -> None:
     llama = speakers.checkpoint("llama")
     bench = RefitBench(llama, split_text(text("llama"), None, sentences=100), Refit(method="auto"))
     candidates = [
-        options.name for options in bench.tried([HeadId.parse("decoder-self.0.0")]) if options.method != "mean"
+        options.name
+        for options in bench.refit_candidates([HeadId.parse("decoder-self.0.0")])
+        if options.method != "mean"
     ]
     assert candidates == ["least-squares-strength=0.5"]
 

@@ -168,12 +168,12 @@ def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
 )
 def test_singular_moments_are_damped_and_said_to_be(second: Tensor) -> None:
     damped = damp(second.double(), share=0)
-    assert damped.raised >= 1 and damped.damping > 0
+    assert damped.times_raised >= 1 and damped.damping > 0
     near(damped.matrix, second.double() + damped.damping * torch.eye(5, dtype=torch.float64))
     assert damped.inverse().isfinite().all()
     near(damped.inverse() @ damped.matrix, torch.eye(5, dtype=torch.float64), 1e-3)
     again = damp(second.double())
-    assert again.raised == 0
+    assert again.times_raised == 0
     near(again.inverse() @ again.matrix, torch.eye(5, dtype=torch.float64), 1e-9)
 
 
@@ -184,9 +184,9 @@ def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
     steps = greedy_order(weight, damp(hessian(inputs, affine=True)).inverse(), blocks)
     assert np.isfinite([step.error for step in steps]).all() and steps[0].block == 2
     refit = least_squares(weight, blocks[[2, 0]].flatten(), **moments(inputs), affine=True)
-    assert refit.raised == 0 and refit.damping > 0 and refit.weight.isfinite().all()
+    assert refit.times_raised == 0 and refit.damping > 0 and refit.weight.isfinite().all()
     undamped = least_squares(weight, blocks[[2, 0]].flatten(), **moments(inputs), affine=True, share=0)
-    assert undamped.raised > 0 and undamped.weight.isfinite().all()
+    assert undamped.times_raised > 0 and undamped.weight.isfinite().all()
     its = moments(inputs)
     assert reconstruction_error(weight, refit, **its) < reconstruction_error(
         weight, compensation("none", weight, blocks[[2, 0]].flatten(), **its, affine=True), **its

@@ -145,8 +145,8 @@ def run(checkpoint: Checkpoint, done: Shrunk) -> Tensor:
 @pytest.mark.parametrize(("kind", "sequential"), [*((kind, False) for kind in GONE), ("marian", True)])
 def test_the_smaller_model_is_the_refitted_masked_one(kind: str, sequential: bool, tmp_path: Path) -> None:
     checkpoint, done = shrunk(kind, sequential=sequential)
-    compensated = done.compensated
-    assert compensated is not None and done.verified.difference < 1e-10
+    compensated = done.compensation
+    assert compensated is not None and done.verification.difference < 1e-10
     whole, small = compensated.checkpoint, done.checkpoint
     assert whole.layout == checkpoint.layout != small.layout
     wanted = run(whole, done)
@@ -165,12 +165,12 @@ def test_the_smaller_model_is_the_refitted_masked_one(kind: str, sequential: boo
 def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
     _, free = shrunk(kind)
     _, bound = shrunk(kind, export="masked")
-    assert free.compensated is not None and bound.compensated is not None
-    for with_bias, without in zip(free.compensated.refits, bound.compensated.refits, strict=True):
+    assert free.compensation is not None and bound.compensation is not None
+    for with_bias, without in zip(free.compensation.refits, bound.compensation.refits, strict=True):
         assert (with_bias.affine, without.affine) == (True, False)
         assert with_bias.error <= without.error and not without.refit.shift.any()
-    assert "have no bias, and this export adds none" in " ".join(bound.compensated.remarks())
-    assert not any("no bias" in remark for remark in free.compensated.remarks())
+    assert "have no bias, and this export adds none" in " ".join(bound.compensation.remarks())
+    assert not any("no bias" in remark for remark in free.compensation.remarks())
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "t5", "marian", "modernbert"])
@@ -180,7 +180,7 @@ def test_the_self_contained_folder_adds_its_biases_itself(
     """Its code, not headscope's, is what transformers runs; contracts/test_removal runs it where headscope is not."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     _, done = shrunk(kind)
-    assert done.compensated is not None
+    assert done.compensation is not None
     (tmp_path / kind).mkdir()
     write_checkpoint(done.checkpoint, tmp_path / kind, Companions())
     task = {"llama": "CausalLM", "t5": "Seq2SeqLM", "marian": "Seq2SeqLM"}.get(kind, "MaskedLM")
@@ -192,7 +192,7 @@ def test_the_self_contained_folder_adds_its_biases_itself(
     feed = done.data.feeds[0]
     with torch.no_grad():
         logits = model(**feed.arguments).logits
-    assert max_abs_difference(logits[feed.real], run(done.compensated.checkpoint, done)) < 1e-5
+    assert max_abs_difference(logits[feed.real], run(done.compensation.checkpoint, done)) < 1e-5
 
 
 def test_what_is_measured_on_was_not_calibrated_on() -> None:

@@ -87,7 +87,7 @@ def test_what_is_learnt_by_is_what_evaluate_measures(made: tuple[str, dict[str, 
     data = training_examples(its, corpus, limit=61, with_labels=loss.supervised)
     gates = gate_layout(its.attention_sites)
     kept = torch.tensor([1.0, 0, 1, 1, 1, 0], dtype=torch.float64)
-    gone = ",".join(map(str, gates.closed(kept.bool())))
+    gone = ",".join(map(str, gates.closed_heads(kept.bool())))
     texts = text_options(options)
     metric = "cosine" if kind == "bert-encoder" else "loss"
     for values, mask in ((torch.ones_like(kept), None), (kept, gone)):

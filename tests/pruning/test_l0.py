@@ -180,7 +180,7 @@ def test_gates_go_by_whole_groups() -> None:
     with pytest.raises(ConfigError, match=r"; keep 3$"):  # --keep 0 is refused
         found.kept_units(1)
     protected = gate_layout(its.attention_sites, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
-    assert len(protected.units) == 3 and protected.protected[0] == HeadId(Site.DECODER_SELF, 1, 3)
+    assert len(protected.units) == 3 and protected.protected_heads[0] == HeadId(Site.DECODER_SELF, 1, 3)
     spread = protected.spread(torch.zeros(3))
     assert spread[Site.DECODER_SELF, 1].tolist() == [0, 0, 0, 1, 1, 1]
     priced = learner(its, strength=0.3, temperature=0.5)

@@ -44,7 +44,7 @@ def test_the_lowest_scores_go() -> None:
     scores = by_number(gates)
     for keep in (0, 1, 7, gates.heads):
         found = rank_heads(gates, keep, lambda gone: scores)
-        gone = gates.closed(found.kept)
+        gone = gates.closed_heads(found.stays_open)
         assert len(gone) == gates.heads - keep
         stay = [head for head in scores if head not in gone]
         assert not gone or not stay or max(scores[head] for head in gone) < min(scores[head] for head in stay)
@@ -56,7 +56,7 @@ def test_every_layer_keeps_its_share() -> None:
     scores = by_number(gates)
     for keep in range(gates.heads + 1):
         found = rank_heads(gates, keep, lambda gone: scores, allocation="per-layer")
-        gone = set(gates.closed(found.kept))
+        gone = set(gates.closed_heads(found.stays_open))
         assert len(gone) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
             mine = [HeadId(site, layer, head) for head in range(count)]
@@ -79,7 +79,7 @@ def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
     keep = gates.heads - 8
     found = rank_heads(gates, keep, score, steps=2, allocation="per-layer" if per_layer else "global")
     assert asked[0] == [] and len(asked) == 2 and set(asked[1]) == set(_at(gates, found.step.tolist(), 1))
-    assert set(asked[1]) < set(gates.closed(found.kept)) and len(gates.closed(found.kept)) == 8
+    assert set(asked[1]) < set(gates.closed_heads(found.stays_open)) and len(gates.closed_heads(found.stays_open)) == 8
     if not per_layer:
         low = sorted(scores, key=lambda head: scores[head])
         assert set(asked[1]) == set(low[:4]) and set(_at(gates, found.step.tolist(), 2)) == set(low[-4:])
@@ -95,7 +95,9 @@ def test_groups_go_together_by_their_mean() -> None:
     gates = gate_layout(speakers.checkpoint("llama").attention_sites)
     scores = {head: float(head.head == 4) * 10 + head.layer for head in all_heads(gates.counts)}
     found = rank_heads(gates, 3, lambda gone: scores)
-    assert {str(head) for head in gates.closed(~found.kept)} == {f"decoder-self.1.{head}" for head in (3, 4, 5)}
+    assert {str(head) for head in gates.closed_heads(~found.stays_open)} == {
+        f"decoder-self.1.{head}" for head in (3, 4, 5)
+    }
 
 
 def test_heads_without_a_number_are_named() -> None:

@@ -151,7 +151,7 @@ def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
     options = Refit(method="least-squares", sequential=True)
-    done = RefitBench(checkpoint, text, options).compensated(heads)
+    done = RefitBench(checkpoint, text, options).compensation(heads)
     assert [refit.residual for refit in done.refits] == [False, False]
     assert "2 of 2 attention modules are refitted to their own outputs only" in done.remarks()[0]
     assert done.options.damping == 0.1, "the text is short"

@@ -37,7 +37,7 @@ from tests.oracles import checkpoints
 
 def scores_of(gates: GateLayout) -> dict[HeadId, float]:
     noise = torch.Generator().manual_seed(3)
-    heads = [head for unit in gates.units for head in unit] + list(gates.protected)
+    heads = [head for unit in gates.units for head in unit] + list(gates.protected_heads)
     return dict(zip(sorted(heads), torch.rand(len(heads), generator=noise).tolist(), strict=True))
 
 
@@ -50,7 +50,7 @@ def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) 
         except ConfigError:
             continue
         possible += 1
-        gone = set(gates.closed(rank_heads(gates, keep, lambda gone: scores, allocation="uniform").kept))
+        gone = set(gates.closed_heads(rank_heads(gates, keep, lambda gone: scores, allocation="uniform").stays_open))
         assert len(gone) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
             heads = [HeadId(site, layer, head) for head in range(count)]
@@ -75,7 +75,9 @@ def test_groups_and_protected_heads_are_counted() -> None:
     sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
     gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 1, 5)])
     scores = scores_of(gates)
-    kept = gates.without(gates.closed(rank_heads(gates, 12, lambda gone: scores, allocation="uniform").kept))
+    kept = gates.remaining_heads(
+        gates.closed_heads(rank_heads(gates, 12, lambda gone: scores, allocation="uniform").stays_open)
+    )
     assert [sum(head.layer == layer for head in kept) for layer in range(3)] == [4, 4, 4]
     assert set(kept) >= {HeadId(Site.DECODER_SELF, 1, 4), HeadId(Site.DECODER_SELF, 1, 5)}
     emptied = gate_layout(checkpoints.small().attention_sites)
@@ -90,7 +92,7 @@ def test_a_layer_whose_heads_are_all_protected_keeps_them() -> None:
     gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 0, head) for head in range(8)])
     with pytest.raises(ConfigError, match=r"--keep 12.*keep 24$"):  # it left 8, 4 and 4, which are 16
         rank_heads(gates, 12, lambda gone: scores_of(gates), allocation="uniform")
-    assert bool(rank_heads(gates, 24, lambda gone: scores_of(gates), allocation="uniform").kept.all())
+    assert bool(rank_heads(gates, 24, lambda gone: scores_of(gates), allocation="uniform").stays_open.all())
 
 
 # `--allocate per-group`: as many query heads in every group of a layer, layers as many as their scores say.
@@ -106,13 +108,13 @@ def model() -> hs.Model:
 
 def group_scores(gates: GateLayout) -> dict[HeadId, float]:
     noise = torch.Generator().manual_seed(5)
-    heads = gates.without([])
+    heads = gates.remaining_heads([])
     return dict(zip(heads, torch.rand(len(heads), generator=noise).tolist(), strict=True))
 
 
 def per_group(gates: GateLayout, gone: list[HeadId]) -> list[list[int]]:
     """How many heads every group of every layer keeps."""
-    kept = set(gates.without(gone))
+    kept = set(gates.remaining_heads(gone))
     return [[sum(HeadId(SELF, layer, 4 * group + h) in kept for h in range(4)) for group in (0, 1)] for layer in (0, 1)]
 
 
@@ -130,7 +132,9 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
         return max((sum(scores[head] for head in some) for some in ways), default=-math.inf)
 
     for keep in range(2 * len(protect), 17, 2):
-        gone = gates.closed(rank_heads(gates, keep, lambda gone: scores, steps=steps, allocation="per-group").kept)
+        gone = gates.closed_heads(
+            rank_heads(gates, keep, lambda gone: scores, steps=steps, allocation="per-group").stays_open
+        )
         assert len(gone) == 16 - keep
         assert all(len(set(of_layer)) == 1 for of_layer in per_group(gates, gone))
         plan_removal(model.checkpoint.attention_sites, gone or [HeadId(SELF, 0, h) for h in range(8)])
@@ -139,7 +143,7 @@ def test_what_goes_is_the_best_that_leaves_groups_of_one_size(
             for first in range(5)
             if 0 <= keep // 2 - first <= 4
         )
-        assert sum(scores[head] for head in gates.without(gone)) == pytest.approx(best)
+        assert sum(scores[head] for head in gates.remaining_heads(gone)) == pytest.approx(best)
 
 
 def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refused() -> None:

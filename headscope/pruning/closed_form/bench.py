@@ -131,7 +131,7 @@ class RefitBench:
     def _meter(self, corpus: Corpus, objective: str | Objective) -> DamageMeter:
         return DamageMeter.of(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
 
-    def compensated(self, heads: Sequence[HeadId]) -> Compensated:
+    def compensation(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure what that does."""
         key = frozenset(heads)
         if key not in self.recent:
@@ -145,21 +145,21 @@ class RefitBench:
         performance, choice = {"intact": self.held_out.of_intact}, None
         if self.options.method == AUTO:
             choice, refits = self._choose(heads)
-            options = choice.taken.options
+            options = choice.best.options
         else:
-            options = self._damped(replace(self.options, add_bias=self.add_bias))
+            options = self._with_damping(replace(self.options, add_bias=self.add_bias))
             refits = self.refits(heads, options)
         model, seconds = self.copy_with(refits).model, time.monotonic() - began
         if choice is None and options.method == "none":
             with masked(self.checkpoint.model, heads):
-                performance["removed"] = self.held_out.measure(self._pooled)
+                performance["removed"] = self.held_out.measure(self._merged_model)
         else:
             if choice is None:
                 candidate = self._candidate(options, model)
                 choice = self._choice([self._masked(heads), candidate], candidate)
             performance["removed"] = choice.masked.held_out
             if options.method != "none":
-                performance["refitted"] = choice.taken.held_out
+                performance["refitted"] = choice.best.held_out
         own = anchor_name(options.anchor) == "text"
         digest = open_text(options.anchor, like=self.text.calibration, name=flag.anchor).digest if own else ""
         return Compensated(
@@ -168,7 +168,7 @@ class RefitBench:
 
     def refits(self, heads: Collection[HeadId], options: Refit) -> list[ModuleRefit]:
         """The refits of every module that changes."""
-        options = self._damped(options)
+        options = self._with_damping(options)
         is_sequential, refits = options.sequential or self.altered is not None, list[ModuleRefit]()
         if options.method != "none" and (is_sequential or options.feed_forward):
             at_once = [] if is_sequential else self.refits(heads, replace(options, feed_forward=False))
@@ -188,7 +188,7 @@ class RefitBench:
             refits += compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)
         return refits
 
-    def _damped(self, options: Refit) -> Refit:
+    def _with_damping(self, options: Refit) -> Refit:
         """Least squares with the damping that fits the length of the text, unless it is given."""
         if options.method != "least-squares" or options.damping is not None:
             return options
@@ -200,13 +200,13 @@ class RefitBench:
         return RefittedCopy.of(self.altered or self.checkpoint, refits)
 
     @property
-    def _pooled(self) -> nn.Module | None:
+    def _merged_model(self) -> nn.Module | None:
         return None if self.altered is None else self.altered.model
 
     def _masked(self, heads: Sequence[HeadId]) -> Candidate:
         held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
         with masked(self.checkpoint.model, heads):
-            performances = [meter.measure(self._pooled) for meter in (held_out, check)]
+            performances = [meter.measure(self._merged_model) for meter in (held_out, check)]
         return Candidate(Refit(method="none", add_bias=self.add_bias), *performances)
 
     def _candidate(self, options: Refit, model: nn.Module) -> Candidate:
@@ -232,7 +232,7 @@ class RefitBench:
             if candidate.gains_on(best) if on_both else best_candidate([best, candidate], nothing) is candidate:
                 best, best_refits = candidate, refits
 
-        for options in self.tried(heads):
+        for options in self.refit_candidates(heads):
             attempt(options)
         if settings.sequential and heads:
             refits = [candidate for candidate in candidates if candidate.options.method == "least-squares"]
@@ -241,7 +241,7 @@ class RefitBench:
             attempt(replace(best.options, feed_forward=True), on_both=True)
         return self._choice(candidates, best), best_refits or self.refits(heads, best.options)
 
-    def tried(self, heads: Collection[HeadId]) -> list[Refit]:
+    def refit_candidates(self, heads: Collection[HeadId]) -> list[Refit]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares.
 
         For language models half the way, as in a search: which way is better there, a few dozen lines cannot tell.
@@ -282,6 +282,6 @@ def refit_copy(
 
 def rounded_copy(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with weights of its own, rounded as its files would be."""
-    rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
-    round_weights(rounded.model, rounded.written_in)
-    return rounded
+    copy_rounded = checkpoint.with_model(copy.deepcopy(checkpoint.model))
+    round_weights(copy_rounded.model, copy_rounded.written_in)
+    return copy_rounded

@@ -104,7 +104,7 @@ class Compensated:
     def remarks(self) -> list[str]:
         """What the user should know of how modules were refitted."""
         linear = [refit for refit in self.refits if not refit.affine]
-        with_damping = [refit for refit in self.refits if refit.refit.raised]
+        with_damping = [refit for refit in self.refits if refit.refit.times_raised]
         own_only = [refit for refit in self.refits if self.options.sequential and not refit.residual]
         remarks = [self.choice.warning] if self.choice is not None and self.choice.warning else []
         if own_only:
@@ -118,7 +118,7 @@ class Compensated:
                 "their refit is linear"
             )
         if with_damping:
-            powers = max(refit.refit.raised for refit in with_damping)
+            powers = max(refit.refit.times_raised for refit in with_damping)
             remarks.append(
                 f"second moments of {len(with_damping)} modules are singular (fewer tokens than columns, or heads that "
                 f"write nothing): damping was raised up to 10^{powers} times"
@@ -135,7 +135,7 @@ def _module_record(refit: ModuleRefit) -> dict[str, Any]:
         "error": refit.error,
         "error_without": refit.error_without,
         "lambda": refit.refit.damping,
-        "raised": refit.refit.raised,
+        "raised": refit.refit.times_raised,
     }
 
 
@@ -174,10 +174,10 @@ class Choice:
     """The candidates that were compared, "none" (called `without`) first, and the one that was taken."""
 
     candidates: Sequence[Candidate]
-    taken: Candidate
+    best: Candidate
     text: str
     sentences: int
-    without: str = "masking"
+    baseline: str = "masking"
 
     @property
     def masked(self) -> Candidate:
@@ -187,11 +187,11 @@ class Choice:
     @property
     def warning(self) -> str:
         """What is said where the one taken is worse on the second text than masking and than the intact model."""
-        refit_check, masked = self.taken.check, self.masked.check
-        if self.taken.harms(self.masked)[1] <= 1:
+        refit_check, masked = self.best.check, self.masked.check
+        if self.best.harms(self.masked)[1] <= 1:
             return ""
         return (
-            f"{self.taken.name} is worse than {self.without} on other text: {refit_check.objective} "
+            f"{self.best.name} is worse than {self.baseline} on other text: {refit_check.objective} "
             f"{refit_check.value:.4f} against {masked.value:.4f} on {self.sentences} sentences ({self.text}); "
             f"{flag.compensate} auto takes what harms least"
         )
@@ -202,7 +202,7 @@ class Choice:
             "text": self.text,
             "sentences": self.sentences,
             "objective": self.masked.check.objective,
-            "taken": self.taken.name,
+            "taken": self.best.name,
             "candidates": [_row(candidate, self.masked) for candidate in self.candidates],
         }
 

@@ -134,9 +134,9 @@ class RefittedCopy:
         folds = any(projection.mixing_folded for projection in projections)
         self._intact = model
         owners = (model.get_submodule(projection.owner) for projection in projections)
-        replaced = {id(weights) for owner in owners for weights in owner.parameters()}
+        ids_replaced = {id(weights) for owner in owners for weights in owner.parameters()}
         weights = {id(weights): weights for weights in (*model.parameters(), *model.buffers())}
-        self._shared = {key: value for key, value in weights.items() if key not in replaced}
+        self._shared = {key: value for key, value in weights.items() if key not in ids_replaced}
         self.model: nn.Module = (
             fold_mixings(model)
             if folds and isinstance(model, Transformer)

@@ -37,7 +37,7 @@ class Damped:
     matrix: Tensor
     factor: Tensor
     damping: float
-    raised: int = 0
+    times_raised: int = 0
 
     def inverse(self) -> Tensor:
         """(H + λI)⁻¹ [m m]."""
@@ -134,7 +134,7 @@ class SolvedRefit:
     weight: Tensor
     shift: Tensor
     damping: float = 0.0
-    raised: int = 0
+    times_raised: int = 0
 
 
 def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> SolvedRefit:
@@ -181,9 +181,12 @@ def least_squares(
     """
     if not len(columns_gone):
         return SolvedRefit(weight.clone(), weight.new_zeros(len(weight)))
-    regularized = damp(second - torch.outer(mean, mean) if affine else second, share=share)
+    damped_second = damp(second - torch.outer(mean, mean) if affine else second, share=share)
     columns_left = other_columns(weight.shape[1], columns_gone)
-    corner, side = regularized.matrix[columns_left][:, columns_left], regularized.matrix[columns_left][:, columns_gone]
+    corner, side = (
+        damped_second.matrix[columns_left][:, columns_left],
+        damped_second.matrix[columns_left][:, columns_gone],
+    )
     predicts = torch.cholesky_solve(side, torch.linalg.cholesky(corner))  # A [m-n n]
     new_weight = weight.index_fill(1, columns_gone, 0.0)
     new_weight[:, columns_left] += weight[:, columns_gone] @ predicts.T
@@ -192,7 +195,7 @@ def least_squares(
         if affine
         else weight.new_zeros(len(weight))
     )
-    return SolvedRefit(new_weight, shift, regularized.damping, regularized.raised)
+    return SolvedRefit(new_weight, shift, damped_second.damping, damped_second.times_raised)
 
 
 def refit_to_targets(
@@ -215,14 +218,14 @@ def refit_to_targets(
     columns_left = other_columns(weight.shape[1], columns_gone)
     if affine:
         second, cross = second - torch.outer(mean, mean), cross - torch.outer(mean, target)
-    regularized = damp(second, share=share)
-    right_side = cross[columns_left] + regularized.damping * weight[:, columns_left].T  # [m-n d]
+    damped_second = damp(second, share=share)
+    right_side = cross[columns_left] + damped_second.damping * weight[:, columns_left].T  # [m-n d]
     new_weight = torch.zeros_like(weight)
     new_weight[:, columns_left] = torch.cholesky_solve(
-        right_side, torch.linalg.cholesky(regularized.matrix[columns_left][:, columns_left])
+        right_side, torch.linalg.cholesky(damped_second.matrix[columns_left][:, columns_left])
     ).T
     shift = target - new_weight @ mean if affine else torch.zeros_like(target)
-    return SolvedRefit(new_weight, shift, regularized.damping, regularized.raised)
+    return SolvedRefit(new_weight, shift, damped_second.damping, damped_second.times_raised)
 
 
 def reconstruction_error(weight: Tensor, refit: SolvedRefit, *, mean: Tensor, second: Tensor) -> float:

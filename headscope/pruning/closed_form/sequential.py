@@ -177,11 +177,11 @@ def _refit(
         affine=affine,
         share=max(options.share, BLOCK_DAMPING) if is_block else options.share,
     )
-    unchanged = SolvedRefit(weight, weight.new_zeros(len(weight)))
-    refit = interpolate(unchanged, refit, strength)
+    no_change = SolvedRefit(weight, weight.new_zeros(len(weight)))
+    refit = interpolate(no_change, refit, strength)
     energy, error_without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
     if is_merged or is_block:
-        error_without = _error(unchanged, pair)
+        error_without = _error(no_change, pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
     return ModuleRefit(part, refit, error, error_without / energy, affine, residual)
 

@@ -153,7 +153,7 @@ class GateRun:
             self.quality[name] = tuner.measure(self.valid, learner.gating.spread(gates))
         if tunes:
             recipe = replace(tuner.recipe, updates=self.config.tune_updates)
-            tune(tuner, recipe, learner.gating.closed(decision), progress)
+            tune(tuner, recipe, learner.gating.closed_heads(decision), progress)
             types = round_weights(model, written_type)
             self.quality["tuned"] = tuner.measure(self.valid, learner.gating.spread(decision.double()))
         return [rounding_note(types)] if types else []
@@ -227,7 +227,7 @@ def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Pr
     }
     choice = ranking_of(
         setup,
-        gates.closed(learner.decide()),
+        gates.closed_heads(learner.decide()),
         run.ranking(),
         folder=config.out,
         method=learner.name,

@@ -90,7 +90,7 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
 
 def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
     """Heads of a unit, and protected heads, of a layer of every module that has gates or protected heads."""
-    protected_counts = Counter((head.site, head.layer) for head in gating.protected)
+    protected_counts = Counter((head.site, head.layer) for head in gating.protected_heads)
     sizes = {
         module: sum((head.site, head.layer) == module for head in unit)
         for module, unit in zip(gating.modules, gating.units, strict=True)
@@ -168,7 +168,7 @@ def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
 
     By default it is rounded to whole groups, and not less than the protected heads. ConfigError where that is none.
     """
-    size, least = int(gating.sizes[0]), len(gating.protected)
+    size, least = int(gating.sizes[0]), len(gating.protected_heads)
     nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
     if allocation in NEAREST:
         nearest = NEAREST[allocation](gating, fraction)

@@ -41,7 +41,7 @@ class Direction:
 
     keep: End
     why: str = ""
-    asked: bool = False
+    is_requested: bool = False
 
     def apply(self, scores: Scores) -> Scores:
         """The scores with the sign by which the highest stay."""
@@ -50,10 +50,10 @@ class Direction:
     @property
     def suffix(self) -> str:
         """What signatures add to the criterion's name where the user gave the direction."""
-        return f"-{self.keep}" if self.asked else ""
+        return f"-{self.keep}" if self.is_requested else ""
 
     def __str__(self) -> str:
-        why = "as asked" if self.asked else self.why and f"as {self.why}"
+        why = "as asked" if self.is_requested else self.why and f"as {self.why}"
         return ", ".join(filter(None, [f"removes the {OTHER_END[self.keep]} first", why]))
 
 
@@ -63,7 +63,7 @@ class ScoringContext:
 
     Only `candidates` may go (None: all heads). `damping` is for criteria that refit W_O (None: as usual), `anchor` for
     what is measured with W_O refitted, `bench` for what that is fitted to and measured on (None: parts of the corpus).
-    Of several `processes` each reads its share of the text, and all get the scores. `measured` holds what several
+    Of several `processes` each reads its share of the text, and all get the scores. `cache` holds what several
     criteria, and a refit, measure alike of the intact model; `replace` hands it on.
     """
 
@@ -78,7 +78,7 @@ class ScoringContext:
     anchor: OtherText = ""
     bench: RefitBench | None = None
     processes: Processes = ALONE
-    measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    cache: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Criterion(ABC):
@@ -123,7 +123,7 @@ class Criterion(ABC):
                 f"{flag.by} {self.name} has no agreed direction: give {flag.keep_lowest} where low values stay, else "
                 f"{flag.keep_highest}"
             )
-        return Direction(keep, asked=True)
+        return Direction(keep, is_requested=True)
 
 
 class MeasuredColumn(Criterion):

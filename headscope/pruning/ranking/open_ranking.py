@@ -52,14 +52,14 @@ def rank_open_model(
         first = score([])
         ranking = rank_heads(gating, gating.heads, lambda removed: first)
         if config.allocate == "measured":
-            first = allocation_of(context, gating, ranking).take(gating.heads - len(gating.protected))
+            first = allocation_of(context, gating, ranking).take(gating.heads - len(gating.protected_heads))
             ranking = rank_heads(gating, gating.heads, lambda removed: first)
         step(1)
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def lowest(count: int, allocation: str) -> list[HeadId]:
-        removable, keep = gating.heads - len(gating.protected), gating.heads - count
+        removable, keep = gating.heads - len(gating.protected_heads), gating.heads - count
         if not 0 <= count <= removable:
             raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
         if gating.groups and allocation:
@@ -68,7 +68,7 @@ def rank_open_model(
             check_keep(gating, keep, allocation or config.allocate)
             going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
             choice = going(gating, keep, lambda removed: score(removed) if removed else first)
-        return gating.closed(choice.kept)
+        return gating.closed_heads(choice.stays_open)
 
     about = {"study": study.signature} if study is not None else {}
     about |= {"gates": gates_at_start} if gates_at_start else {}

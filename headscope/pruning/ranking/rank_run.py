@@ -64,7 +64,7 @@ class Outcome:
     context: ScoringContext
     keep: int
     scoring: Scoring
-    ranked: Ranked
+    ranking: Ranked
 
 
 def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
@@ -129,8 +129,8 @@ def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tup
     began = time.monotonic()
     setup = open_selection(config, trains=config.tune_updates > 0)
     outcome = _rank(config, setup, progress, processes)
-    gates, context, scoring, ranking = setup.gating, outcome.context, outcome.scoring, outcome.ranked
-    heads_gone = gates.closed(ranking.kept)
+    gates, context, scoring, ranking = setup.gating, outcome.context, outcome.scoring, outcome.ranking
+    heads_gone = gates.closed_heads(ranking.stays_open)
     freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, setup)
     checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
@@ -250,8 +250,8 @@ def _fixed(
 ) -> Scoring:
     """Scores that were measured before, whichever heads are gone."""
     direction = column.direction(config.end)
-    oriented = direction.apply(scores)
-    return Scoring(lambda removed_heads: oriented, direction, label, facts)
+    oriented_scores = direction.apply(scores)
+    return Scoring(lambda removed_heads: oriented_scores, direction, label, facts)
 
 
 def allocation_of(context: ScoringContext, gates: GateLayout, ranking: Ranked) -> MeasuredAllocation:

@@ -23,7 +23,7 @@ class Ranked:
     `tied` [n] are those that stay, or went, while others of the same score in the same step did not.
     """
 
-    kept: Tensor
+    stays_open: Tensor
     scores: Tensor
     step: Tensor
     tied: Tensor
@@ -37,7 +37,7 @@ class Ranked:
     def table(self, gating: GateLayout) -> pd.DataFrame:
         """A row a gated head, the best first."""
         scores, step = self.scores.tolist(), self.step.tolist()
-        return gating.ranking(self.order(), score=scores, stays_open=self.kept, step=step)
+        return gating.ranking(self.order(), score=scores, stays_open=self.stays_open, step=step)
 
 
 def rank_heads(
@@ -58,7 +58,7 @@ def rank_heads(
     scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
     ties: list[Tensor] = []
     for number in range(1, steps + 1):
-        unit_scores = _of_units(gating, score(gating.closed(remaining)), remaining)
+        unit_scores = _of_units(gating, score(gating.closed_heads(remaining)), remaining)
         scores[remaining] = unit_scores[remaining]
         for members, stay in quota:
             sets = removal_sets(gating, scores, members[remaining[members]])  # [n u]

@@ -35,7 +35,7 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: S
     objective, seed = (context.options.objective, context.options.seed) if gradients else (None, 0)
     text_key = "moments", id(context.checkpoint), id(context.corpus), context.batching
     key = *text_key, objective, seed
-    if heads_off or key not in context.measured:
+    if heads_off or key not in context.cache:
         with masked(context.checkpoint.model, heads_off):
             moments = collect_moments(
                 context.checkpoint,
@@ -47,9 +47,9 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: S
             )
         if heads_off:
             return moments
-        context.measured[text_key] = context.checkpoint, context.corpus  # no other object gets their ids
-        context.measured[key] = context.measured[(*text_key, None, 0)] = moments
-    intact: Moments = context.measured[key]
+        context.cache[text_key] = context.checkpoint, context.corpus  # no other object gets their ids
+        context.cache[key] = context.cache[(*text_key, None, 0)] = moments
+    intact: Moments = context.cache[key]
     return intact
 
 

@@ -33,23 +33,23 @@ from headscope.version import VERSION
 class Shrunk:
     """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
 
-    `source` and `before` are of the whole model (the refitted one, where `compensated`), `data` what the two were
-    compared on. `quality` is on held-out text, `elsewhere` on a second one, `unmeasured` why there is none. `layers` is
-    what whole layers of as many parameters would cost.
+    `source` and `before` are of the whole model (the refitted one, where there is a `compensation`), `data` what both
+    were compared on. `quality` is on held-out text, `elsewhere` on a second one, `why_unmeasured` why there is none.
+    `layers` is what whole layers of as many parameters would cost.
     """
 
     checkpoint: Checkpoint
     export: Export
     source: Mapping[str, str]
     removal: RemovalPlan
-    verified: Verification
+    verification: Verification
     data: InputTexts
     before: Size
     signature: Signature
-    compensated: Compensated | None = None
+    compensation: Compensated | None = None
     quality: QualityChange | None = None
     elsewhere: QualityChange | None = None
-    unmeasured: str = ""
+    why_unmeasured: str = ""
     layers: WholeLayers | None = None
     remarks: tuple[str, ...] = ()
 
@@ -119,8 +119,8 @@ def shrunk_record(
         "removed": [str(head) for head in plan.removed],
         "kept": _by_site(plan.kept),
         "merged": _by_site(plan.merged),
-        "verified": asdict(shrunk.verified),
-        "compensation": shrunk.compensated and shrunk.compensated.record(),
+        "verified": asdict(shrunk.verification),
+        "compensation": shrunk.compensation and shrunk.compensation.record(),
         "quality": shrunk.quality and shrunk.quality.record(),
         "elsewhere": shrunk.elsewhere and shrunk.elsewhere.record(),
         "layers": shrunk.layers and asdict(shrunk.layers),
@@ -142,8 +142,8 @@ def shrunk_record(
             *(() if files is None else files.notes),
             *padding_note(shrunk),
             *shrunk.remarks,
-            *filter(None, [shrunk.verified.rounds, shrunk.unmeasured]),
-            *(() if shrunk.compensated is None else shrunk.compensated.remarks()),
+            *filter(None, [shrunk.verification.rounds, shrunk.why_unmeasured]),
+            *(() if shrunk.compensation is None else shrunk.compensation.remarks()),
             *(() if shrunk.quality is None else shrunk.quality.unread),
             *(note for file in engines for note in file.notes),
         ],
@@ -153,10 +153,10 @@ def shrunk_record(
 
 def _by_site(values: Mapping[tuple[Site, int], Sequence[Any]]) -> dict[str, dict[str, list[Any]]]:
     """What layers have, by site and layer, in the order of sites."""
-    nested: dict[str, dict[str, list[Any]]] = {}
+    by_site: dict[str, dict[str, list[Any]]] = {}
     for (site, layer), value in sorted(values.items(), key=lambda item: (SITES.index(item[0][0]), item[0][1])):
-        nested.setdefault(site.value, {})[str(layer)] = list(value)
-    return nested
+        by_site.setdefault(site.value, {})[str(layer)] = list(value)
+    return by_site
 
 
 def list_typed(config: RemoveConfig | ShrinkConfig, shrunk: Shrunk) -> dict[str, str | None]:

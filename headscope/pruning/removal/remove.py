@@ -186,7 +186,7 @@ def remove_planned(
             progress("comparing")
             compare(checkpoint, export.build(checkpoint, removal), removal.removed, data.first())
         progress("refitting")
-        compensation = bench.compensated(removal.removed)
+        compensation = bench.compensation(removal.removed)
         whole = compensation.checkpoint
     progress("removing")
     smaller = export.build(whole, removal)
@@ -200,14 +200,14 @@ def remove_planned(
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
-        verified=verification,
+        verification=verification,
         data=data,
         before=before,
         signature=_signature(checkpoint, export, removal, data, compensation),
-        compensated=compensation,
+        compensation=compensation,
         quality=quality_change(checkpoint, smaller, quality_task) if isinstance(quality_task, Question) else None,
         elsewhere=None if elsewhere is None else quality_change(checkpoint, smaller, elsewhere),
-        unmeasured=quality_task if isinstance(quality_task, str) else "",
+        why_unmeasured=quality_task if isinstance(quality_task, str) else "",
         remarks=remarks,
     )
 
@@ -253,7 +253,7 @@ def write_shrunk(
     with build.writing() as folder, eval_mode(shrunk.checkpoint.model):
         files = write_checkpoint(shrunk.checkpoint, folder, config.companions)
         far = _reload_difference(shrunk, files, expected_logits)
-        shrunk, engine_files = replace(shrunk, verified=replace(shrunk.verified, reloaded=far)), []
+        shrunk, engine_files = replace(shrunk, verification=replace(shrunk.verification, reloaded=far)), []
         for engine in engines:
             progress(f"exporting to {engine.name}")
             engine_files.append(engine.write(shrunk.checkpoint, shrunk.data, folder, quantize=config.quantize))
@@ -285,15 +285,15 @@ def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logit
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
     shrunk = result.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
-    reopened = open_checkpoint(
+    reopened_checkpoint = open_checkpoint(
         str(files_written.path), format=files_written.format, device=str(shrunk.device), dtype=dtype
     )
-    if reopened.layout != shrunk.layout:
+    if reopened_checkpoint.layout != shrunk.layout:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
-    with through_attend(reopened.model):
-        logits = outputs(reopened.model, result.data.feeds[0])
+    with through_attend(reopened_checkpoint.model):
+        logits = outputs(reopened_checkpoint.model, result.data.feeds[0])
     far = max_abs_difference(logits, expected_logits)
-    require(far, 10 * result.verified.tolerance, "what was saved", merges=bool(result.removal.merged))
+    require(far, 10 * result.verification.tolerance, "what was saved", merges=bool(result.removal.merged))
     return far
 
 

@@ -256,7 +256,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     seconds = time.monotonic() - began
     return {
         "cell": vars(cell),
-        "kept": [str(head) for head in context.gating.without(heads_gone)],
+        "kept": [str(head) for head in context.gating.remaining_heads(heads_gone)],
         "metric": context.metric,
         "sums": scores.sums.tolist(),
         "loss": scores.loss.sum(axis=0).tolist(),
@@ -310,7 +310,7 @@ def removed_heads(context: SweepContext, cell: Cell) -> list[HeadId]:
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
     ranking = rank_heads(context.gating, cell.keep, lambda heads_off: scores, allocation=context.config.allocation)
-    return context.gating.closed(ranking.kept)
+    return context.gating.closed_heads(ranking.stays_open)
 
 
 def _tune(context: SweepContext, cell: Cell) -> Pruned:
@@ -351,7 +351,7 @@ def _train_control(context: SweepContext, cell: Cell) -> Pruned:
     """A model with the heads that the cell itself, which must be finished, has kept, trained from scratch."""
     assert cell.seed is not None
     heads_kept = map(HeadId.parse, read_object(cell_path(context.config.out, cell.folder))["kept"])
-    heads_gone = context.gating.without(list(heads_kept))
+    heads_gone = context.gating.remaining_heads(list(heads_kept))
     whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
     control = train_from_scratch(whole, heads_gone, options, context.folder(cell))
     return control.checkpoint, heads_gone, {"updates": control.updates, "checkpoint": control.name}
@@ -359,5 +359,5 @@ def _train_control(context: SweepContext, cell: Cell) -> Pruned:
 
 def _as_chosen(context: SweepContext, choice: Ranking, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Pruned:
     """The model as a choice left it, or the one at hand where nothing was trained."""
-    left = checkpoint if choice.record["model"] else context.checkpoint
-    return left, choice.removed, {choice.quantity: choice.quality, **facts}
+    tuned_checkpoint = checkpoint if choice.record["model"] else context.checkpoint
+    return tuned_checkpoint, choice.removed, {choice.quantity: choice.quality, **facts}

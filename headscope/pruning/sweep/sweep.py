@@ -107,7 +107,7 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
     get None.
     """
     with IndependentProcesses() as processes, ExitStack() as stack:
-        started: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
+        run_of_first: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
 
         def begin() -> tuple[Path, list[Cell]]:
             inputs = inputs_of(config)
@@ -121,11 +121,11 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
             workspace = stack.enter_context(place)
             write_json(workspace.path / RECORD, SWEEP.describe(record))
             clear_cells(workspace.path, missing)
-            started.append((context, workspace, record))
+            run_of_first.append((context, workspace, record))
             return workspace.path, missing
 
         folder, missing = processes.agree(begin)
-        context = started[0][0] if started else SweepContext(config)
+        context = run_of_first[0][0] if run_of_first else SweepContext(config)
         context.config = replace(config, out=folder)
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
         try:
@@ -136,16 +136,16 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
                 for cell in sorted(cells, key=lambda cell: cell.control):
                     write_cell(folder, cell, run_cell(context, cell))
                     step(1)
-            while started and not all(cell_path(folder, cell.name).is_file() for cell in missing):
+            while run_of_first and not all(cell_path(folder, cell.name).is_file() for cell in missing):
                 time.sleep(POLL)
         except KeyboardInterrupt:
-            if started and read_cells(folder):
-                write_conclusion(context, started[0][2])  # as far as it went
+            if run_of_first and read_cells(folder):
+                write_conclusion(context, run_of_first[0][2])  # as far as it went
             raise
-        if not started:
+        if not run_of_first:
             return None
-        write_conclusion(context, started[0][2])
-        started[0][1].finish()
+        write_conclusion(context, run_of_first[0][2])
+        run_of_first[0][1].finish()
         return Sweep.open(config.out)
 
 

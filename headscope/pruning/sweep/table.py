@@ -57,21 +57,21 @@ class MeasuredCells:
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
         values = [resample(metric.of, rows, bootstrap) for metric, rows in sums]
         cells = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
-        baseline = cells.unpruned
+        baseline = cells.unpruned_number
         if margin is None or baseline is None:
             return cells
         metric, rows = sums[baseline]
         return replace(cells, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
 
     @property
-    def unpruned(self) -> int | None:
+    def unpruned_number(self) -> int | None:
         """The number of the unpruned model, None where it is not measured yet."""
         names = [record["cell"]["method"] for record in self.records]
         return names.index(UNPRUNED) if UNPRUNED in names else None
 
     def verdict(self, numbers: Sequence[int], level: float = LEVEL) -> NonInferiority | None:
         """That on the mean over these cells, a seed each; None of the unpruned model, and where it is no baseline."""
-        baseline_number = self.unpruned
+        baseline_number = self.unpruned_number
         if baseline_number is None or self.margin is None or baseline_number in numbers:
             return None
         metric = METRICS.get(self.records[baseline_number]["metric"])
@@ -105,7 +105,11 @@ def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _row(cell_metrics: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
-    record, values, baseline_number = cell_metrics.records[number], cell_metrics.values[number], cell_metrics.unpruned
+    record, values, baseline_number = (
+        cell_metrics.records[number],
+        cell_metrics.values[number],
+        cell_metrics.unpruned_number,
+    )
     cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
     verdict = verdict_columns(cell_metrics.verdict([number]))
@@ -183,16 +187,16 @@ def verdicts(cell_metrics: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFr
             sizes.setdefault(cell.size, []).append(number)
     level, rows = 1 - (1 - LEVEL) / max(len(sequences), 1), list[dict[str, Any]]()
     for key, sizes in sequences.items():
-        kept = {
+        n_kept = {
             size: sum(len(cell_metrics.records[number]["kept"]) for number in cells) / len(cells)
             for size, cells in sizes.items()
         }
-        largest_first = sorted(sizes, key=lambda size: -kept[size])
+        largest_first = sorted(sizes, key=lambda size: -n_kept[size])
         own = [cell_metrics.verdict(sizes[size], level) for size in largest_first]
         in_sequence = in_fixed_sequence([verdict for verdict in own if verdict is not None])
         columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own), strict=True))
         for size in sizes:
-            about = {"kept": kept[size], "of": sum(sites.values())}
+            about = {"kept": n_kept[size], "of": sum(sites.values())}
             rows.append(dict(zip(KEY, (*key, size), strict=True)) | about | columns[size])
     return pd.DataFrame(rows, columns=[*KEY, "kept", "of", *VERDICT])
 

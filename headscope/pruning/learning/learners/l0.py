@@ -127,7 +127,9 @@ class L0(GateLearner):
 
     def facts(self) -> dict[str, Any]:
         modules = self._modules()
-        by_rule = int((decide_gates(self.weights.detach()) * self.gating.sizes).sum()) + len(self.gating.protected)
+        by_rule = int((decide_gates(self.weights.detach()) * self.gating.sizes).sum()) + len(
+            self.gating.protected_heads
+        )
         return {
             "lambda_paper": self.strength,
             "lambda_code": self.strength * modules,
