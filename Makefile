@@ -15,9 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
 
-# Types are checked beside the tests: on two cores that takes less time than one after the other.
-test: lint browser
-	$(MAKE) --jobs=2 types unit
+# What waits for the network goes side by side, then style and types beside the tests: on two cores that takes less time.
+test:
+	$(MAKE) --jobs=2 $(VENV)/dev.stamp browser
+	$(MAKE) --jobs=2 lint types unit
 
 test-fast: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "not slow and not whole"

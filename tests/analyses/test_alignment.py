@@ -129,6 +129,38 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
         study(checkpoint, corpus, align_corpus=path)
 
 
+def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
+    """In both directions: probabilities, also those of no word at all, the tension, and which word is taken."""
+    luck = random.Random(4)
+    sides = [
+        tuple([f"{side}{luck.randrange(5)}" for _ in range(luck.randint(2, 7))] for side in "st") for _ in range(9)
+    ]
+    pairs = [(" ".join(source), " ".join(target)) for source, target in sides]
+    aligner, _ = train(iter(pairs))
+    sources, targets = aligner.types
+    joined = []
+    for model, turned in ((aligner.forward, False), (aligner.backward, True)):
+        sentences = [(target, source) if turned else (source, target) for source, target in sides]
+        table, null, tension = alignment.fitted(sentences)
+        assert model.tension == pytest.approx(tension) and len(table) == len(model.pairs)
+        for (other, own), value in table.items():
+            source, target = (own, other) if turned else (other, own)
+            place = np.searchsorted(aligner.keys, sources[source] * (len(targets) + 1) + targets[target])
+            assert model.pairs[place] == pytest.approx(value)
+        for word, value in null.items():
+            assert model.null[(sources if turned else targets)[word]] == pytest.approx(value)
+        joined.append([alignment.chosen_words(sentence, table, null, tension) for sentence in sentences])
+    assert any(None in choices for choices in itertools.chain(*joined))
+    for number, (source, target) in enumerate(sides):
+        forward, backward = np.zeros((2, 1, len(target), len(source)), dtype=bool)
+        for j, i in enumerate(joined[0][number]):
+            forward[0, j, [] if i is None else i] = True
+        for i, j in enumerate(joined[1][number]):
+            backward[0, [] if j is None else j, i] = True
+        expected = np.argwhere(grow_diag_final_and(forward, backward)[0])[:, ::-1].tolist()
+        assert sorted(expected) == sorted(aligner.align(pairs[number : number + 1])[0].pairs.tolist())
+
+
 def test_the_aligner_finds_a_dictionary() -> None:
     """Words of two languages, one to one, in nearby order: nearly all links are found."""
     luck = random.Random(11)

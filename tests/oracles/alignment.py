@@ -1,12 +1,15 @@
-"""Which positions look at the aligned word, and the alignment error rate of Och & Ney (2003), by sentence."""
+"""Which positions look at the aligned word, the alignment error rate of Och & Ney (2003), and fast_align's model."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from scipy.special import digamma
 
 from headscope.engine.base import HeadBatch
 from tests.oracles.seen import Place, Seen, Term
@@ -68,3 +71,63 @@ def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
     weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
     assert heads.rows is not None
     return replace(heads, rows=heads.rows._replace(weights=weights))
+
+
+FROM_NULL, TENSION, ALPHA = 0.08, 4.0, 0.01
+"""As fast_align has them."""
+Words = list[str]
+
+
+def feature(i: int, j: int, n: int, m: int) -> float:
+    """Minus the distance of two places, counted from 1, from the diagonal."""
+    return -abs(i / n - j / m)
+
+
+def priors(j: int, n: int, m: int, tension: float) -> list[float]:
+    """Of word j of m, that it comes from each of n words."""
+    values = [math.exp(tension * feature(i, j, n, m)) for i in range(1, n + 1)]
+    return [(1 - FROM_NULL) * value / sum(values) for value in values]
+
+
+def fitted(sentences: Sequence[tuple[Words, Words]]) -> tuple[dict[tuple[str, str], float], dict[str, float], float]:
+    """Four iterations of variational EM (Dyer et al. 2013): t(own | other), t(own | null) and the tension."""
+    table = {(x, y): 1e-9 for other, own in sentences for x in other for y in own}
+    null, tension = {y: 1e-9 for _, own in sentences for y in own}, TENSION
+    places = [(j, len(other), len(own)) for other, own in sentences for j in range(1, len(own) + 1)]
+    for iteration in range(4):
+        counts, from_null, seen = Counter[tuple[str, str]](), Counter[str](), 0.0
+        for other, own in sentences:
+            n, m = len(other), len(own)
+            for j, y in enumerate(own, start=1):
+                scores = [prior * table[x, y] for x, prior in zip(other, priors(j, n, m, tension), strict=True)]
+                total = sum(scores) + FROM_NULL * null[y]
+                from_null[y] += FROM_NULL * null[y] / total
+                for i, (x, score) in enumerate(zip(other, scores, strict=True), start=1):
+                    counts[x, y] += score / total
+                    seen += score / total * feature(i, j - 1, n, m)
+        for _ in range(8 if iteration else 0):
+            means = 0.0
+            for j, n, m in places:
+                shares = [prior / (1 - FROM_NULL) for prior in priors(j, n, m, tension)]
+                means += sum(share * feature(i, j, n, m) for i, share in enumerate(shares, start=1))
+            tension = min(max(tension + 20 * (seen - means) / len(places), 0.1), 14.0)
+        for x in {x for x, _ in table}:
+            pairs = [pair for pair in table if pair[0] == x]
+            total = sum(counts[pair] for pair in pairs) + ALPHA * len(pairs)
+            table |= {pair: math.exp(digamma(counts[pair] + ALPHA) - digamma(total)) for pair in pairs}
+        total = sum(from_null.values()) + ALPHA * len(null)
+        null = {y: math.exp(digamma(from_null[y] + ALPHA) - digamma(total)) for y in null}
+    return table, null, tension
+
+
+def chosen_words(sentence: tuple[Words, Words], table: dict[tuple[str, str], float], null: dict[str, float],
+                 tension: float) -> list[int | None]:  # fmt: skip
+    """The word that each own word comes from, None where that is none."""
+    other, own = sentence
+    choices: list[int | None] = []
+    for j, y in enumerate(own, start=1):
+        weights = priors(j, len(other), len(own), tension)
+        scores = [prior * table[x, y] for x, prior in zip(other, weights, strict=True)]
+        best = max(range(len(other)), key=lambda i: scores[i])
+        choices.append(best if scores[best] > FROM_NULL * null[y] else None)
+    return choices
