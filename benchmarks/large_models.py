@@ -79,7 +79,7 @@ def made(folder: Path) -> float:
     devices = {f"model.layers.{layer}": "disk" for layer in range(LAYERS)}
     devices |= dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
     (folder.parent / "map.json").write_text(json.dumps(devices), encoding="utf-8")
-    return sum(parameter.nbytes for parameter in model.parameters()) / 2**20
+    return float(sum(parameter.nbytes for parameter in model.parameters()) / 2**20)
 
 
 def peak(step: str, folder: Path) -> float:

@@ -184,7 +184,7 @@ class FilledLayer(DynamicLayer):
     """A layer of a cache that holds states already, possibly of no position."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.keys, self.values = keys, values
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 

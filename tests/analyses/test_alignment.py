@@ -143,9 +143,9 @@ def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
         sentences = [(target, source) if turned else (source, target) for source, target in sides]
         table, null, tension = alignment.fitted(sentences)
         assert model.tension == pytest.approx(tension) and len(table) == len(model.pairs)
-        for (other, own), value in table.items():
-            source, target = (own, other) if turned else (other, own)
-            place = np.searchsorted(aligner.keys, sources[source] * (len(targets) + 1) + targets[target])
+        for words, value in table.items():
+            first, second = words[::-1] if turned else words
+            place = np.searchsorted(aligner.keys, sources[first] * (len(targets) + 1) + targets[second])
             assert model.pairs[place] == pytest.approx(value)
         for word, value in null.items():
             assert model.null[(sources if turned else targets)[word]] == pytest.approx(value)
@@ -153,10 +153,10 @@ def test_the_aligner_is_fast_aligns_model_in_loops() -> None:
     assert any(None in choices for choices in itertools.chain(*joined))
     for number, (source, target) in enumerate(sides):
         forward, backward = np.zeros((2, 1, len(target), len(source)), dtype=bool)
-        for j, i in enumerate(joined[0][number]):
-            forward[0, j, [] if i is None else i] = True
-        for i, j in enumerate(joined[1][number]):
-            backward[0, [] if j is None else j, i] = True
+        for own, choice in enumerate(joined[0][number]):
+            forward[0, own, [] if choice is None else choice] = True
+        for own, choice in enumerate(joined[1][number]):
+            backward[0, [] if choice is None else choice, own] = True
         expected = np.argwhere(grow_diag_final_and(forward, backward)[0])[:, ::-1].tolist()
         assert sorted(expected) == sorted(aligner.align(pairs[number : number + 1])[0].pairs.tolist())
 

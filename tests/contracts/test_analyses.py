@@ -247,7 +247,7 @@ def test_seed_decides_about_intervals(name: str, kind: str) -> None:
 
 def test_what_is_observed_is_left_alone() -> None:
     def watched(cls: Any) -> Any:
-        class Watched(cls):  # type: ignore[misc]
+        class Watched(cls):
             def observe(self, heads: HeadBatch) -> Any:
                 before = {key: value.clone() for key, value in _tensors(heads).items()}
                 found = super().observe(heads)

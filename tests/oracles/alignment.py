@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +94,7 @@ def fitted(sentences: Sequence[tuple[Words, Words]]) -> tuple[dict[tuple[str, st
     null, tension = {y: 1e-9 for _, own in sentences for y in own}, TENSION
     places = [(j, len(other), len(own)) for other, own in sentences for j in range(1, len(own) + 1)]
     for iteration in range(4):
-        counts, from_null, seen = Counter[tuple[str, str]](), Counter[str](), 0.0
+        counts, from_null, seen = dict.fromkeys(table, 0.0), dict.fromkeys(null, 0.0), 0.0
         for other, own in sentences:
             n, m = len(other), len(own)
             for j, y in enumerate(own, start=1):

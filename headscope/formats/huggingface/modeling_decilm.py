@@ -72,4 +72,4 @@ class DeciLMForCausalLM(LlamaForCausalLM):
             layer.mlp.gate_proj = nn.Linear(hidden, ffn, bias=False)
             layer.mlp.up_proj = nn.Linear(hidden, ffn, bias=False)
             layer.mlp.down_proj = nn.Linear(ffn, hidden, bias=False)
-        self.post_init()  # type: ignore[no-untyped-call]
+        self.post_init()

@@ -259,7 +259,7 @@ class Prompts:
         if not isinstance(name, str):
             return None
         bare = name.lower().strip("<|>")
-        return TO_LANGUAGE_CODE.get(bare, bare)
+        return str(TO_LANGUAGE_CODE.get(bare, bare))
 
     def choose(self, companions: Companions) -> Spoken | None:
         """What `companions` name, and the files where these name nothing; ConfigError for what the model cannot."""
