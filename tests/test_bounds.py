@@ -20,7 +20,6 @@ from headscope.data.lines import MAX_LINE, lines_of
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import merge_symbols
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation import translation
 from headscope.evaluation.translation import translate_lines
 from headscope.files.reading import read_bytes
 from headscope.files.toml import read_toml
@@ -83,27 +82,6 @@ def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pyte
     (one,) = translate_lines(checkpoint, ["a b c d e f g"], options=short, tokens=50, cut=cut.append)
     (other,) = translate_lines(checkpoint, ["a b c d"], options=short, tokens=50, cut=cut.append)
     assert one == other and cut == [1] and seen[-2:] == [5, 5]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "at_once", "batches"),
-    [(1000, 2, [[1, 3], [0, 2]]), (9, 9, [[1, 3, 0], [2]]), (1, 1, [[1], [3], [0], [2]])],
-)
-def test_a_wide_beam_takes_fewer_sentences_at_once(
-    tokens: int, at_once: int, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of a text is a piece too: lines of 3, 2, 9 and 2."""
-    checkpoint, lines = checkpoints.small(), ["a b", "c", "a b c d e f g h", "d"]
-    monkeypatch.setattr(translation, "LOGITS", at_once * 4 * checkpoint.vocabulary * 3)
-    seen: list[list[int]] = []
-
-    def translated(texts: list[str], options: TranslateOptions) -> list[Any]:
-        seen.append([lines.index(text) for text in texts])
-        return [[] for _ in texts]
-
-    monkeypatch.setattr(checkpoint, "translations", translated)
-    list(translate_lines(checkpoint, lines, options=TranslateOptions(beam=3), tokens=tokens))
-    assert seen == batches
 
 
 def slowly_merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:

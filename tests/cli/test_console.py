@@ -115,20 +115,6 @@ def test_threads_of_a_command_soon_sleep_while_they_wait_unless_the_user_says_ot
     assert seen == [own or main.WAITING]
 
 
-@pytest.mark.slow
-def test_the_way_of_waiting_is_set_before_torch_is_imported(python: Callable[..., str]) -> None:
-    """OpenMP shows what it has read when it is loaded, which is when torch is."""
-    code = """import os, sys
-os.environ.update(OMP_DISPLAY_ENV="verbose")
-from headscope.cli import main
-main.app = lambda: __import__("torch")
-assert "torch" not in sys.modules
-os.dup2(1, 2)
-main.run()
-"""
-    assert "GOMP_SPINCOUNT = '1000'" in python("-c", code)
-
-
 def test_json_has_null_for_what_is_no_finite_number(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"perplexity": float("inf"), "low": [float("-inf"), float("nan")], "value": 0.5})
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,12 @@ from torch import Tensor, nn
 from headscope.bootstrap import FOLDS
 from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch, CountedTokens
+from headscope.data.encoded import CountedTokens
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
-from headscope.model.discovery import base_of
 from headscope.model.taps import gated
 from headscope.pruning.scores_file import columns
 from headscope.results.study import Study
@@ -214,21 +211,6 @@ def test_batches_do_not_matter(own: bool, kind: str) -> None:
     same_numbers(single, together(kind, own, order=other_way_round), within=1e-6 if kind == "gemma" else 1e-10)
 
 
-def test_reports_made_side_by_side_are_those_made_one_after_the_other(request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
-    checkpoint, corpus = made("bert", "ablation")  # few sentences: every analysis makes its own passes
-
-    def found(threads: int) -> Study:
-        torch.set_num_threads(threads)
-        every = [ANALYSES.get(name) for name in NAMES]
-        return analyze(checkpoint, corpus, analyses=every, options=OPTIONS, replicates=19)
-
-    one, several = found(1), found(3)
-    assert torch.get_num_threads() == 3 and len(one.record["signatures"]) > 15
-    assert list(one.record["signatures"]) == list(several.record["signatures"]) and one.left_out == several.left_out
-    same_numbers(one, several, within=1e-12)
-
-
 @every_alone
 def test_seed_decides_about_intervals(name: str, kind: str) -> None:
     one = usual(kind, name)
@@ -260,44 +242,6 @@ def test_what_is_observed_is_left_alone() -> None:
 
     few = made("t5", "ablation")
     study(few, [watched(cls) for cls in group(False, "t5") if cls.observe is not Analysis.observe])
-
-
-@pytest.mark.parametrize("kind", [*tiny.KINDS])
-def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind: str) -> None:
-    checkpoint, corpus = made(kind)
-    assert checkpoint.attention_sites, "probed before passes are counted"
-    passes: list[Batch] = []
-    ended: list[int] = []
-
-    class Counting(Analysis):
-        name, summary, passes = "counting", "how many passes begin", frozenset({"text"})
-
-        def observe(self, heads: HeadBatch) -> Any:
-            passes.append(heads.batch)
-            return {"weight": heads.over_queries(heads.weights.square().sum(dim=-1))}
-
-    class Watching(Counting):
-        name = "watching"
-
-        @contextmanager
-        def hooks(self, checkpoint: Any) -> Iterator[None]:
-            yield
-
-    def found(cls: type[Analysis]) -> Study:
-        passes.clear()
-        ended.clear()
-        return study((checkpoint, corpus), [cls])
-
-    handle = base_of(checkpoint.model).register_forward_hook(lambda *_: ended.append(1))
-    try:
-        short = found(Counting)
-        assert passes and not ended
-        calls = len(passes)
-        whole = found(Watching)
-        assert len(passes) == calls and len(ended) == len({id(batch) for batch in passes}) > 1
-    finally:
-        handle.remove()
-    same_numbers(short, whole, within=0)
 
 
 def _tensors(heads: HeadBatch) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import re
@@ -21,8 +20,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
-import headscope as hs
-from headscope.data import batching
 from headscope.data.batching import MAX_TOKENS, SHARE, BatchingOptions, BatchTrial, DeviceMemory, ahead, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.data.offsets import fold_characters, subword_spans
@@ -31,7 +28,7 @@ from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
 from headscope.engine.runner import AnalysisRunner
 from tests.contracts.studies import OPTIONS
-from tests.oracles import checkpoints, tiny
+from tests.oracles import tiny
 from tests.oracles.pretended import FIRST, pretended
 
 TEXTS = [
@@ -374,36 +371,6 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
             tokens, said = batch_tokens(there, *arguments, memory=memory)
     assert tried[1] == tried[0] and tried[2] == 2 * tried[0]
     assert said == "" and CPU_TOKENS < tokens < MAX_TOKENS
-
-
-def ranked(its: Any) -> object:
-    made = hs.Model(its).rank(by="gradient", text=checkpoints.SOURCES, target=checkpoints.TARGETS)
-    return made.scores["score"].tolist()
-
-
-def scored(its: Any) -> object:
-    found = hs.Model(its).evaluate(checkpoints.SOURCES, target=checkpoints.TARGETS, metrics="perplexity", bootstrap=2)
-    return found["perplexity"].value
-
-
-def translated(its: Any) -> object:
-    return hs.Model(its).translate(checkpoints.SOURCES, beam=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("work", [ranked, scored, translated])
-def test_every_pass_over_text_takes_what_fits(work: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is asked with a batch once and twice as large; the numbers are those of other batches."""
-    its = checkpoints.small()
-    memory = FakeMemory(10**9, each=1, positions=lambda: memory.asked)
-    monkeypatch.setattr(batching, "DeviceMemory", lambda device: memory)
-    monkeypatch.setattr(batching, "ASKED", ())
-    expected = work(its)
-    assert memory.asked == 0
-    with pretended():
-        found = work(its.with_model(copy.deepcopy(its.model).to(FIRST)))
-    assert memory.asked == 2
-    assert found == (expected if work is translated else pytest.approx(expected, rel=1e-6))
 
 
 def test_items_come_in_order_and_one_ahead() -> None:

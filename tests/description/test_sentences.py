@@ -9,29 +9,10 @@ import pytest
 
 from headscope.description.sentences import descriptions
 from headscope.engine.base import ANALYSES
-from headscope.engine.evidence.labels import Rate, label_in_words
+from headscope.engine.evidence.labels import Rate
 from headscope.engine.plan import analyze
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
-
-
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("positional:-1", "looks at the token before"),
-        ("positional:+3", "looks 3 tokens after"),
-        ("positional:0", "looks at the token itself"),
-        ("syntactic:nsubj<", "looks from dependent to head along nsubj"),
-        ("looks:punctuation", "looks at punctuation"),
-        ("aligned:predicted", "looks at the source word of the token being predicted"),
-        ("massive", "looks at tokens with massive activations"),
-        ("copying", "raises the logit of what it attends to"),
-        ("k-composition:2.3", "its keys read what head 2.3 writes"),
-        ("shiny:x", "shiny:x"),
-    ],
-)
-def test_labels_in_words(label: str, words: str) -> None:
-    assert label_in_words(label) == words
 
 
 def test_a_number_says_what_it_is_of_and_its_baseline() -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-import headscope as hs
 from headscope.config.evaluate import EvaluateConfig
-from headscope.errors import ConfigError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
@@ -51,29 +49,3 @@ def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path) -> Non
         )
     ).table
     assert table["cosine"].iloc[0] == pytest.approx(masked["cosine"], abs=1e-9)
-
-
-def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Path) -> None:
-    texts = classifiers.texts(11)
-    whole = hs.load(folder / "whole", device="cpu", dtype="float64")
-    wanted = {score.metric: score.value for score in whole.evaluate(texts, mask=GONE, bootstrap=10).scores}
-    small, reopened = whole.remove(GONE), hs.load(folder / "small", device="cpu", dtype="float64")
-    tried = [
-        small.evaluate(texts, bootstrap=10),
-        reopened.evaluate(texts, bootstrap=10),
-        reopened.evaluate(texts, against=whole, bootstrap=10),
-        reopened.evaluate(texts, against=folder / "whole", bootstrap=10),
-    ]
-    whole_path = whole.checkpoint.path
-    del whole  # its files are what is left of it
-    tried.append(small.evaluate(texts, bootstrap=10))
-    assert whole_path in " ".join(tried[-1].remarks)
-    for evaluation in tried:
-        assert {score.metric: score.value for score in evaluation.scores} == pytest.approx(wanted, abs=1e-9)
-    alone = hs.load(folder / "whole", device="cpu", dtype="float64")
-    with pytest.raises(ConfigError, match=r"no head is masked.*; give --against CKPT"):
-        alone.evaluate(texts)
-    with alone.masked(GONE):
-        assert alone.evaluate(texts, bootstrap=10)["cosine"].value == pytest.approx(wanted["cosine"])
-    with pytest.raises(ConfigError, match=r"against is 3.*text"):
-        alone.evaluate(texts, against=3)  # type: ignore[arg-type]

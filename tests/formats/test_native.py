@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headscope.data.encoded import Batch, pad_side
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
@@ -116,22 +115,6 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
         "special": ["</s>", "<pad>", "<s>"],
     }
     assert (loaded.two_sided, loaded.vocabulary, loaded.limit, loaded.start_ids()) == (True, 23, None, [])
-
-
-def test_a_decoder_alone(tmp_path: Path) -> None:
-    model = native.model(decoder_only=True).float()
-    vocabulary = Vocabulary(TARGET, Splitter(), start=2, end=2, unknown=3, pad=1)
-    made = TransformerCheckpoint(
-        path="memory", format="t", model=model, model_type="lm", digest="", source=None, target=vocabulary
-    )
-    NATIVE.save(made, tmp_path / "lm")
-    loaded = open_checkpoint(str(tmp_path / "lm"), device="cpu")
-    assert isinstance(loaded, TransformerCheckpoint)
-    assert loaded.encode(["x z"], side="source", limit=9)[0].ids == [2, 4, 6]
-    assert (loaded.start_ids(), loaded.two_sided) == ([2], False)
-    loaded.forward(Batch(torch.tensor([0]), 0, pad_side(loaded.encode(["x z"], side="source", limit=9))))
-    with pytest.raises(CheckpointError, match="translate"):
-        loaded.translate(["x"])
 
 
 # What is refused.

@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 from tokenizers import processors
-from transformers.utils.generic import ModelOutput
 
 import headscope as hs
 from headscope.config.analyze import AnalyzeConfig
@@ -30,7 +29,6 @@ from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
 from tests.makers import decoders
 
-Output: Any = ModelOutput
 POSITIONS, BINS = 50, 5
 TRANSCRIPTS = ["a child sings", "two men stand", "the dog"]
 
@@ -176,20 +174,6 @@ def test_times_that_fit_no_transcript_are_refused(folder: Path, old: str, new: s
         hs.load(folder).analyze(folder / "recordings", **texts)
     with pytest.raises(ConfigError, match="reads text"):
         hs.load("headscope/assets/en-de").analyze(["A dog."], **texts | {"target": ["Ein Hund."]})
-
-
-@pytest.mark.slow
-def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tmp_path: Path) -> None:
-    """Weights are probed beside silence; nothing gives the encoder subwords."""
-    text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts", "bootstrap": 20}
-    also = ("composition", "copying", "direct_logit", "explained")
-    config = AnalyzeConfig(checkpoint=str(folder), **text, out=tmp_path / "run", also=also, figures=False)
-    study = run_analysis(config)
-    reasons = {omission.analysis: omission.why for omission in study.left_out}
-    assert reasons["induction"] == "gives random subwords to the encoder, and this one reads sound"
-    assert {"rare_words", "previous_token", "duplicate_token"} <= set(reasons) and not set(reasons) & set(also)
-    wanted = {"alignment_score", "entropy", "confidence", "direct_logit", "explained", "composition_k", "copying"}
-    assert wanted <= set(study.heads) and study.heads.loc[study.heads["site"] == "cross", "explained"].notna().all()
 
 
 @pytest.mark.parametrize("begin", ["<s>", "<s> <en>"], ids=["one", "two"])

@@ -21,84 +21,38 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import through_attend
 from tests.oracles import native, tiny
-from tests.oracles.tiny import END, MASK, PAD, PIECES, START
+from tests.oracles.tiny import END, IDS, MASK, PAD, PIECES, SIZES, START, T5_SIZES
 
 V = len(PIECES)
-_CLASSES: dict[str, Any] = {"num_labels": 7}  # what the annotations of a config leave out
-_START: dict[str, Any] = {"decoder_start_token_id": PAD}
-_IDS: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+TWO_LAYERS = {**SIZES, "num_hidden_layers": 2}
 
 
 def bert(cls: Any = transformers.BertForMaskedLM) -> Any:
-    return cls(
-        transformers.BertConfig(
-            vocab_size=V,
-            hidden_size=15,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=11,
-            max_position_embeddings=97,
-            pad_token_id=PAD,
-            **_CLASSES,
-        )
-    )
+    sizes = {"hidden_size": 15, "num_attention_heads": 3, "pad_token_id": PAD, "num_labels": 7}
+    return cls(transformers.BertConfig(**TWO_LAYERS, **sizes))
 
 
 def _gpt2() -> Any:
-    config = transformers.GPT2Config(vocab_size=V, n_embd=15, n_layer=2, n_head=3, n_positions=97, **_IDS)
+    config = transformers.GPT2Config(vocab_size=V, n_embd=15, n_layer=2, n_head=3, n_positions=97, **IDS)
     return transformers.GPT2LMHeadModel(config)
 
 
 def _llama() -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=V,
-        hidden_size=42,
-        intermediate_size=11,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=10,
-        max_position_embeddings=97,
-        **_IDS,
-    )
-    return transformers.LlamaForCausalLM(config)
+    sizes = {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TWO_LAYERS, **sizes, **IDS))
 
 
 def _t5() -> Any:
-    config = transformers.T5Config(
-        vocab_size=V,
-        d_model=13,
-        d_kv=5,
-        d_ff=11,
-        num_layers=1,
-        num_decoder_layers=2,
-        num_heads=3,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=17,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        **_START,
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**T5_SIZES, num_layers=1, num_decoder_layers=2)
     )
-    return transformers.T5ForConditionalGeneration(config)
 
 
 def _marian() -> Any:
-    config = transformers.MarianConfig(
-        vocab_size=V,
-        d_model=30,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=3,
-        decoder_attention_heads=5,
-        encoder_ffn_dim=11,
-        decoder_ffn_dim=17,
-        max_position_embeddings=97,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        forced_eos_token_id=None,
-    )
-    return transformers.MarianMTModel(config)
+    sizes = {"vocab_size": V, "d_model": 30, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 97}
+    sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 5, "encoder_ffn_dim": 11, "decoder_ffn_dim": 17}
+    ids = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
+    return transformers.MarianMTModel(transformers.MarianConfig(**sizes, **ids))
 
 
 @dataclass(frozen=True)

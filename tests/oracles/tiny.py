@@ -54,70 +54,32 @@ def tokenizer(before: list[int], after: list[int]) -> Any:
     )
 
 
+IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+SIZES = {"vocab_size": 53, "intermediate_size": 11, "max_position_embeddings": 97}
+T5_SIZES = {"vocab_size": 53, "d_model": 13, "d_kv": 5, "d_ff": 11, "num_heads": 3, "pad_token_id": PAD}
+T5_SIZES |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
+T5_SIZES |= {"eos_token_id": END, "decoder_start_token_id": PAD}
+WINDOWED = {**SIZES, **IDS, "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": WINDOW}
+
+
 def _bert(heads: int = 3) -> Any:
-    config = transformers.BertConfig(
-        vocab_size=53,
-        hidden_size=5 * heads,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        intermediate_size=11,
-        max_position_embeddings=97,
-    )
-    return transformers.BertModel(config)
+    sizes = {"hidden_size": 5 * heads, "num_hidden_layers": 2, "num_attention_heads": heads}
+    return transformers.BertModel(transformers.BertConfig(**SIZES, **sizes))
 
 
 def _mistral() -> Any:
-    config = transformers.MistralConfig(
-        vocab_size=53,
-        hidden_size=13,
-        intermediate_size=11,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=10,
-        sliding_window=WINDOW,
-        max_position_embeddings=97,
-        pad_token_id=PAD,
-        bos_token_id=START,
-        eos_token_id=END,
-    )
-    return transformers.MistralModel(config)
+    sizes = {"hidden_size": 13, "num_attention_heads": 6, "head_dim": 10}
+    return transformers.MistralModel(transformers.MistralConfig(**WINDOWED, **sizes))
 
 
 def _gemma() -> Any:
     """Layers with and without a sliding window in turn; soft caps."""
-    config = transformers.Gemma2Config(
-        vocab_size=53,
-        hidden_size=20,
-        intermediate_size=11,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        sliding_window=WINDOW,
-        max_position_embeddings=97,
-        pad_token_id=PAD,
-        bos_token_id=START,
-        eos_token_id=END,
-    )
-    return transformers.Gemma2Model(config)
+    sizes = {"hidden_size": 20, "num_attention_heads": 4, "head_dim": 6}
+    return transformers.Gemma2Model(transformers.Gemma2Config(**WINDOWED, **sizes))
 
 
 def _t5() -> Any:
-    special: dict[str, Any] = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD}
-    config = transformers.T5Config(
-        vocab_size=53,
-        d_model=13,
-        d_kv=5,
-        d_ff=11,
-        num_layers=2,
-        num_decoder_layers=3,
-        num_heads=3,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=17,
-        **special,
-    )
-    return transformers.T5Model(config)
+    return transformers.T5Model(transformers.T5Config(**T5_SIZES, num_layers=2, num_decoder_layers=3))
 
 
 @dataclass(frozen=True)

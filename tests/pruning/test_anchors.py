@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +30,6 @@ from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import ModuleMoments, Moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.options.shared import Refit
-from headscope.report.page.write import gather
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 
@@ -196,29 +192,3 @@ def test_the_second_text() -> None:
     assert own.count == 240
     with pytest.raises(ConfigError, match="--check"):
         second_text(shipped, parallel, captions["en"])
-
-
-@pytest.mark.slow
-def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    checkpoint: Checkpoint = speakers.checkpoint("bert")
-    model: Any = checkpoint
-    model.model.save_pretrained(tmp_path / "bert")
-    model.tokenizer.save_pretrained(tmp_path / "bert")
-    for name, corpus in (("text", text("bert")), ("other", backwards("bert"))):
-        (tmp_path / name).write_text("".join(f"{each.source}\n" for each in corpus), encoding="utf-8")
-    remove = ("prune", "remove", tmp_path / "bert", "--heads", GONE["bert"], "--rounds", 0, "--device", "cpu")
-    given = ("--source", tmp_path / "text", "--check", tmp_path / "other", "--compensate")
-    status, out, _ = command(*remove, *given, "auto", "--out", tmp_path / "small")
-    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["compensation"]
-    assert status == 0 and f"{record['choice']['taken']} taken" in out and record["method"] != "auto"
-    assert {"none", record["choice"]["taken"]} <= {each["name"] for each in record["choice"]["candidates"]}
-    (block,) = gather([tmp_path / "small"]).blocks
-    (tried,) = [answer.table for answer in block.answers if answer.question == "Compensations"]
-    rows = [row[0].removesuffix(" (taken)") for row in tried.rows] if tried else []
-    masking, *others = [row["name"] for row in record["choice"]["candidates"]]
-    assert masking == "none" and rows == ["intact", "heads removed", *others]
-    chosen = ("least-squares", "--anchor", "mixed", "--set", "damping=0.1", "--out", tmp_path / "own")
-    status, out, _ = command(*remove, *given, *chosen)
-    record = json.loads((tmp_path / "own" / "pruning.json").read_text(encoding="utf-8"))
-    assert status == 0 and record["compensation"]["anchor"] == "mixed"
-    assert "compensate:least-squares-anchor=mixed" in record["signature"]

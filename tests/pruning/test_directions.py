@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.cli.main import app
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.base import ANALYSES
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
@@ -26,7 +25,6 @@ from headscope.formats.native import NATIVE
 from headscope.heads import all_heads
 from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import (
-    CRITERIA,
     MeasuredColumn,
     ScoringContext,
     criterion_named,
@@ -196,16 +194,3 @@ def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str, monkeypatc
             assert criterion.draws(its, objective), name
     assert measured > 20 and "random" in drawn
     assert {"small": "shapley", "bert": "gradient"}[kind] in drawn
-
-
-@pytest.mark.slow
-def test_criteria_of_analyses_ask_them() -> None:
-    model = checkpoints.hugging("gpt2")
-    for name in rankable_names():
-        criterion: Any = criterion_named(name)
-        if name not in CRITERIA.names() and ANALYSES.get(criterion.analysis).sampled:
-            assert criterion.draws(model, None), name
-    assert all(its.sampled for _, its in ANALYSES if "random" in its.passes)
-    for name in ("facilitation", "interference", "full_attention", "copy_suppression", "random"):
-        assert criterion_named(name).draws(model, None)
-    assert not criterion_named("magnitude").draws(model, OBJECTIVES.get("loss")())

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import pytest
 import torch
@@ -227,17 +226,3 @@ def test_translations_of_a_native_model_have_the_length_that_is_forced(rule: str
     made.search = SearchConfig() if rule == "fairseq" else SearchConfig.story_of_heads()
     found = made.translations(["a b c", "d", "e f g a b c d e"], TranslateOptions(beam=2, exact=7))
     assert {len(best[0].text.split()) for best in found} == {7}
-
-
-def test_translations_of_a_transformers_model_have_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    its: Any = checkpoints.hugging("bart")
-    asked: list[Any] = []
-
-    def generate(input_ids: torch.Tensor, *, generation_config: Any, **_: Any) -> torch.Tensor:
-        asked.append(generation_config)
-        return input_ids
-
-    monkeypatch.setattr(its.model, "generate", generate)
-    its.translations(["ah"], TranslateOptions(beam=2, exact=7))
-    (config,) = asked
-    assert (config.min_new_tokens, config.max_new_tokens, config.max_length) == (7, 7, None)

@@ -17,7 +17,6 @@ from headscope.config.declarations import measure_of
 from headscope.report.page.write import gather
 from headscope.results.answer import interval_text, number_text
 from headscope.results.overview import Overview
-from headscope.results.roles import role_of
 from headscope.results.study import Study
 from headscope.results.study_answers import MEASURED, main_importance
 from headscope.results.study_tables import MissingTable, RunError
@@ -94,26 +93,6 @@ def test_tables_that_are_missing_say_what_measures_them(study: Study, tmp_path: 
     (folder / "heads.csv").write_text("site\n")
     with pytest.raises(RunError, match=r"heads\.csv.*no column layer"):
         Study.open(folder).heads  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("label", "role"),
-    [
-        ("positional:-1", "previous token"),
-        ("previous", "previous token"),
-        ("positional:+1", "next token"),
-        ("positional:+0", "the token itself"),
-        ("positional:+3", "3 tokens ahead"),
-        ("positional:-2", "2 tokens back"),
-        ("syntactic:nsubj>", "head → dependent (nsubj)"),
-        ("syntactic:det<", "dependent → head (det)"),
-        ("looks:same-token", "looks at same token"),
-        ("facilitating", "the model needs it for this text"),
-        ("somebody_elses:x", "somebody elses (x)"),
-    ],
-)
-def test_roles_in_words(label: str, role: str) -> None:
-    assert role_of(label) == role
 
 
 def test_data_are_named_by_their_files() -> None:
