@@ -1,14 +1,11 @@
-"""Errors of commands as one line on stderr, printed by one of the processes of torchrun."""
+"""Help texts of commands, and errors as one line on stderr."""
 
 from __future__ import annotations
 
 import os
 import re
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -102,8 +99,6 @@ class PlainGroup(TyperGroup):
 
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
-PATIENCE = timedelta(seconds=10)
-GRACE = 2.0  # seconds
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|std::bad_alloc")
 
 
@@ -194,24 +189,6 @@ class Application(typer.Typer):
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """As typer's, with another class of commands."""
         return super().command(*names, **{"cls": PlainCommand, **options})
-
-
-def reports_error(error: BaseException) -> bool:
-    """Whether this process reports the error: of the processes of one torchrun, the first that calls this.
-
-    One that was left alone waits until the other may have said why.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return True
-    if _peer_is_gone(error):
-        time.sleep(GRACE)
-    with suppress(Exception):  # no store any more: better reported twice than never
-        from torch import distributed
-
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)  # type: ignore[attr-defined]
-        return store.add("headscope/failed", 1) == 1
-    return True
 
 
 def forbid_torchrun(context: typer.Context, *, shared: tuple[str, ...]) -> None:

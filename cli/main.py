@@ -16,7 +16,6 @@ from headscope.cli.failures import (
     LazyGroup,
     forbid_torchrun,
     help_context,
-    reports_error,
     user_message,
 )
 from headscope.cli.usage_errors import usage_errors
@@ -62,8 +61,11 @@ class Commands(LazyGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the rest of the command line and run the command."""
-        with usage_errors():
-            return super().invoke(ctx)
+        try:
+            with usage_errors():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _end_interrupted()
 
 
 app = Application(
@@ -130,15 +132,14 @@ def _run() -> None:
             set_environment()
             warnings.showwarning = partial(_show_warning, warnings.showwarning, set())
             app()
+    except SystemExit as end:
+        _flush()
+        sys.exit(exit_status() if end.code == 130 else end.code)
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code == 130 and not _by_typer(error):
-            _flush()
-            sys.exit(exit_status())
-        if _is_interrupt(error) or (received_signals and not isinstance(error, SystemExit)):
+        if received_signals or isinstance(error, KeyboardInterrupt):  # whatever lazy imports make of it
             _end_interrupted()
         if line := user_message(error):
-            if reports_error(error):
-                print(f"error: {line}", file=sys.stderr, flush=True)
+            print(f"error: {line}", file=sys.stderr, flush=True)
             sys.exit(2)
         _flush()
         raise
@@ -165,18 +166,6 @@ def _flush() -> None:
     """Flush stdout while a failure can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
-
-
-def _by_typer(error: SystemExit) -> bool:
-    """Whether typer made this status of a Ctrl-C that no command said anything of."""
-    return error.__context__ is not None and isinstance(error.__context__.__cause__, KeyboardInterrupt)
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: typer makes a status of it, lazy imports a missing module."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 if __name__ == "__main__":
