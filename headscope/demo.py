@@ -11,7 +11,7 @@ from headscope.assets import captions, demo_checkpoint, sample, trained_model
 from headscope.config.analyze import AnalyzeConfig
 from headscope.config.evaluate import EvaluateConfig
 from headscope.engine.study import run_analysis
-from headscope.errors import CheckpointError, OutputError
+from headscope.errors import CheckpointError, OutputError, shortlist
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
 from headscope.files.writing import write_atomically
@@ -29,6 +29,11 @@ from headscope.results.study import Study
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
 EXPLAINED = 48  # sentences whose translations are explained: a backward pass for each of their tokens
 FITS = {"explained_rows": 450, "explained_steps": 8}  # enough to see what explains a head, in a fifth of the time
+WRITES = {
+    "text",
+    "page.html",
+    *(f"{name}{kind}" for name in ("bert", "translation") for kind in ("", "-ranking", "-pruned")),
+}
 MEASURE = "lrp"  # what heads of the translation model are ranked by
 SHARE = 0.5  # of the heads that stay
 ROUNDS = 2  # of timing
@@ -53,8 +58,11 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     `out` gets, for `bert` and `translation` each, a run of `analyze`, NAME-ranking and NAME-pruned (the smaller
     checkpoint); `text`, and `page.html`. OutputError where `out` has results and `force` is not given.
     """
-    if out.is_file():
-        raise OutputError(f"{out} is a file, and results go into a folder of their own; give another name")
+    foreign = {path.name for path in out.iterdir()} - WRITES if out.is_dir() else {out.name} if out.exists() else set()
+    if foreign:
+        raise OutputError(
+            f"{out} is, or holds, what no demonstration wrote: {shortlist(sorted(foreign))}; give another name"
+        )
     page = check_path(out / "page.html", page=True, force=force)
     text, missing, parts = _write_texts(out / "text"), "", dict[str, tuple[Study, Removal]]()
     try:

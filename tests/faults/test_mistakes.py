@@ -105,7 +105,7 @@ MISTAKES = {
     "plot heads M --out a.png": "is a checkpoint",
     "plot heads . --out a.xyz": "cannot write .xyz",
     "plot pruning nowhere --out a.png": "there is no directory nowhere; name what",
-    "demo --out T": "T is a file, and results go into a folder of their own; give another name",
+    "demo --out T": "T is, or holds, what no demonstration wrote",
     "analyze M --source latin --out o": "latin:2: byte 1 is not UTF-8",
     "analyze M --source gap --out o": "gap:2: the line is empty",
     "analyze M --source T --target gap --out o": "gap:2: the line is empty",
