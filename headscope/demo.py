@@ -61,7 +61,7 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     foreign = {path.name for path in out.iterdir()} - WRITES if out.is_dir() else {out.name} if out.exists() else set()
     if foreign:
         raise OutputError(
-            f"{out} is, or holds, what no demonstration wrote: {shortlist(sorted(foreign))}; give another name"
+            f"{out} is, or holds, what no demonstration wrote: {shortlist(sorted(foreign))}; choose another folder"
         )
     page = check_path(out / "page.html", page=True, force=force)
     text, missing, parts = _write_texts(out / "text"), "", dict[str, tuple[Study, Removal]]()
