@@ -89,7 +89,6 @@ def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span
 
 
 def _word_spans(text: str, labels: Labels) -> Iterator[tuple[int, int, int]]:
-    """Tag, start and end of every word; words may be written with whitespace in the text."""
     letters = [position for position, letter in enumerate(text) if not letter.isspace()]
     n_letters = 0
     for number, word in zip(labels.ids, labels.words, strict=True):

@@ -134,7 +134,6 @@ class _FoldedText:
         self.text = text
 
     def span(self, start: int, end: int) -> Span:
-        """The span in the text of the folded characters start … end - 1."""
         if start < end:
             return self.origin[start], self.origin[end - 1] + 1
         position = self.origin[start] if start < len(self.origin) else len(self.text)
@@ -220,7 +219,6 @@ def _unique_starts(text: str, parts: list[str]) -> list[int] | None:
 
 
 def _leftmost(text: str, parts: Sequence[str]) -> list[int] | None:
-    """The leftmost starts of the parts, the first at the start and the last at the end of the text."""
     if not text.startswith(parts[0]) or not text.endswith(parts[-1]):
         return None
     starts, end = [0], len(parts[0])
@@ -280,19 +278,16 @@ def _is_compared(character: str, level: Level) -> bool:
 
 
 def _metaspace(subword: str) -> bytes:
-    """▁word, and <0x41> for a byte."""
     byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", subword)
     return bytes([int(byte[1], 16)]) if byte else _encode(subword.replace("▁", " "))
 
 
 def _byte_level(subword: str) -> bytes:
-    """Characters that stand for bytes, as in GPT-2 (Ġ is the space)."""
     table = byte_table()
     return bytes(table[c] for c in subword) if all(c in table for c in subword) else _encode(subword)
 
 
 def _raw_bytes(subword: str) -> bytes:
-    """Characters whose numbers are bytes, as in ByT5."""
     return subword.encode("latin-1") if all(ord(c) < 256 for c in subword) else _encode(subword)
 
 

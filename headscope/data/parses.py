@@ -154,8 +154,6 @@ def read_conllu(path: Path) -> Iterator[Parse]:
 
 
 class _Broken(Exception):
-    """What is wrong on which line of a file."""
-
     def __init__(self, line: int, wrong: str) -> None:
         super().__init__(wrong)
         self.line = line

@@ -66,7 +66,6 @@ def parse_with_stanza(
 
 @contextmanager
 def _loading(lang: str, directory: Path) -> Iterator[None]:
-    """Within the block whatever stanza raises at models that are missing or broken becomes a DataError."""
     try:
         with _quiet():
             yield
@@ -79,7 +78,6 @@ def _loading(lang: str, directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within the block stanza neither logs nor warns, and torch's random state is restored afterwards."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import stanza  # noqa: F401  (sets up its logger)
@@ -144,7 +142,6 @@ def _merged_parse(line: str, document: Any) -> Parse:
 
 
 def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
-    """Whether stanza's offsets of a token are valid: after the previous token, and with the same characters."""
     start, end = token.start_char, token.end_char
     if start is None or end is None or not after <= start < end <= len(line):
         return False

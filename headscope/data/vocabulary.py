@@ -114,7 +114,6 @@ class Splitter:
 
 
 def _bare(subword: Subword, kind: Kind) -> Subword:
-    """A subword of text that is already split: its span without the mark of its kind."""
     if kind == "bpe" and subword.text.endswith("@@") and subword.text != "@@":
         return subword._replace(end=subword.end - 2)
     if kind == "backtick" and subword.text.startswith("`") and subword.text != "`":

@@ -283,7 +283,6 @@ def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
 
 
 def _chunks(order: Ints, sizes: Ints) -> Iterator[list[int]]:
-    """Sentences in this order, of similar size, in chunks of at most `CHUNK` padded cells."""
     chunk: list[int] = []
     widest = np.zeros(2, dtype=np.int64)
     for number in order.tolist():
@@ -333,7 +332,6 @@ def _first(candidates: Bools, axis: int) -> Bools:
 
 
 def _shift_links(links: Bools, way: tuple[int, int]) -> Bools:
-    """Links [b m n] moved by (target words, source words)."""
     result = np.zeros_like(links)
     m, n = links.shape[1:]
     (a, b), (c, d) = ((max(step, 0), size + min(step, 0)) for step, size in zip(way, (m, n), strict=True))

@@ -110,7 +110,6 @@ class Examples:
 
 
 def _leading(entries: list[Entry]) -> list[Entry]:
-    """The sharpest entries, the best of each sentence."""
     of_sentence: dict[int, Entry] = {}
     for entry in sorted(entries):
         of_sentence.setdefault(entry[1], entry)

@@ -121,7 +121,6 @@ def masses(stack: Laid, functions: Sequence[PairFunction], position: Sequence[Te
 
 
 def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[PairFunction]) -> Tensor:
-    """Of which pairs each function holds [c b n s]: keys that are seen and not special."""
     holds = torch.zeros(len(functions), *visible.shape, dtype=torch.bool)
     for line, pairs in enumerate(sentences):
         n, s = len(pairs.at), len(pairs.key)
@@ -134,7 +133,6 @@ def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[Pair
 
 
 def _at_offsets(holds: Tensor, sentences: Sequence[Pairs]) -> Tensor:
-    """Whether functions hold of the key at each offset [o c b n]."""
     c, b, n, s = holds.shape
     at = torch.full((b, n), -REACH - s)
     for line, pairs in enumerate(sentences):

@@ -169,7 +169,6 @@ def _with_words(
 
 
 def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:
-    """The lemma of the word of each token [n]; without one, the word in lower case."""
     lemma_of: dict[int, str] = {}
     for piece, number in zip(text, word.tolist(), strict=True):
         lemma_of[number] = lemma_of.get(number, "") + piece.lower()

@@ -104,7 +104,6 @@ def _contrast(
 
 
 def _answers(line: str) -> list[str]:
-    """The answer, and the wrong one where there is one."""
     answers = [answer.rstrip() for answer in line.split("\t")]
     if len(answers) > 2 or not all(answers):
         raise DataError("a line is an answer, or two with one tab between: the right one and a wrong one")
@@ -127,7 +126,6 @@ def _place_class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Pla
 
 
 def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    """The first subword after the prompt, of both written in one."""
     prompt, whole = (_encode(checkpoint, text) for text in (sentence.source, join_answer(sentence.source, answer)))
     backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
     # as many special ids as both end with close a text
@@ -140,7 +138,6 @@ def _place_continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) ->
 
 
 def _place_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    """The first subword that the decoder says after its start and the beginning of the translation."""
     text = join_answer(sentence.target or "", answer)
     inputs, (label_ids,) = _encode(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
     special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
@@ -158,7 +155,6 @@ def _place_translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -
 
 
 def _place_filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
-    """The first subword of the answer, written in the place of the mask."""
     try:
         mask = checkpoint.mask_id()
     except CheckpointError as error:

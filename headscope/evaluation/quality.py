@@ -25,8 +25,8 @@ from headscope.data.encoded import UnknownSubwords
 from headscope.errors import ConfigError, DataError, flag
 from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, Translations, reference_texts
+from headscope.evaluation.metrics.states import StateComparison, compare_states
 from headscope.evaluation.opened import OpenedEvaluation
-from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import RAW, TextMode, text_remarks, translate_lines
 from headscope.heads import HeadId
 from headscope.model.taps import masked

@@ -70,7 +70,6 @@ class EachHead(Result):
         return [*parts, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
 
     def _most_needed(self) -> str:
-        """The head that matters most and what it changes, or that none is shown to change anything."""
         if len(self.table) < 2:
             return "no head was off"
         row, change = self.table.iloc[1].to_dict(), f"{self.by}_difference"
@@ -82,7 +81,6 @@ class EachHead(Result):
         return f"{name} matters most: {size}" if low > 0 else f"no head is shown to matter; the most {name}: {size}"
 
     def _interval_note(self) -> str:
-        """For how many heads the interval of the difference contains zero."""
         change = f"{self.by}_difference"
         if f"{change}_low" not in self.table or len(self.table) < 2:
             return ""
@@ -92,7 +90,6 @@ class EachHead(Result):
         return f"the 95 % interval of {name} contains 0 for {zero} of {count_of(len(rows), 'head')}, uncorrected"
 
     def _title(self, name: str) -> str:
-        """A column in words; the change of a metric from the model as it is, is marked."""
         metric, difference, _ = name.partition("_difference")
         metric = LOSS_TITLE if metric == LOSS else METRICS.get(metric).title.removesuffix(" to the intact model")
         return f"Δ {metric}" if difference else metric

@@ -76,7 +76,6 @@ def text_mode(checkpoint: Checkpoint, name: Mode = "raw", tokenize: str | None =
 
 
 def _why_missing(tokenize: str) -> str | None:
-    """Why sacreBLEU cannot load a tokenizer, and what to do. Returns None if it can."""
     from sacrebleu.metrics.bleu import BLEU
 
     try:
@@ -194,7 +193,6 @@ def _fitting(
     max_lines: int,
     processes: Processes,
 ) -> int:
-    """Positions of a batch for which memory suffices, by the longest lines that fill one."""
     lengths = {number: len(line.ids) for number, line in encodings.items()}
     by_length = sorted(lengths, key=lengths.__getitem__)
     *_, longest = [[], *groups(by_length, lengths.__getitem__, DEFAULT_TOKENS, max_items=max_lines)]

@@ -129,7 +129,6 @@ def check_goal(to: str) -> None:
 
 
 def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tuple[SavedFiles, float]:
-    """The files, and the largest difference of their logits [2 t V]; CheckpointError where it is too large."""
     probe = _probe(checkpoint)
     files = FORMATS.get(goal).convert(checkpoint, folder, probe)
     assert files.logits is not None

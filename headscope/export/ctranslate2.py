@@ -230,7 +230,6 @@ def score_difference(
 
 
 def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> list[list[list[int]]]:
-    """Ids of a batch without padding: sources, and what the decoder reads."""
     names = (("source", "source_mask"), ("target", "target_mask"))
     if not checkpoint.is_native:
         names = (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask"))

@@ -278,7 +278,6 @@ def _space_prefix(parts: dict[str, Any]) -> bool | None:
 
 
 def _split_name(parts: dict[str, Any]) -> str:
-    """llama.cpp's name of how text is split before merging; empty where it has none."""
     steps = _steps(parts.get("pre_tokenizer"))
     if parts.get("normalizer") not in (None, {"type": "NFC"}) or not steps or steps[-1]["type"] != "ByteLevel":
         return ""

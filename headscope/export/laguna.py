@@ -141,7 +141,6 @@ def _weights(model: Any, layers: list[DecoderLayer], groups: int, shared: list[i
 
 
 def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> Any:
-    """A `LagunaForCausalLM` with these weights behind a gate of zeros, which is `gate`."""
     with quiet_transformers():
         laguna: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
     gates = {name: values for name, values in laguna.state_dict().items() if name.endswith("g_proj.weight")}
@@ -152,7 +151,6 @@ def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> 
 
 
 def _divide_output(weights: dict[str, Tensor], gate: float) -> dict[str, Tensor]:
-    """Weights with W_O divided by what the gate is."""
     outputs = {name: values for name, values in weights.items() if name.endswith("o_proj.weight")}
     return weights | {name: (values.double() / gate).to(values.dtype) for name, values in outputs.items()}
 
@@ -165,7 +163,6 @@ SHARED = (
 
 
 def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
-    """The config of such a Laguna, in whose layers groups have so many query heads."""
     config, count = model.config, len(shared)
     rope = dict(config.rope_parameters)
     by_kind = {kind: rope.get(kind, rope) for kind in ("full_attention", "sliding_attention")}
@@ -230,7 +227,6 @@ def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: 
 
 
 def _limits(dtype: torch.dtype, gate: float) -> tuple[str, ...]:
-    """What a user of half precision needs to know."""
     limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
     if is_half(dtype):
         whole = _gate(torch.float32)

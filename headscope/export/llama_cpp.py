@@ -87,7 +87,6 @@ def _log_probabilities(server: Any, prompt: list[int], request: dict[str, Any]) 
 
 
 def _split(server: Any, text: str) -> Any:
-    """The ids of a text, with those that llama.cpp puts around it."""
     from urllib.request import Request as Post
     from urllib.request import urlopen
 

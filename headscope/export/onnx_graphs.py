@@ -281,7 +281,6 @@ def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[C
     """The encoder, the decoder after the source, and the decoder after its own tokens."""
 
     def encode(ids: Tensor, mask: Tensor) -> Tensor:
-        """Final states [b s d] of ids [b s]."""
         states: Tensor = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         return states
 

@@ -142,7 +142,6 @@ def _marian_config(checkpoint: Checkpoint) -> TransformerConfig:
 
 
 def _marian_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Marian's weights under native names: they are fairseq's behind `model.`."""
     config: Any = checkpoint.model.config
     table = key_table({"encoder": config.encoder_layers, "decoder": config.decoder_layers})
     special_names = {"lm_head.weight": "output.weight", "final_logits_bias": "output.bias"}

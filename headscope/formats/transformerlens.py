@@ -259,7 +259,6 @@ def _encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
 
 
 def _open_tokenizer(settings: LensSettings, settings_path: Path) -> tuple[Any, str]:
-    """The tokenizer, or None and what would give one."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if settings.tokenizer is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.data.encoded import Batch
-from headscope.evaluation.states import cosine, relative_l2
+from headscope.evaluation.metrics.states import cosine, relative_l2
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
 from headscope.model.forward import Pool

@@ -27,7 +27,6 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.labels import no_labels
 from headscope.errors import ConfigError, flag, flags
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
-from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import RAW, TextMode, translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.registry import Registry
@@ -203,37 +202,6 @@ class LikelihoodMetric(Metric):
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         result = whole_likelihood(checkpoint, data)
         return SentenceScores(self.sums(result)[:, 0], total_and_count(result.nll)[:, 0])
-
-
-class StateMetric(Metric):
-    """A mean over sentences or `tokens` of `column` of a `StateComparison`. The loss beside it is 1 − cosine."""
-
-    reads = "states"
-    default = False
-    says_loss = True
-    tokens: ClassVar[bool]
-    column: ClassVar[int]
-
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        if has_target and not checkpoint.two_sided:
-            return "reads one side only; leave out the targets"
-        return f"needs {flag.target}, which the decoder reads" if checkpoint.needs_target and not has_target else None
-
-    def sums(self, read: StateComparison) -> Array:
-        """Sums and counts of the measure [g mask 2]."""
-        return total_and_count(read.tokens if self.tokens else read.pooled_sums, self.column)
-
-    def columns(self, values: Array) -> dict[str, Array]:
-        return {self.name: values}
-
-    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        comparison = compare_states(checkpoint, data.corpus, data.reading, intact=data.intact)
-        if not comparison.complete:
-            raise KeyboardInterrupt
-        loss = total_and_count(comparison.tokens if self.tokens else comparison.pooled_sums, 0)[:, 0]
-        loss[:, 0] = loss[:, 1] - loss[:, 0]
-        return SentenceScores(self.sums(comparison)[:, 0], loss)
 
 
 METRICS: Registry[Metric] = Registry(

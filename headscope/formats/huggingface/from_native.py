@@ -237,7 +237,6 @@ def _all_tied(config: TransformerConfig) -> bool:
 
 
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our weights under the keys of the class: fairseq's names within another prefix."""
     layers = max(stack.layers for stack in config.stacks)
     longest = max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
     back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}

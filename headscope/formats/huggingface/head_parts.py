@@ -255,7 +255,6 @@ def _sources(node: Any) -> tuple[list[Any], list[Tensor]]:
 
 
 def _with_readers(parts_by_place: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
-    """The same, with layers that compute with the keys and values of another layer told of each other."""
     readers: dict[int, list[SiteLayer]] = {}
     for site_layer, parts in parts_by_place.items():
         for slices in parts.sides["key"].rows[:1]:

@@ -149,7 +149,6 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
         raise ValueError("config.narrowed is no table of sizes")
 
     def parts_named(entry: str) -> list[tuple[str, Any, Any]]:
-        """Names of parts that this class has, the parts, and what the table says of each."""
         entries = table.get(entry, {})
         values = entries if isinstance(entries, dict) else dict.fromkeys(entries)
         return [(name, modules[name], value) for name, value in values.items() if name in modules]

@@ -10,25 +10,29 @@ import json
 import math
 import os
 import re
+import tempfile
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from headscope.config import Companions
 from headscope.config.option import MAX_LAYERS
-from headscope.errors import CheckpointError, HeadscopeError, shortlist
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, shortlist
 from headscope.files.archives import first_member, zip_damage
 from headscope.files.hub import is_cached
-from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
+from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_json, read_object
 from headscope.formats.diagnosis import VOCABULARIES, check_weights, common_prefix, forget_renamings
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -46,11 +50,11 @@ from headscope.formats.huggingface.companions.folder import (
 from headscope.formats.huggingface.companions.languages import check_source_language, set_languages, set_spoken
 from headscope.formats.huggingface.companions.sentences import sentence_encoder
 from headscope.formats.huggingface.from_native import quiet_transformers
-from headscope.formats.huggingface.placement import check_devices, is_quantised, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
+from headscope.registry import unknown
 
 INDEX = "*.index.json"
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -132,7 +136,7 @@ def open_model(
 def ready(model: Any, device: str | None) -> Any:
     """A loaded model as analyses run it: experts and weights that gradients go through, on a device if one is named."""
     # torch's product of all experts takes no double precision, and rows of multiples of 16 bytes
-    parts = (part for part in model.modules() if not isinstance(part, torch.nn.Conv1d))
+    parts = (part for part in model.modules() if not isinstance(part, nn.Conv1d))
     stacks = [weight for part in parts for weight in part.parameters(recurse=False) if weight.ndim == 3]
     odd = any(size * weight.element_size() % 16 for weight in stacks for size in weight.shape[1:])
     if odd or model.dtype == torch.float64:
@@ -312,3 +316,57 @@ def _one_line(error: Exception) -> str:
         if match := re.search(pattern, text):
             return advice.format(*match.groups())
     return text if len(text) <= 300 else text[:300] + "…"
+
+
+def read_device_map(text: str) -> str | dict[str, int | str]:
+    """What `--device-map` says: "auto", or the devices of modules that a JSON file has; ConfigError for others."""
+    if find_spec("accelerate") is None:
+        raise ConfigError(f"{flag.device_map} needs accelerate, which is not installed; pip install 'headscope[large]'")
+    if text == "auto":
+        return text
+    if not os.path.exists(text):
+        raise ConfigError(f"{flag.device_map} {text}: give auto, or a JSON file that maps modules to devices")
+    devices = read_json(Path(text))
+    kinds = re.compile(r"\d+|cpu|disk|mps|cuda(:.*)?")
+    if not (isinstance(devices, dict) and devices and all(kinds.fullmatch(str(name)) for name in devices.values())):
+        raise ConfigError(
+            f'{flag.device_map} {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
+            'cuda:N or N, mps, "cpu" and "disk"'
+        )
+    return devices
+
+
+def is_quantised(path: str, config: Any) -> bool:
+    """Whether weights are quantised; CheckpointError for a method that transformers would pass over."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return False
+    method = (settings if isinstance(settings, Mapping) else vars(settings)).get("quant_method")
+    name = str(getattr(method, "value", method))
+    if not any(known == name or known.startswith(f"{name}_") for known in AUTO_QUANTIZATION_CONFIG_MAPPING):
+        raise CheckpointError(f"{path}: its weights are quantised ({name}), which transformers does not know")
+    return True
+
+
+@contextmanager
+def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Iterator[dict[str, Any]]:
+    """Options of `from_pretrained` that put modules where they go, with a folder for weights on disk; or none."""
+    if device_map is None:
+        yield {"device_map": {"": device}} if is_quantized else {}
+        return
+    devices = read_device_map(device_map)
+    with tempfile.TemporaryDirectory(prefix="headscope-offload-") as folder:
+        yield {"device_map": devices, "offload_folder": folder}
+
+
+def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) -> None:
+    """ConfigError for a device map that names what is no module, or that leaves out a part of the model."""
+    if devices is None or isinstance(devices, str):
+        return
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    if strange := [name for name in devices if name not in {*modules, *parameters}]:
+        parts = [name for name in modules if name.count(".") <= 1 and name]
+        raise ConfigError(f"{flag.device_map}: {unknown('module', strange[0], parts)}")
+    prefixes = tuple(part and f"{part}." for part in devices)
+    if left_out := [name for name in parameters if not f"{name}.".startswith(prefixes)]:
+        raise ConfigError(f"{flag.device_map} gives no device for {left_out[0]}; name every module, or its parent")

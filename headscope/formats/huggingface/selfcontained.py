@@ -84,7 +84,6 @@ def plain_name(model: Any) -> str:
 
 
 def _classes(config: Any) -> dict[str, str]:
-    """What each AutoModel of transformers makes of a config: {auto class: class}."""
     classes = {}
     for auto, cls in vars(modeling_auto).items():
         mapping = getattr(cls, "_model_mapping", None)
@@ -228,7 +227,6 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
 
 
 def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: list[str]) -> Iterator[tuple[Any, Any]]:
-    """Classes with a config of so many heads; `reasons` collects why a config refuses them."""
     stand_in = [STAND_INS[name]] if name in STAND_INS else []
     for class_name, more in [(name, {}), *stand_in]:
         cls: Any = getattr(transformers, class_name)

@@ -160,7 +160,6 @@ class _Cutter:
             self.narrowing.configs[name] = read
 
     def _check_readers(self, attention_site: AttentionSite, parts: HeadParts) -> None:
-        """ConfigError where a group would go whose keys and values others need."""
         place = attention_site.site, attention_site.layer
         groups = self.removal.groups[place]
         if len(groups) == attention_site.groups:
@@ -207,7 +206,6 @@ class _Cutter:
                     self.narrowing.selected[owner] = units
 
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
-        """Keep these indices of a parameter, and of the bias beside a matrix whose outputs they are."""
         if rows == list(range(self._size(name, axis))):
             return  # all of them: a norm that heads share is also that of a single key/value head
         owner, _, parameter = name.rpartition(".")
@@ -222,7 +220,6 @@ class _Cutter:
         return int(self.modules[owner].get_parameter(parameter).shape[axis])
 
     def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
-        """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""
         numbers = [
             dict(self._list_place(name) for weight in weights for name in self.names[id(weight)]) for weights in own
         ]
@@ -268,7 +265,6 @@ class _Cutter:
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
-    """New values of the whole numbers that an attention module has under a known name."""
     widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(module)))
     before = {
         HEADS: attention_site.heads,
@@ -339,7 +335,6 @@ def _shared_bias(
 
 
 def _merge_tables(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of a model that was pruned before, with what changed since."""
     old = before or {}
     table_now: dict[str, Any] = {}
     for name, new in table.items():

@@ -103,7 +103,6 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return len(self._begin)
 
     def _positions(self, name: str) -> Encoded:
-        """The positions of a recording, those behind its end special."""
         _, length = self._features(name)
         count = int(self.config.max_source_positions)
         if name not in self._recordings:
@@ -119,7 +118,6 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return {"input_features": torch.stack(rows).to(self.device, self.dtype)}
 
     def _read(self, name: str) -> tuple[Tensor, int]:
-        """Features [bins frames] of a recording, filled up, and how many positions it has; DataError for others."""
         bins, frames = int(self.config.num_mel_bins), 2 * int(self.config.max_source_positions)
         try:
             rows = np.load(name, allow_pickle=False) if name.endswith(".npy") else None
@@ -139,7 +137,6 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return torch.from_numpy(features), -(-length // 2)
 
     def _extract_features(self, name: str) -> tuple[Any, int]:
-        """Features of a file of sound, and how many of its frames are of the recording."""
         if not Path(name).is_file():
             raise DataError(f"there is no file {name[:200]}; each line of the source names a recording")
         try:

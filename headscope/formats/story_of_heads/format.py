@@ -191,7 +191,6 @@ def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
 
 
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:
-    """One side's tokens; None if there is no file; filled up where both sides share a larger table."""
     stack = shape.config.encoder if name == "src" else shape.config.decoder
     size = stack.vocabulary if stack else 0
     pickle_path, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"

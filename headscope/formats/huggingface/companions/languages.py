@@ -90,7 +90,6 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
 
 
 def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
-    """Make `generate` begin with a language in the place of the one that the settings name, or write it first."""
     settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
     entries_set = [
         (of, entry)
@@ -141,7 +140,6 @@ def _numbers(tokenizer: Any) -> dict[str, int]:
 
 
 def _first_language(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
-    """The language whose token `generate` writes first or is begun with."""
     names = {number: name for name, number in numbers.items()}
     settings = getattr(model, "generation_config", None), model.config
     for entry in ("forced_bos_token_id", "decoder_start_token_id"):

@@ -137,7 +137,6 @@ _identity, _normalize = nn.Identity(), partial(nn.functional.normalize, dim=-1)
 
 
 def _stage(kind: str, folder: Path) -> Stage | None:
-    """What a module does to vectors; None for one that headscope does not run."""
     if kind in ("Normalize", "Dropout"):
         return _normalize if kind == "Normalize" else _identity
     if kind not in ("Dense", "LayerNorm"):
