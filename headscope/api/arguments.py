@@ -123,7 +123,7 @@ def one_text(text: Text) -> Lines:
     options = text_options(text, {})
     if {*options} != {"source"}:
         raise ConfigError("one text is wanted here, without its translation")
-    return options["source"]  # type: ignore[no-any-return]
+    return options["source"]
 
 
 def refit_texts(options: dict[str, Any], refit: Refit | None) -> dict[str, tuple[Lines, ...]]:

@@ -140,7 +140,7 @@ def prune(
         of_method = {entry.name: values.pop(entry.name) for entry in fields(own) if entry.name in values}
         values["method"] = make_config(own, of_method, what=what)
     listening = {} if method == "remove" else {"progress": progress_of(progress)}
-    return run(make_config(cls, values, what=what), **listening)  # type: ignore[no-any-return]
+    return run(make_config(cls, values, what=what), **listening)
 
 
 @public_api

@@ -243,7 +243,7 @@ def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), name)
 
 
 def analysis_options() -> dict[str, DeclaredOption]:

@@ -278,8 +278,7 @@ def _fit(
 
 def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
     """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities in which rare pairs are discounted."""
-    shares: Floats = np.exp(digamma(counts + ALPHA) - digamma(totals + ALPHA * kinds))
-    return shares
+    return np.exp(digamma(counts + ALPHA) - digamma(totals + ALPHA * kinds))
 
 
 def _chunks(order: Ints, sizes: Ints) -> Iterator[list[int]]:

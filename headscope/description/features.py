@@ -95,8 +95,7 @@ class Inventory:
     def _classes(self, pairs: Pairs) -> Numbers:
         queries = np.array([self.query_tags[tag] for tag in pairs.query.tag[pairs.at]])
         keys = np.array([self.key_tags[tag] for tag in pairs.key.tag])
-        classes: Numbers = queries[:, None] * len(self.key_tags) + keys[None]
-        return classes
+        return queries[:, None] * len(self.key_tags) + keys[None]
 
     def _relation(self, pairs: Pairs) -> Numbers:
         """0: none; 1: a sibling; then relations from dependent to head, then those from head to dependent."""

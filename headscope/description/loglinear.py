@@ -121,15 +121,13 @@ class Block:
     @property
     def even(self) -> Tensor:
         """The entropy of even weights, summed over the rows of each sentence [b 1] or [b h]."""
-        even: Tensor = (self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log()[..., None] * self.mass).sum(1)
-        return even
+        return (self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log()[..., None] * self.mass).sum(1)
 
     @property
     def entropy(self) -> Tensor:
         """The entropies of the rows of each sentence, summed [b h]."""
         terms, whole = (torch.special.xlogy(part, part) for part in (self.weights, self.mass))
-        entropy: Tensor = whole.sum(dim=1) - terms.sum(dim=(1, 2))
-        return entropy
+        return whole.sum(dim=1) - terms.sum(dim=(1, 2))
 
     def pieces(self) -> Iterator[tuple[slice, Block]]:
         """Which sentences, and some rows of theirs: so few weights that a processor's cache holds them."""

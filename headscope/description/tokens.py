@@ -69,18 +69,15 @@ class Pairs:
 
     def q(self, name: str) -> Values:
         """What queries have [n 1], by its name in `Tokens`."""
-        values: Values = getattr(self.query, name)[self.at][:, None]
-        return values
+        return getattr(self.query, name)[self.at][:, None]
 
     def k(self, name: str) -> Values:
         """What keys have [1 s]."""
-        values: Values = getattr(self.key, name)[None]
-        return values
+        return getattr(self.key, name)[None]
 
     def equal(self, of_query: str, of_key: str = "") -> Flags:
         """Where what queries have equals what keys have (the same, unless a second name is given) [n s]."""
-        equal: Flags = self.q(of_query) == self.k(of_key or of_query)
-        return equal
+        return self.q(of_query) == self.k(of_key or of_query)
 
     @property
     def position(self) -> Numbers:
@@ -241,8 +238,7 @@ def _table(checkpoint: Checkpoint, side: SideName) -> Tensor | None:
     stack = "encoder" if side == "source" else "decoder"
     if checkpoint.is_native:
         part = getattr(model, stack, None)
-        native: Tensor | None = None if part is None else part.embeddings.tokens.weight.detach()
-        return native
+        return None if part is None else part.embeddings.tokens.weight.detach()
     if checkpoint.two_sided:
         part = getattr(model, f"get_{stack}", lambda: None)()
         model = model if part is None else part
@@ -252,5 +248,4 @@ def _table(checkpoint: Checkpoint, side: SideName) -> Tensor | None:
         return None
     if weight.ndim != 2 or len(weight) < checkpoint.vocabularies[side == "target"] or not weight.is_floating_point():
         return None
-    table: Tensor = weight.detach()
-    return table
+    return weight.detach()

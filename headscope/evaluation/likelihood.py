@@ -318,5 +318,4 @@ def _hidden(
 def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> list[int]:
     """15 % of `positions` of sentence `number`, at least one of them (Devlin et al. 2019, §3.1)."""
     order = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
-    hidden: list[int] = order[: max(1, round(SHARE * len(positions)))].tolist()
-    return hidden
+    return order[: max(1, round(SHARE * len(positions)))].tolist()

@@ -123,8 +123,7 @@ def judge(
 def influences(worse: Array) -> Array:
     """The loss of every group [g], of the loss of all and without each [1 + g]: their mean is that of all."""
     leave_one_out = worse[1:]
-    losses: Array = worse[0] + (len(leave_one_out) - 1) * (leave_one_out.mean() - leave_one_out)
-    return losses
+    return worse[0] + (len(leave_one_out) - 1) * (leave_one_out.mean() - leave_one_out)
 
 
 def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float) -> float:

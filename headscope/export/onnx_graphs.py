@@ -281,8 +281,7 @@ def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[C
     """The encoder, the decoder after the source, and the decoder after its own tokens."""
 
     def encode(ids: Tensor, mask: Tensor) -> Tensor:
-        states: Tensor = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        return states
+        return model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
     def begin(ids: Tensor, mask: Tensor, states: Tensor, cache: Any = None) -> tuple[Tensor, ...]:
         """Logits [b t V] of the first ids [b t] after source states [b s d]; and all keys and values."""

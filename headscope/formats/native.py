@@ -150,8 +150,7 @@ def native_state(model: Transformer, file_types: Mapping[str, torch.dtype]) -> d
 def opened_dtype(dtype: str, file_types: Mapping[str, torch.dtype], device: str) -> torch.dtype:
     """What to compute in; "auto": the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
     if dtype != "auto":
-        requested_dtype: torch.dtype = getattr(torch, dtype)
-        return requested_dtype
+        return getattr(torch, dtype)
     types = set(file_types.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
     return types.pop() if len(types) == 1 and types <= usual else torch.float32

@@ -194,8 +194,7 @@ def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
     kind = _as(StubType, dtype).args
     if not kind or kind[0] not in NUMBERS:
         return StubType("numpy.scalar", ())
-    number: int | float | bool = np.frombuffer(data, dtype=f"<{kind[0]}").item()
-    return number
+    return np.frombuffer(data, dtype=f"<{kind[0]}").item()
 
 
 MAPPINGS = {"builtins.dict", *(f"collections.{kind}" for kind in ("OrderedDict", "Counter", "defaultdict"))}

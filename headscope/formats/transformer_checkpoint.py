@@ -266,8 +266,8 @@ def probe_logits(model: Transformer, probe: Probe) -> Tensor:
     """Logits [2 t V] of a probe; a decoder-only model reads its targets alone."""
     with torch.no_grad():
         if model.config.encoder is None:
-            return model(target=probe.target)  # type: ignore[no-any-return]
-        return model(probe.source, probe.target, source_mask=probe.real)  # type: ignore[no-any-return]
+            return model(target=probe.target)
+        return model(probe.source, probe.target, source_mask=probe.real)
 
 
 def _encode(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> Encoded:

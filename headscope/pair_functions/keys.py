@@ -62,8 +62,7 @@ def nearest(pairs: Pairs, holds: Flags, *, before: bool = True) -> Flags:
     else:
         at = np.where(holds, np.arange(len(holds)), len(holds))
         ahead = np.concatenate([np.minimum.accumulate(at[::-1])[::-1][1:], [len(holds)]])
-    is_nearest: Flags = ahead[pairs.at][:, None] == pairs.key_position
-    return is_nearest
+    return ahead[pairs.at][:, None] == pairs.key_position
 
 
 def matches(tokens: Tokens) -> list[tuple[int, int]]:
@@ -103,8 +102,7 @@ def _root(pairs: Pairs) -> Flags:
 
 
 def _other(pairs: Pairs) -> Flags:
-    other: Flags = pairs.position != pairs.key_position
-    return other
+    return pairs.position != pairs.key_position
 
 
 Row = tuple[str, frozenset[Site], Predicate]

@@ -71,7 +71,7 @@ class Ranking(StoredResult):
     @property
     def quality(self) -> Mapping[str, float]:
         """What that loss is "before", with the heads "masked", and "tuned"."""
-        return self.record[self.quantity]  # type: ignore[no-any-return]
+        return self.record[self.quantity]
 
     @property
     def direction(self) -> str:

@@ -65,22 +65,22 @@ class Removal(StoredResult):
     @property
     def verified(self) -> Mapping[str, Any]:
         """The difference from the whole model with these heads masked, its tolerance, and what was compared."""
-        return self.record["verified"]  # type: ignore[no-any-return]
+        return self.record["verified"]
 
     @property
     def compensation(self) -> Mapping[str, Any] | None:
         """Method, errors of every refitted module, and the performance on held-out text; None without a refit."""
-        return self.record["compensation"]  # type: ignore[no-any-return]
+        return self.record["compensation"]
 
     @property
     def quality(self) -> Mapping[str, Any] | None:
         """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
-        return self.record["quality"]  # type: ignore[no-any-return]
+        return self.record["quality"]
 
     @property
     def elsewhere(self) -> Mapping[str, Any] | None:
         """The same on a second text, of another kind, where that was measured."""
-        return self.record["elsewhere"]  # type: ignore[no-any-return]
+        return self.record["elsewhere"]
 
     @property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:

@@ -291,8 +291,7 @@ def reference_texts(checkpoint: Checkpoint, corpus: Corpus) -> list[str]:
 def ratio_of(sums: Array) -> Array:
     """Σ values / Σ counts of sums [n 2]: [n]; NaN where nothing was counted."""
     with np.errstate(invalid="ignore"):
-        ratios: Array = sums[:, 0] / sums[:, 1]
-        return ratios
+        return sums[:, 0] / sums[:, 1]
 
 
 def resample(of: Callable[[Array], Array], sums: Array, bootstrap: Bootstrap) -> Array:
@@ -314,5 +313,4 @@ def total_and_count(sums: GroupSums, column: int | None = None) -> Array:
     total, count = sums.total[: sums.used], sums.count[: sums.used]
     if column is not None:
         total, count = total[..., column], count[..., 0]
-    pair_array: Array = torch.stack([total, count.expand_as(total)], dim=-1).numpy()
-    return pair_array
+    return torch.stack([total, count.expand_as(total)], dim=-1).numpy()

@@ -60,8 +60,7 @@ class Perplexity(LikelihoodMetric):
 def perplexity(nats: Array | float) -> Array:
     """Of means of -log p; infinite where it is too large for a number."""
     with np.errstate(over="ignore"):
-        values: Array = np.exp(nats)
-        return values
+        return np.exp(nats)
 
 
 @metric
@@ -108,15 +107,13 @@ class MacroF1(LikelihoodMetric):
     words = False
 
     def sums(self, read: Likelihood) -> Array:
-        counts: Array = read.classes.total[: read.classes.used].flatten(2).numpy()
-        return counts
+        return read.classes.total[: read.classes.used].flatten(2).numpy()
 
     def of(self, sums: Array) -> Array:
         return macro_f1(sums.reshape(len(sums), -1, 3))
 
     def worst_sums(self, sums: Array) -> Array:
-        worst: Array = sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
-        return worst
+        return sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)
@@ -130,8 +127,7 @@ def macro_f1(counts: Array) -> Array:
     some = n_predicted + n_true > 0
     with np.errstate(invalid="ignore"):
         f1 = np.where(some, 2 * right / np.where(some, n_predicted + n_true, 1), 0.0)
-        values: Array = f1.sum(axis=-1) / some.sum(axis=-1)
-        return values
+        return f1.sum(axis=-1) / some.sum(axis=-1)
 
 
 @metric

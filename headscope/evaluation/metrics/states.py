@@ -42,15 +42,13 @@ class StateComparison(CorpusSums):
 
 def cosine(intact: Tensor, changed_states: Tensor) -> Tensor:
     """Cosine of vectors [… d]: […]."""
-    similarity: Tensor = torch.nn.functional.cosine_similarity(intact, changed_states, dim=-1)
-    return similarity
+    return torch.nn.functional.cosine_similarity(intact, changed_states, dim=-1)
 
 
 def relative_l2(intact: Tensor, changed_states: Tensor) -> Tensor:
     """‖altered − intact‖ / ‖intact‖ of vectors [… d]: […]."""
     length = intact.norm(dim=-1).clamp(min=torch.finfo(intact.dtype).tiny)
-    distance: Tensor = (changed_states - intact).norm(dim=-1) / length
-    return distance
+    return (changed_states - intact).norm(dim=-1) / length
 
 
 def compare_states(

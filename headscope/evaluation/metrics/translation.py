@@ -91,8 +91,7 @@ class Chrf(TranslationMetric):
         return np.array([chrf._compute_score_from_stats(row).score for row in sums.tolist()])
 
     def worst_sums(self, sums: Array) -> Array:
-        worst: Array = sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
-        return worst
+        return sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         texts = reference_texts(checkpoint, data.corpus)

@@ -202,8 +202,7 @@ class HuggingFaceCheckpoint(Predicting):
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         if (start := self._start_id()) is None:
             raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
-        inputs: list[int] = [start, *labels[:-1]] if shift is None else shift(labels=torch.tensor([labels]))[0].tolist()
-        return inputs
+        return [start, *labels[:-1]] if shift is None else shift(labels=torch.tensor([labels]))[0].tolist()
 
     def _start_id(self) -> int | None:
         """What the decoder reads first; a config of two parts (T5Gemma) may say it in its decoder's alone."""
@@ -233,8 +232,7 @@ class HuggingFaceCheckpoint(Predicting):
         return list(self._of_side(side).convert_ids_to_tokens(list(ids)))
 
     def id_of(self, subword: str, *, side: SideName) -> int | None:
-        number: int | None = self._of_side(side).get_vocab().get(subword)
-        return number
+        return self._of_side(side).get_vocab().get(subword)
 
     def plain_ids(self, *, side: SideName) -> list[int]:
         size = self.vocabularies[side == "target"]

@@ -153,7 +153,7 @@ class Predicting(Checkpoint):
             return self.class_scores(batch)[:, None]
         if self.predicts == "tags":
             with through_attend(self.model):
-                return self.model(**self._source(batch.source)).logits  # type: ignore[no-any-return]
+                return self.model(**self._source(batch.source)).logits
         inputs = self._source(batch.source)
         if self.two_sided:
             assert batch.target is not None, "a decoder has no logits without targets"
@@ -230,8 +230,7 @@ class Predicting(Checkpoint):
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
-        ids: Tensor = cast(Any, self.model).generate(**self._source(source), **settings)
-        return ids
+        return cast(Any, self.model).generate(**self._source(source), **settings)
 
     def _prefix_length(self) -> int:
         return 1
@@ -314,8 +313,7 @@ class Predicting(Checkpoint):
             is_counted[:, last] = False
         token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * is_counted
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
-        scores: list[float] = (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
-        return scores
+        return (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
 
 
 @contextmanager

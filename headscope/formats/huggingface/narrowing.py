@@ -73,8 +73,7 @@ class SharedBias:
     def compute_bias(self, *args: Any, **kwargs: Any) -> Tensor:
         """The bias of this layer's heads [1 h t s]; that of all heads is kept for the layers above."""
         self._full_bias: Any = super().compute_bias(*args, **kwargs)  # type: ignore[misc]
-        bias: Tensor = self._full_bias[:, self.bias_heads]
-        return bias
+        return self._full_bias[:, self.bias_heads]
 
     def forward(
         self,

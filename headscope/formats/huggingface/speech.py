@@ -92,8 +92,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         """Whisper's own `generate` cuts recordings; this begins with the tokenizer's language and task."""
         begin = torch.tensor([self._begin], device=source.ids.device).expand(len(source.ids), -1)
         model: Any = self.model
-        ids: Tensor = GenerationMixin.generate(model, **self._source(source), decoder_input_ids=begin, **settings)
-        return ids
+        return GenerationMixin.generate(model, **self._source(source), decoder_input_ids=begin, **settings)
 
     @cached_property
     def _begin(self) -> Sequence[int]:

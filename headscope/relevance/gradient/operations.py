@@ -147,7 +147,7 @@ class Operations(TorchFunctionMode):
 
         def apply_rule(x: Tensor, *extra: Any, **options: Any) -> Tensor:
             if extra or options:  # a norm that is gated besides: its operations have rules of their own
-                return forward(x, *extra, **options)  # type: ignore[no-any-return]
+                return forward(x, *extra, **options)
             outer = self.under_one_rule
             with self.one_rule():
                 output: Tensor = forward(x)

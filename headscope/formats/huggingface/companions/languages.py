@@ -232,8 +232,7 @@ class Prompts:
         return getattr(self._settings, name, None)
 
     def _id(self, token: str) -> int | None:
-        number: int | None = self._tokenizer.get_vocab().get(token) if self._tokenizer else None
-        return number
+        return self._tokenizer.get_vocab().get(token) if self._tokenizer else None
 
     def spoken(self) -> Spoken | None:
         """What settings, `forced_decoder_ids` or the tokenizer name; CheckpointError for two languages."""
