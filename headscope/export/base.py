@@ -201,9 +201,8 @@ def choose_export(name: str | None, checkpoint: Checkpoint, *, pad: bool = False
     exports = {export.name: export for export in FORMATS.get(checkpoint.format).exports}
     padding = [other for other, export in exports.items() if export.padded is not None]
     if pad and (not padding or name not in (None, *padding)):
-        takers = (f"{flag.export} {' or '.join(padding)}", f"{flag.export} {name}")
-        takers = takers if padding else ("Hugging Face checkpoints", f"a {checkpoint.format} checkpoint")
-        raise ConfigError(f"{flag.pad} is for {takers[0]}, not {takers[1]}")
+        taker = f"{flag.export} {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
+        raise ConfigError(f"{flag.pad} is for {taker}; leave out the one or the other")
     if name is not None and name not in exports:
         available = ", ".join([*exports, *ENGINES.names()])
         hint = "; it keeps its own format, `headscope convert` makes others of it" if checkpoint.is_native else ""

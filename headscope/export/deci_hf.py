@@ -7,7 +7,6 @@ feed-forward layers that are multiples of 256, so that others are filled up with
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,19 @@ class DeciHf(EngineExport):
     install = "headscope[engines]"
 
     def check(self, checkpoint: Checkpoint) -> None:
-        for problem in _problems(checkpoint):
+        model: Any = checkpoint.model
+        biases = [name for name, _ in model.named_parameters() if name.endswith("bias")]
+        window = getattr(model.config, "sliding_window", None)
+        problems = {
+            f"is of type {checkpoint.model_type!r}": checkpoint.model_type not in FAMILIES,
+            "predicts no words": not hasattr(model, "lm_head"),
+            f"has {', '.join(biases[:1])}": bool(biases),
+            f"has a sliding_window of {window}": window is not None,
+        }
+        if problem := next((problem for problem, holds in problems.items() if holds), ""):
             raise ConfigError(
                 f"deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
-                f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
+                f"windows; {checkpoint.path}, {type(model).__name__}, {problem}"
             )
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
@@ -81,18 +89,6 @@ class DeciHf(EngineExport):
                 "them",
             ),
         )
-
-
-def _problems(checkpoint: Checkpoint) -> Iterator[str]:
-    model: Any = checkpoint.model
-    if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
-        is_known_family = checkpoint.model_type in FAMILIES
-        yield "predicts no words" if is_known_family else f"is of type {checkpoint.model_type!r}"
-        return
-    if biases := [name for name, _ in model.named_parameters() if name.endswith("bias")]:
-        yield f"has {biases[0]}"
-    if getattr(model.config, "sliding_window", None) is not None:
-        yield f"has a sliding_window of {model.config.sliding_window}"
 
 
 def sizes(model: Any) -> tuple[int, list[int]]:

@@ -170,18 +170,17 @@ class LlamaDecoder:
     def misfit(self, container: Container) -> str:
         """Why a container cannot hold the model; empty where it can."""
         counts = {(layer.heads, layer.groups) for layer in self.place_layers(container)}
-        biases = frozenset[str]().union(*(layer.biases for layer in self.layers))
-        if len(counts) > 1 and not container.ragged:
-            return "has one number of heads for all layers"
-        if container.square and any(heads * self.width != self.config.hidden_size for heads, _ in counts):
-            return "has heads that are together as wide as the model"
-        if extra := sorted(biases - container.biases):
-            return f"reads no bias of {', '.join(extra)}"
-        if not container.untied and not self.tied:
-            return "reads no output matrix of its own"
-        if unfit := self.rotary(container).unfit:
-            return f"knows no {unfit}"
-        return ""
+        extra = sorted(frozenset[str]().union(*(layer.biases for layer in self.layers)) - container.biases)
+        unfit = self.rotary(container).unfit
+        wide = any(heads * self.width != self.config.hidden_size for heads, _ in counts)
+        reasons = {
+            "has one number of heads for all layers": len(counts) > 1 and not container.ragged,
+            "has heads that are together as wide as the model": container.square and wide,
+            f"reads no bias of {', '.join(extra)}": bool(extra),
+            "reads no output matrix of its own": not container.untied and not self.tied,
+            f"knows no {unfit}": bool(unfit),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def check_family(checkpoint: Checkpoint) -> None:
@@ -190,28 +189,25 @@ def check_family(checkpoint: Checkpoint) -> None:
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
         what = f"{type(model).__name__} of type {checkpoint.model_type!r}"
         raise ConfigError(f"gguf writes causal language models ({', '.join(FAMILIES)}), and this is {what}")
-    for problem in _problems(model, FAMILIES[checkpoint.model_type]):
-        raise ConfigError(f"gguf: llama.cpp's architectures for such layers know no {problem}")
-
-
-def _problems(model: Any, containers: tuple[Container, ...]) -> Iterator[str]:
-    config = model.config
+    config, layers, containers = model.config, model.model.layers, FAMILIES[checkpoint.model_type]
     rope: dict[str, Any] = config.rope_parameters
-    scalings = [layer.self_attn.scaling * layer.self_attn.head_dim**0.5 for layer in model.model.layers]
-    if config.hidden_act not in ("silu", "swish"):
-        yield f"hidden_act {config.hidden_act}"
-    if any(abs(scaling - 1) > 1e-6 for scaling in scalings):
-        yield "another scale of scores than 1/√k"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        yield "partial rotary embeddings"
-    if rope.get("rope_type", "default") not in SCALINGS:
-        yield f"rope_type {rope.get('rope_type')}"
-        return
-    divides = any(container.factors for container in containers)
-    if unfit := rotary_of(model, model.model.layers[0].self_attn.head_dim, divides=divides).unfit:
-        yield unfit
-    if (length := context_length(config)) < SHORTEST:
-        yield f"context as short as {length} (a sliding_window must be {SHORTEST} or more)"
+    kind, length = rope.get("rope_type", "default"), context_length(config)
+    scalings = [layer.self_attn.scaling * layer.self_attn.head_dim**0.5 for layer in layers]
+    problems = {
+        f"hidden_act {config.hidden_act}": config.hidden_act not in ("silu", "swish"),
+        "another scale of scores than 1/√k": any(abs(scaling - 1) > 1e-6 for scaling in scalings),
+        "partial rotary embeddings": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        f"rope_type {kind}": kind not in SCALINGS,
+        f"context as short as {length} (a sliding_window must be {SHORTEST} or more)": length < SHORTEST,
+    }
+    problem = (
+        next((problem for problem, holds in problems.items() if holds), "")
+        or rotary_of(
+            model, layers[0].self_attn.head_dim, divides=any(container.factors for container in containers)
+        ).unfit
+    )
+    if problem:
+        raise ConfigError(f"gguf: llama.cpp's architectures for such layers know no {problem}")
 
 
 def context_length(config: Any) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ class Laguna(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         if not hasattr(transformers, "LagunaForCausalLM"):
             raise ConfigError(f"laguna: transformers {transformers.__version__} has no Laguna; upgrade transformers")
-        for problem in _problems(checkpoint.model):
+        if problem := _problem(checkpoint.model):
             raise ConfigError(
                 "laguna writes causal language models with layers as Qwen3's (queries and keys normalised by "
                 f"head, no biases, dense feed-forward layers); {checkpoint.path}, {type(checkpoint.model).__name__}, "
@@ -107,22 +106,24 @@ class Laguna(EngineExport):
         return file
 
 
-def _problems(model: Any) -> Iterator[str]:
+def _problem(model: Any) -> str:
     names = [name for name, _ in model.named_parameters()]
     if unknown_names := [name for name in names if not _WEIGHTS.fullmatch(name)]:
-        yield f"has {unknown_names[0]}"
+        return f"has {unknown_names[0]}"
     if not any(name.endswith("self_attn.q_norm.weight") for name in names):
-        yield "has no q_norm"
-        return
-    layers, config = model.model.layers, model.config
-    if any(layer.self_attn.q_norm.weight.shape != (layer.self_attn.head_dim,) for layer in layers):
-        yield "normalises all heads together"
-    if any(abs(layer.self_attn.scaling * layer.self_attn.head_dim**0.5 - 1) > 1e-6 for layer in layers):
-        yield "scales scores by another factor than 1/√k"
-    if len({layer.mlp.down_proj.weight.shape for layer in layers}) > 1:
-        yield "has feed-forward layers of different widths"
-    if kinds := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
-        yield f"has layers of type {', '.join(sorted(kinds))}"
+        return "has no q_norm"
+    layers = model.model.layers
+    attention = [layer.self_attn for layer in layers]
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    problems = {
+        "normalises all heads together": any(own.q_norm.weight.shape != (own.head_dim,) for own in attention),
+        "scales scores by another factor than 1/√k": any(
+            abs(own.scaling * own.head_dim**0.5 - 1) > 1e-6 for own in attention
+        ),
+        "has feed-forward layers of different widths": len({layer.mlp.down_proj.weight.shape for layer in layers}) > 1,
+        f"has layers of type {', '.join(sorted(kinds))}": bool(kinds),
+    }
+    return next((problem for problem, holds in problems.items() if holds), "")
 
 
 @cache

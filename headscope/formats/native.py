@@ -94,21 +94,19 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         content = _read_config(folder)
         state = _read_weights(folder / WEIGHTS)
         refuse_damaged_file(folder / WEIGHTS, state)
-        model = build_transformer(path, content.model, state)
-        file_types = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
-        model = model.to(opened_dtype(dtype, file_types, device))
+        model, file_types = placed_transformer(path, content.model, state, dtype=dtype, device=device)
         with restate(CheckpointError, f"{path}: {{why}}", ConfigError, DataError):
             sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
         return TransformerCheckpoint(
             path=path,
             format=self.name,
-            model=model.to(device),
+            model=model,
             model_type=content.origin,
             digest=file_digest([folder / CONFIG, folder / WEIGHTS]),
             source=sides[0],
             target=sides[1],
             search=content.search,
-            file_types=file_types if dtype == "auto" else {},
+            file_types=file_types,
         )
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
@@ -147,13 +145,20 @@ def native_state(model: Transformer, file_types: Mapping[str, torch.dtype]) -> d
     return weights
 
 
-def opened_dtype(dtype: str, file_types: Mapping[str, torch.dtype], device: str) -> torch.dtype:
-    """What to compute in; "auto": the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
+def placed_transformer(
+    path: str, config: TransformerConfig, state: Mapping[str, Tensor], *, dtype: str, device: str
+) -> tuple[Transformer, dict[str, torch.dtype]]:
+    """The model in a type and on a device, and with "auto" the types in its file.
+
+    "auto" is the stored type, but float32 where types are mixed or unusual, or half on a CPU.
+    """
+    model = build_transformer(path, config, state).to(device)
     if dtype != "auto":
-        return getattr(torch, dtype)
+        return model.to(getattr(torch, dtype)), {}
+    file_types = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
     types = set(file_types.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
-    return types.pop() if len(types) == 1 and types <= usual else torch.float32
+    return model.to(types.pop() if len(types) == 1 and types <= usual else torch.float32), file_types
 
 
 def _read_config(folder: Path) -> File:

@@ -266,11 +266,8 @@ def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
     needs: dict[str, str] = {}
     for candidate in metrics_in_order():
         for option, (target, labels) in texts.items():
-            if (
-                candidate.name not in needs
-                and candidate.applies(checkpoint, has_target=target, has_labels=labels) is None
-            ):
-                needs[candidate.name] = option
+            if candidate.applies(checkpoint, has_target=target, has_labels=labels) is None:
+                needs.setdefault(candidate.name, option)
     return needs
 
 

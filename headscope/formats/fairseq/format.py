@@ -42,9 +42,9 @@ from headscope.formats.fairseq.from_native import (
     vocabulary_files,
 )
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgrade_keys, without_prefix
-from headscope.formats.native import native_state, opened_dtype
+from headscope.formats.native import native_state, placed_transformer
 from headscope.formats.pickles import is_torch_file, read_tensors, read_torch
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.nonfinite import refuse_damaged_file
 
@@ -207,19 +207,17 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         state = upgrade_keys(raw)
         config = transformer_config(settings, state)
         weights = _complete_state(path, config, native_weights(path, state))
-        model = build_transformer(path, config, weights)
-        file_types = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
-        model_dtype = opened_dtype(dtype, file_types, device)
+        model, file_types = placed_transformer(path, config, weights, dtype=dtype, device=device)
         dictionaries = find_dictionaries(settings, config, companions)
         checkpoint = FairseqCheckpoint(
             path=path,
             format=self.name,
-            model=model.to(model_dtype).to(device),
+            model=model,
             model_type=settings.arch,
             digest=file_digest([Path(path)]),
             source=dictionaries.vocabularies.get("source"),
             target=dictionaries.vocabularies.get("target"),
-            file_types=file_types if dtype == "auto" else {},
+            file_types=file_types,
             origin=origin(raw),
             options=_plain(settings, config),
             dictionaries=dictionaries,
