@@ -15,7 +15,7 @@ from torch import Tensor
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config.declarations import Measure
 from headscope.data.token_text import Marks
-from headscope.description.sentences import descriptions
+from headscope.description.features import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.evidence.labels import evidence_table

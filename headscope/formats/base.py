@@ -326,14 +326,14 @@ class CheckpointFormat(ABC, Generic[C]):
         """Open the checkpoint, given what `takes` names of `companions`; CheckpointError for what is unsupported."""
 
     @abstractmethod
-    def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
+    def write(self, checkpoint: C, folder: Path) -> SavedFiles:
         """Write a checkpoint into an empty directory, in another format (`notes` say why) what this one cannot hold."""
 
     def save(self, checkpoint: C, folder: Path, *, force: bool = False) -> SavedFiles:
         """Write a checkpoint into a directory of its own; OutputError where that holds anything else."""
         check_folder(folder, self.kind, force=force)
         with replacing(folder, self.kind, force=force) as temporary:
-            files = self.write(checkpoint, temporary, Companions())
+            files = self.write(checkpoint, temporary)
         return replace(files, path=folder / files.path.relative_to(temporary))
 
     def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> SavedFiles:
@@ -395,6 +395,6 @@ def detect_format(path: str) -> CheckpointFormat[Any]:
     raise no_checkpoint(Path(path), FORMATS)
 
 
-def write_checkpoint(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:
+def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> SavedFiles:
     """Write a checkpoint as its own format does, into an empty directory."""
-    return FORMATS.get(checkpoint.format).write(checkpoint, folder, companions)
+    return FORMATS.get(checkpoint.format).write(checkpoint, folder)

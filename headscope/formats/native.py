@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headscope.config import Companions
@@ -91,8 +91,18 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> TransformerCheckpoint:
         folder = Path(path)
-        content = _read_config(folder)
-        state = _read_weights(folder / WEIGHTS)
+        with restate(CheckpointError, f"{folder / CONFIG}: {{why}}", ConfigError):
+            values = read_toml(folder / CONFIG)
+            if (values.get("format"), version := values.get("version")) != (FORMAT, VERSION):
+                raise ConfigError(f"it is version {version} of {values.get('format')!r}, and version {VERSION} is read")
+            content = make_config(File, {name: value for name, value in values.items() if name not in FORMER})
+        try:
+            state = load_file(folder / WEIGHTS)
+        except FileNotFoundError:
+            raise CheckpointError(f"there is no {folder / WEIGHTS}; a native checkpoint needs its weights") from None
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            why = reason_of(error, max_length=200)
+            raise CheckpointError(f"{folder / WEIGHTS} is truncated or broken ({why})") from None
         refuse_damaged_file(folder / WEIGHTS, state)
         model, file_types = placed_transformer(path, content.model, state, dtype=dtype, device=device)
         with restate(CheckpointError, f"{path}: {{why}}", ConfigError, DataError):
@@ -109,7 +119,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
             file_types=file_types,
         )
 
-    def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+    def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> SavedFiles:
         sides = {name: side for name in SIDES if (side := getattr(checkpoint, name)) is not None}
         tables = {name: plain_config(_write_side(folder, name, side)) for name, side in sides.items()}
         save_file(native_state(checkpoint.model, checkpoint.stored), folder / WEIGHTS, metadata={"format": "pt"})
@@ -125,7 +135,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         return SavedFiles(folder, self.name, (), ("headscope",), (_OTHERS,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
-        files = self.write(checkpoint, folder, Companions())
+        files = self.write(checkpoint, folder)
         copy = self.load(str(folder), device="cpu", dtype="float64", companions=Companions())
         notes = () if checkpoint.target is not None else ("no vocabulary: the checkpoint came without",)
         return replace(files, notes=notes, architecture="Transformer", logits=probe_logits(copy.model, probe))
@@ -159,27 +169,6 @@ def placed_transformer(
     types = set(file_types.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
     return model.to(types.pop() if len(types) == 1 and types <= usual else torch.float32), file_types
-
-
-def _read_config(folder: Path) -> File:
-    with restate(CheckpointError, f"{folder / CONFIG}: {{why}}", ConfigError):
-        content = read_toml(folder / CONFIG)
-        if (content.get("format"), version := content.get("version")) != (FORMAT, VERSION):
-            raise ConfigError(f"it is version {version} of {content.get('format')!r}, and version {VERSION} is read")
-        return make_config(File, {name: value for name, value in content.items() if name not in FORMER})
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 — not a mapping
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}; a native checkpoint needs its weights") from None
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, max_length=200)})") from None
-
-
-# Vocabularies: SIDE.pieces.json and SIDE.codes.
 
 
 def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:

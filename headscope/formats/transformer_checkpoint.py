@@ -316,7 +316,11 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
         "missing": [key for key in expected if key not in state],
         "left over": [key for key in state if key not in expected],
         "of another size than the config says": wrong_sizes,
-        "of another type": [k for k in shared if state[k].is_floating_point() != expected[k].is_floating_point()],
+        "of another type": [
+            f"{key} ({state[key].dtype})"
+            for key in shared
+            if state[key].is_floating_point() != expected[key].is_floating_point()
+        ],
     }
     refuse_weights(path, problems)
     model.load_state_dict(dict(state), assign=any(tensor.is_meta for tensor in expected.values()))

@@ -204,7 +204,7 @@ def write_selection(choice: Ranking, checkpoint: Checkpoint, config: SelectionCo
         trained_files = None
         if choice.record["model"]:  # with all its heads, in its own format
             (temporary / MODEL).mkdir()
-            trained_files = write_checkpoint(checkpoint, temporary / MODEL, config.companions)
+            trained_files = write_checkpoint(checkpoint, temporary / MODEL)
         if config.remove and choice.removed:
             try:
                 smaller = choice.folder / _remove(temporary, trained_files, config).relative_to(temporary)

@@ -245,7 +245,7 @@ def explanations(study: Study) -> Iterator[Answer]:
     """What explains the weights of heads, heads of one group together."""
     if "explained" not in study.heads:
         return
-    mostly = import_target("headscope.description.sentences:mostly")
+    mostly = import_target("headscope.description.features:mostly")
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row in study.heads.dropna(subset=["explained"]).to_dict("records"):
         groups.setdefault(mostly(row), []).append(row)

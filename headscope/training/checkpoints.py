@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headscope.config import Companions
 from headscope.distributed import Processes, random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, flag, reason_of
 from headscope.files.folders import Workplace, recover, replacing, to_resume, workplace
@@ -54,7 +53,7 @@ def checkpoint(run: TrainingRun, model: Transformer | None = None) -> Transforme
 def save(run: TrainingRun, name: str, model: Transformer | None = None) -> None:
     """Write DIR/name in headscope's native format; there is a whole one at (almost) every moment, see `recover_all`."""
     with replacing(run.config.out / name, DIRECTORY) as temporary:
-        NATIVE.write(checkpoint(run, model), temporary, Companions())
+        NATIVE.write(checkpoint(run, model), temporary)
 
 
 def recover_all(folder: Path) -> None:

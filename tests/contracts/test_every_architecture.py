@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.config import Companions
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.evaluation.model_inputs import InputTexts, texts
@@ -167,7 +166,7 @@ def assert_masked_is_zeroed(checkpoint: HuggingFaceCheckpoint, heads: list[HeadI
 def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
     """What is saved and opened again computes the same."""
     folder.mkdir()
-    write_checkpoint(shrunk, folder, Companions())
+    write_checkpoint(shrunk, folder)
     again = open_checkpoint(str(folder), dtype="float64")
     assert again.layout == shrunk.layout
     found, expected = (outputs(each.model, data.feeds[0]) for each in (again, shrunk))
@@ -198,7 +197,7 @@ def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> Non
         shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, heads))
         assert verification.verify(checkpoint, shrunk, heads, data).difference <= LIMIT
         (tmp_path / folder).mkdir()
-        write_checkpoint(shrunk, tmp_path / folder, Companions())
+        write_checkpoint(shrunk, tmp_path / folder)
         checkpoint = open_checkpoint(str(tmp_path / folder), dtype="float64")
 
 

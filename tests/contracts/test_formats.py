@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.config import Companions
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.convert import check_goal, convert, goals
@@ -166,7 +165,7 @@ def test_without_heads_it_is_written_as_if_they_were_masked_or_refused_with_the_
             assert len(str(error)) > 40 and "\n" not in str(error)
             refusals += 1
             continue
-        saved = write_checkpoint(made, folder, Companions())
+        saved = write_checkpoint(made, folder)
         assert saved.format == name or (saved.notes and saved.format in saved.notes[0])
         again = opened(saved.path, format=saved.format, dtype="float64")
         assert again.layout == made.layout

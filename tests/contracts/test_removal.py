@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from headscope.config import Companions
 from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import texts
 from headscope.export.base import choose_export
@@ -187,7 +186,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         removal = plan_removal(checkpoint.attention_sites, WAYS[way](architecture, checkpoint.layout))
         export = choose_export(None, checkpoint)
         (root / name).mkdir()
-        write_checkpoint(export.build(checkpoint, removal), root / name, Companions())
+        write_checkpoint(export.build(checkpoint, removal), root / name)
         torch.save(inputs_of(architecture, lengths=LENGTHS, targets=TARGETS), root / f"{name}.inputs.pt")
         jobs[name] = (TASKS[architecture.task].__name__, architecture.generates, not architecture.sdpa)
     (root / "jobs.json").write_text(json.dumps(jobs))

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from headscope.description.sentences import descriptions
+from headscope.description.features import descriptions
 from headscope.engine.base import ANALYSES
 from headscope.engine.evidence.labels import Rate
 from headscope.engine.plan import analyze

@@ -14,7 +14,6 @@ import transformers
 from markdown_it import MarkdownIt
 
 from headscope.assets import sample
-from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.export.gguf_export import write_gguf
 from headscope.export.gguf_layers import LlamaDecoder
@@ -75,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     group = [HeadId(Site.DECODER_SELF, 0, head) for head in range(3)]
     shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, group))
     written = tmp_path_factory.mktemp("kept")
-    write_checkpoint(shrunk, written, Companions())
+    write_checkpoint(shrunk, written)
     return written
 
 

@@ -24,7 +24,6 @@ from transformers import (
     XLNetModel,
 )
 
-from headscope.config import Companions
 from headscope.data.batching import sentence_limit
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError
@@ -429,7 +428,7 @@ def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_t
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     out.mkdir()
-    write_checkpoint(open_checkpoint("a/b", device="cpu"), out, Companions())
+    write_checkpoint(open_checkpoint("a/b", device="cpu"), out)
     assert (out / "preprocessor_config.json").read_text() == "{}"
     assert {values.dtype for values in load_file(out / "model.safetensors").values()} == {torch.float16}
 

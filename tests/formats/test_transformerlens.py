@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu
 
-from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.formats.base import FORMATS, Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId, Site
@@ -119,7 +118,7 @@ def test_heads_are_cut_out_and_the_folder_opens_with_transformers(tmp_path: Path
     export = FORMATS.get("transformerlens").exports[0]
     plan = plan_removal(found.attention_sites, [HeadId(Site.ENCODER_SELF, 1, 0)], whole_groups=export.whole_groups)
     (tmp_path / "small").mkdir()
-    saved = write_checkpoint(export.build(found, plan), tmp_path / "small", Companions())
+    saved = write_checkpoint(export.build(found, plan), tmp_path / "small")
     again = open_checkpoint(str(saved.path), device="cpu")
     assert saved.format == again.format == "huggingface" and again.layout[Site.ENCODER_SELF, 1] == 2
     assert [each.ids for each in again.encode(["abc"], side="source", limit=12)] == [[0, 3, 4, 5, 2]]

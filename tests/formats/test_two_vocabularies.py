@@ -12,7 +12,6 @@ import transformers
 
 import headscope as hs
 from headscope.assets import captions
-from headscope.config import Companions
 from headscope.data.encoded import SIDE_NAMES, SideName
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.training import tokenizers
@@ -78,7 +77,7 @@ def test_a_marian_with_two_vocabularies_reads_and_names_as_marian_tokenizer_does
             assert its.decode(read[:-1], side=side) == text
         assert its.plain_ids(side=side) == list(range(1, len(vocabulary) - 1))
         assert all(its.id_of(piece, side=side) == n for piece, n in vocabulary.items() if n)
-    write_checkpoint(its, tmp_path, Companions())
+    write_checkpoint(its, tmp_path)
     again = open_checkpoint(str(tmp_path), device="cpu")
     assert again.labels(TEXTS["target"], limit=99) == its.labels(TEXTS["target"], limit=99)
     texts = hs.load(str(marian)).translate(TEXTS["source"], beam=1, max_len_b=5)

@@ -11,7 +11,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from headscope.config import Companions
 from headscope.data.corpus import Corpus
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import choose_export
@@ -153,7 +152,7 @@ def test_the_smaller_model_is_the_refitted_masked_one(kind: str, sequential: boo
     assert max_abs_difference(run(small, done), wanted) < 1e-10
     assert max_abs_difference(run(checkpoint, done), wanted) > 1e-4
     (tmp_path / "small").mkdir()
-    written = write_checkpoint(small, tmp_path / "small", Companions())
+    written = write_checkpoint(small, tmp_path / "small")
     if kind.startswith("native"):
         return
     again = open_checkpoint(str(written.path), dtype="float64")
@@ -182,7 +181,7 @@ def test_the_self_contained_folder_adds_its_biases_itself(
     _, done = shrunk(kind)
     assert done.compensation is not None
     (tmp_path / kind).mkdir()
-    write_checkpoint(done.checkpoint, tmp_path / kind, Companions())
+    write_checkpoint(done.checkpoint, tmp_path / kind)
     task = {"llama": "CausalLM", "t5": "Seq2SeqLM", "marian": "Seq2SeqLM"}.get(kind, "MaskedLM")
     loader = getattr(transformers, f"AutoModelFor{task}")
     model = loader.from_pretrained(tmp_path / kind, trust_remote_code=True, dtype=torch.float64).eval()
@@ -210,7 +209,7 @@ def bert(tmp_path: Path) -> Path:
     """A folder with a small BERT, and text.en (23 lines) beside it."""
     write_folder = tmp_path / "bert"
     write_folder.mkdir()
-    write_checkpoint(opened("bert"), write_folder, Companions())
+    write_checkpoint(opened("bert"), write_folder)
     lines = "".join(f"{sentence.source}\n" for sentence in text("bert", 23))
     (tmp_path / "text.en").write_text(lines, encoding="utf-8")
     (tmp_path / "few.en").write_text("a b\nb c\n", encoding="utf-8")

@@ -354,10 +354,10 @@ def test_files_that_say_something_else_are_not_kept(tmp_path: Path, monkeypatch:
     path = saved(tmp_path / "whole") if kind == "transformer" else bert(tmp_path / "whole")
     heads = "cross.0.0" if kind == "transformer" else "encoder-self.0.0"
 
-    def spoilt(checkpoint: Any, folder: Path, companions: Any) -> Any:
+    def spoilt(checkpoint: Any, folder: Path) -> Any:
         with torch.no_grad():
             next(checkpoint.model.parameters()).mul_(1.5)
-        return write_checkpoint(checkpoint, folder, companions)
+        return write_checkpoint(checkpoint, folder)
 
     monkeypatch.setattr(remove, "write_checkpoint", spoilt)
     with pytest.raises(CheckpointError):

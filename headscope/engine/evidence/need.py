@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
 from headscope.config.declarations import Measure, head_functions
-from headscope.description.sentences import mostly
+from headscope.description.features import mostly
 from headscope.engine.evidence.significance import (
     FALSE_DISCOVERIES,
     adjust,

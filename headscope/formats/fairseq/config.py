@@ -240,7 +240,9 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
     heads = settings.number(name) if known or alpha is None else len(alpha)
     if d % heads:
         raise CheckpointError(f"{settings.path}: its width {d} is not divisible by {heads} {side}_attention_heads")
-    pre = _pre(settings, state, side)
+    pre = settings.on(f"{side}_normalize_before")
+    if settings.lm and settings.get("decoder_normalize_before") is None:  # pre-norm unless a file says otherwise
+        pre = settings.legacy or settings.arch != "transformer_lm" or "decoder.layer_norm.weight" in state
     none = settings.on("no_token_positional_embeddings")
     if table := settings.on(f"{side}_learned_pos") and not none:
         longest = max(_shape(settings, state, f"{side}.embed_positions.weight")[0] - OFFSET, 1)
@@ -292,13 +294,6 @@ def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: 
 
 def _mixing(state: Mapping[str, Tensor], side: str, module: str) -> str | None:
     return "alpha.v1" if any(re.fullmatch(rf"{side}\.layers\.\d+\.{module}\.alphas", key) for key in state) else None
-
-
-def _pre(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:
-    """fairseq's language models are pre-norm unless a file says otherwise."""
-    if settings.lm and settings.get("decoder_normalize_before") is None:
-        return settings.legacy or settings.arch != "transformer_lm" or "decoder.layer_norm.weight" in state
-    return settings.on(f"{side}_normalize_before")
 
 
 def _final_norm(settings: Settings, state: Mapping[str, Tensor], side: str) -> bool:

@@ -225,7 +225,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         checkpoint.prefix, checkpoint.writes = prefix, settings.text("target_lang")
         return checkpoint
 
-    def write(self, checkpoint: FairseqCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+    def write(self, checkpoint: FairseqCheckpoint, folder: Path) -> SavedFiles:
         """A file with the old name, keys, order and types, without training state, and its dictionaries."""
         path = folder / Path(checkpoint.path).name
         state = native_state(checkpoint.model, checkpoint.stored)
@@ -239,8 +239,8 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
                 "the matrices that mix heads are folded into the output projections: no file of the fork any more",
             )
         if _pruned(checkpoint):
-            why = "fairseq itself: heads were removed, and its layers have one number of heads"
-            return SavedFiles(path, self.name, (*notes, f"not for {why}"), ("headscope",), (why, *notes))
+            notes = (*notes, "fairseq itself has layers with one number of heads: open it with headscope")
+            return SavedFiles(path, self.name, notes, ("headscope",), notes)
         return SavedFiles(path, self.name, notes, ("headscope", _OPENS[of_fork]), (_LIMITS[of_fork], *notes))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> SavedFiles:
@@ -250,7 +250,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
                     f"{checkpoint.path} has layers with fewer heads than the others, and fairseq has one number of "
                     "heads; `headscope prune remove --export masked` leaves zeros in their place"
                 )
-            files = self.write(checkpoint, folder, Companions())
+            files = self.write(checkpoint, folder)
             copy = self.load(str(files.path), device="cpu", dtype="float64", companions=Companions())
             return replace(files, architecture=checkpoint.model_type, logits=probe_logits(copy.model, probe))
         written_model = fairseq_model(checkpoint)

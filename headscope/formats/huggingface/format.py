@@ -83,7 +83,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
 
         return open_model(path, device=device, device_map=device_map, dtype=dtype, companions=companions)
 
-    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path) -> SavedFiles:
         from headscope.formats.huggingface.selfcontained import plain_name, write_folder
 
         own_code = write_folder(checkpoint, folder)
@@ -123,8 +123,8 @@ class OpenedAsFolder(HuggingFaceFormat):
     def recognise_name(self, name: str) -> bool:
         return False
 
-    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
-        files = super().write(checkpoint, folder, companions)
+    def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path) -> SavedFiles:
+        files = super().write(checkpoint, folder)
         note = f"written as a huggingface folder: headscope reads {self.name} files and writes none with this command"
         return replace(files, format="huggingface", notes=(note, *files.notes))
 

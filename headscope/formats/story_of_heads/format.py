@@ -118,10 +118,10 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         checkpoint.read_files = (hp_file, *(file for file in files if file.is_file()))
         return checkpoint
 
-    def write(self, checkpoint: StoryCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+    def write(self, checkpoint: StoryCheckpoint, folder: Path) -> SavedFiles:
         """An .npz of the old name, hp.json and vocabularies; a native checkpoint where these cannot hold the model."""
         if reason := _unfit(checkpoint):
-            return replace(NATIVE.write(checkpoint, folder, companions), notes=(reason,))
+            return replace(NATIVE.write(checkpoint, folder), notes=(reason,))
         path = folder / Path(checkpoint.path).name
         state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
         buffer = io.BytesIO()

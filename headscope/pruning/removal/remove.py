@@ -251,7 +251,7 @@ def write_shrunk(
             shrunk, checkpoint=checkpoint, export=export if checkpoint is not shrunk.checkpoint else shrunk.export
         )
     with build.writing() as folder, eval_mode(shrunk.checkpoint.model):
-        files = write_checkpoint(shrunk.checkpoint, folder, config.companions)
+        files = write_checkpoint(shrunk.checkpoint, folder)
         far = _reload_difference(shrunk, files, expected_logits)
         shrunk, engine_files = replace(shrunk, verification=replace(shrunk.verification, reloaded=far)), []
         for engine in engines:

@@ -225,7 +225,7 @@ def keep_model(checkpoint: Checkpoint, heads_gone: Sequence[HeadId], folder: Pat
     shutil.rmtree(new, ignore_errors=True)
     if not heads_gone:
         new.mkdir(parents=True)
-        files_written = write_checkpoint(checkpoint, new, companions).path
+        files_written = write_checkpoint(checkpoint, new).path
     else:
         heads = ",".join(map(str, heads_gone))
         config = RemoveConfig(checkpoint=checkpoint.path, out=new, heads=heads, **companions.companion_values())

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from headscope.config import option
 from headscope.config.declarations import head_functions, measure_of, overview_measures
-from headscope.description.sentences import leading_group
+from headscope.description.features import leading_group
 from headscope.errors import ConfigError, flag
 from headscope.report import charts
 from headscope.report.charts import Grid, draw_grid, grid_entries, grids_of

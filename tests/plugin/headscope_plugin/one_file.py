@@ -49,7 +49,7 @@ class OneFile(CheckpointFormat[TransformerCheckpoint]):
             target=None,
         )
 
-    def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+    def write(self, checkpoint: TransformerCheckpoint, folder: Path) -> SavedFiles:
         path = folder / f"{Path(checkpoint.path).stem}.safetensors"
         header = {KEY: json.dumps(checkpoint.model.config.plain())}
         save_file(native_state(checkpoint.model, checkpoint.stored), path, metadata=header)
