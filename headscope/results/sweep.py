@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.files.reading import read_record
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
 from headscope.results.answer import Answer, StoredResult
@@ -41,8 +40,8 @@ class Sweep(StoredResult):
     Runs that chose heads once are cells of one, too.
 
     `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
-    (`has_quality`). `survivors` has a row for every head that stays; `functions` where labels are known. These are of
-    the heads of `labelled`, empty for the unpruned model; of a pruned one `survivors` has the cells whose heads it has.
+    (`has_quality`). `survivors` has a row for every head that stays; `functions` where labels are known, those that
+    heads have in the unpruned model.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Sweep(StoredResult):
     cells: pd.DataFrame
     survivors: pd.DataFrame
     gates: Mapping[str, Path] = field(default_factory=dict)
-    labelled: str = ""
     folder: Path = Path()
 
     @classmethod
@@ -62,10 +60,7 @@ class Sweep(StoredResult):
             raise RunError(f"sweep {path.name}: sweep.csv has no row yet")
         survivors = read_csv(path / "survivors.csv", columns=(*HEAD, "cell"), texts=TEXTS, error=RunError)
         gates = {file.parent.name: file for file in sorted(path.glob("runs/*/gates.csv"))}
-        labelled, digest = record.get("labelled") or {}, record.get("digests", {}).get("checkpoint")
-        own = not labelled or labelled.get("digest") == digest
-        name = "" if own else model_name(labelled.get("path"))
-        return cls(path.resolve().name, record, cells, survivors, gates, name, path)
+        return cls(path.resolve().name, record, cells, survivors, gates, path)
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:  # type: ignore[override]
@@ -120,23 +115,14 @@ class Sweep(StoredResult):
         return read_csv(self.gates[cell], columns=GATES, texts=TEXTS, error=RunError)
 
     def with_labels(self, labels: Study) -> Sweep:
-        """The same, labelled by a run of `analyze` on this model, or on one without some heads."""
-        heads = labels.heads[[*HEAD, "functions"]]
-        bare = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
+        """The same, labelled by a run of `analyze` on this model; RunError for a run on another one."""
         own = self.record.get("digests", {}).get("checkpoint") or self.record.get("source", {}).get("digest")
-        checkpoint = labels.record.get("checkpoint") or {}
-        if not own or not checkpoint.get("digest") or own == checkpoint["digest"]:
-            with_functions = bare.merge(heads, on=HEAD, how="left").fillna({"functions": ""})
-            return replace(self, survivors=with_functions, labelled="")
-        stay = _with_first_numbers(heads, Path(checkpoint["path"]))
-        stay = stay[stay["site"].isin(self.sites)]
-        survivors = bare.merge(stay, on=HEAD, how="left")
-        if len(stay) < self.cells["of"].max():  # of a pruned model: nothing is known of the heads of other cells
-            cells = survivors.groupby("cell")["functions"]
-            same = {cell for cell, of in cells if of.notna().all() and len(of) == len(stay)}
-            survivors = survivors[survivors["cell"].isin(same)]
-        name = f"{model_name(checkpoint['path'])} (run {labels.name})"
-        return replace(self, survivors=survivors.fillna({"functions": ""}), labelled=name)
+        digest = (labels.record.get("checkpoint") or {}).get("digest")
+        if own and digest and own != digest:
+            raise RunError(f"run {labels.name} labels heads of another model; name a run on {self.model}")
+        bare = self.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
+        survivors = bare.merge(labels.heads[[*HEAD, "functions"]], on=HEAD, how="left").fillna({"functions": ""})
+        return replace(self, survivors=survivors)
 
 
 def open_pruned(paths: Sequence[Path]) -> list[Sweep]:
@@ -161,21 +147,6 @@ def sizes_with_verdicts(cells: pd.DataFrame, verdicts: pd.DataFrame | Sequence[M
     )
     judgements = pd.DataFrame(verdicts if len(verdicts) else [], columns=[*KEY, "verdict", "worse_limit"])
     return summary.reset_index().merge(judgements, on=KEY, how="left").fillna(np.nan)
-
-
-def _with_first_numbers(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
-    """Heads of a model without some, by the numbers that the `pruning.json` beside it gives them."""
-    record = read_record((checkpoint if checkpoint.is_dir() else checkpoint.parent) / "pruning.json")
-    if record.get("kind") not in ("removal", "shrink"):
-        return heads
-    heads_kept = record["kept"]
-    try:
-        if record["output"]["export"] == "masked":
-            return heads[[row.head in heads_kept[row.site][str(row.layer)] for row in heads.itertuples()]]
-        numbers = [heads_kept[row.site][str(row.layer)][row.head] for row in heads.itertuples()]
-    except (KeyError, IndexError, TypeError):
-        raise RunError(f"{checkpoint} has other heads than the pruning.json beside it says; prune again") from None
-    return heads.assign(head=numbers)
 
 
 def _selections(runs: Sequence[Ranking]) -> Sweep:

@@ -116,3 +116,6 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     labels = Study.open(analysed(tmp_path / "run"))
     labelled = [run.with_labels(labels) for run in open_pruned(runs)]
     assert list(panels(draw("pruning", *labelled, figure="functions"))) == ["l0"]
+    labels.record["checkpoint"], labelled[0].record["source"] = {"digest": "another"}, {"digest": "own", "path": "m"}
+    with pytest.raises(RunError, match="labels heads of another model; name a run on m"):
+        labelled[0].with_labels(labels)

@@ -24,7 +24,6 @@ from headscope.errors import ConfigError, flag
 from headscope.evaluation.metrics.base import check_hiding
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, contents, inputs_of
-from headscope.files.reading import read_record
 from headscope.files.tables import write_csv
 from headscope.files.writing import write_json
 from headscope.progress import Progress, no_progress
@@ -255,7 +254,6 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
         "conclusions": list(verdict_lines(verdict_table, context.metric_title)),
         "directions": context.directions,
         "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
-        "labelled": None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint"),
         "missing": [cell.name for cell in context.cells if cell.name not in records_by_name],
     }
     write_json(config.out / RECORD, SWEEP.describe({**record, **conclusion_fields}))

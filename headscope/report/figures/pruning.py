@@ -223,20 +223,15 @@ def chart_functions(runs: Sequence[Sweep], sheet: Sheet) -> list[Chart]:
     if not with_labels:
         raise RunError(f"functions of these heads are unknown; give {flag.functions} RUN of `headscope analyze`")
     anew = any(RELABELLED in run.survivors for run in with_labels)
-    charts, groups = [], by_method(with_labels)
-    for run, title, cells in groups:
-        if run.labelled and not cells["cell"].isin(run.survivors["cell"]).any():
-            continue
+    charts = []
+    for run, title, cells in by_method(with_labels):
         for column, kind in KINDS.items():
             if column in run.survivors:
                 own = title + (f", {kind}" if RELABELLED in run.survivors else "")
                 draw = partial(_stack_functions, function_counts(run, cells, column))
                 charts.append(Chart(own, draw, "heads kept", "heads", (False, True)))
-    if groups and not charts:
-        raise RunError(f"{flag.functions} RUN labels heads of another model; name a run on one of these")
-    whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in with_labels))
-    after = "; after: in the pruned model itself" * anew
-    sheet.key(f"{'before: functions in' if anew else 'functions are those of'} {whose}{after}; mean over seeds")
+    whose = "before: functions in the unpruned model; after: in the pruned model itself"
+    sheet.key(f"{whose if anew else 'functions are those in the unpruned model'}; mean over seeds")
     return charts
 
 
@@ -244,8 +239,6 @@ def function_counts(run: Sweep, pruned: pd.DataFrame, column: str = "functions")
     """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller."""
     kinds = run.survivors.assign(kind=run.survivors[column].map(kind_of))
     cells = pd.concat([run.unpruned, pruned])
-    if run.labelled:  # of one pruned model: nothing is known of other heads
-        cells = cells[cells["cell"].isin(kinds["cell"])]
     sizes = cells.groupby("size", sort=False).agg(heads=("kept", "mean"), cells=("cell", "size"))
     own = kinds.drop(columns="size").merge(cells[["cell", "size"]], on="cell")
     table = own.groupby(["size", "kind"]).size().unstack(fill_value=0).reindex(sizes.index)
