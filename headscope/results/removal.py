@@ -360,21 +360,13 @@ def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def all_times(removal: Removal) -> Iterator[Answer]:
-    """All times, how many times as fast it can be at most, and where the operations are that are left."""
-    times, after = removal.record["times"], removal.record["after"]
+    """All times, and how many times as fast it can be at most."""
+    times = removal.record["times"]
     if not times:
         return
     rows = tuple((*_time_row(timing), f"{timing['at_most']:.2f}×") for timing in times)
-    limits = f"at most: by FLOPs of a pass, by bytes that a step reads; the FLOPs left: {flops_breakdown(after)}"
+    limits = "at most: by FLOPs of a pass, by bytes that a step reads"
     yield Answer("Times", limits, AnswerTable(("", "before", "after", "faster", "on", "at most"), rows), detail=True)
-
-
-def flops_breakdown(after: Mapping[str, Any]) -> str:
-    """Where the operations are that a removal has left, in words, the largest part first."""
-    parts_known = {"attention": after["attention_flops"], "the output layer": after["output_flops"]}
-    parts = parts_known | {"feed-forward blocks and others": after["flops"] - sum(parts_known.values())}
-    shares = sorted(((count / max(after["flops"], 1), name) for name, count in parts.items()), reverse=True)
-    return ", ".join(f"{share:.0%} {name}" for share, name in shares if share >= 0.005)
 
 
 def notes(removal: Removal) -> Iterator[Answer]:
