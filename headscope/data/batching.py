@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from headscope.data.encoded import (
     SideName,
     UnknownSubwords,
     encode_side,
+    groups,
     pad_rows,
     pad_side,
 )
@@ -167,22 +168,6 @@ def _encode_prompts(
             )
         prompts.append(EncodedSentence(entry.sentence, *sides, corrupt=corrupt.first(contrast.length)))
     return prompts
-
-
-def groups(
-    items: Iterable[T], length: Callable[[T], int], tokens: int, *, max_items: int | None = None
-) -> Iterator[list[T]]:
-    """Items in order, in groups of at most `tokens` positions with padding and `max_items` items; of one at least."""
-    group: list[T] = []
-    longest = 0
-    for item in items:
-        longest = max(longest, length(item))
-        if group and (longest * (len(group) + 1) > tokens or len(group) == max_items):
-            yield group
-            group, longest = [], length(item)
-        group.append(item)
-    if group:
-        yield group
 
 
 def add_labels(ready: list[EncodedSentence], encoder: Encoder, limit: int) -> list[EncodedSentence]:

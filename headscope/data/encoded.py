@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -288,6 +289,30 @@ def pad_side(sides: Sequence[Encoded], *, pad: int = 0) -> Side:
     if any(side.segments for side in sides):
         segments = pad_rows([side.segments or [0] * len(side.ids) for side in sides], 0)
     return Side(ids, real, special, segments)
+
+
+T = TypeVar("T")
+
+
+def groups(
+    items: Iterable[T], size: Callable[[T], int | tuple[int, ...]], limit: int, *, max_items: int | None = None
+) -> Iterator[list[T]]:
+    """Items in order, in groups of at most `limit` positions with padding and `max_items` items; of one at least.
+
+    An item takes the largest `size` in its group, of several sizes the product of the largest.
+    """
+    group: list[T] = []
+    largest: tuple[int, ...] = ()
+    for item in items:
+        own = sizes if isinstance(sizes := size(item), tuple) else (sizes,)
+        wider = tuple(map(max, largest, own)) if group else own
+        if group and (math.prod(wider) * (len(group) + 1) > limit or len(group) == max_items):
+            yield group
+            group, wider = [], own
+        group.append(item)
+        largest = wider
+    if group:
+        yield group
 
 
 MANY = 0.02  # larger shares give a warning

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import digamma
 
+from headscope.data.encoded import groups
 from headscope.data.lines import raw_lines
 from headscope.data.offsets import Span
 from headscope.errors import DataError, flag
@@ -164,7 +165,7 @@ class Aligner:
         sizes = np.array([[len(words) for words in side] for side in sides]).reshape(2, -1)
         order = np.lexsort((sizes[0], sizes[1]))
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
-        for chunk in _chunks(order, sizes):
+        for chunk in groups(order.tolist(), lambda number: (*sizes[:, number].tolist(),), CHUNK):
             padded_source, padded_target = (_padded([side[number] for number in chunk]) for side in sides)
             link_cells = self._link_words(padded_source, padded_target, sizes[:, chunk])  # [b m n]
             row, target, source = np.nonzero(link_cells)
@@ -279,20 +280,6 @@ def _fit(
 def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
     """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities in which rare pairs are discounted."""
     return np.exp(digamma(counts + ALPHA) - digamma(totals + ALPHA * kinds))
-
-
-def _chunks(order: Ints, sizes: Ints) -> Iterator[list[int]]:
-    chunk: list[int] = []
-    widest = np.zeros(2, dtype=np.int64)
-    for number in order.tolist():
-        wider = np.maximum(widest, sizes[:, number])
-        if chunk and wider.prod() * (len(chunk) + 1) > CHUNK:
-            yield chunk
-            chunk, wider = [], sizes[:, number]
-        chunk.append(number)
-        widest = wider
-    if chunk:
-        yield chunk
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.data.encoded import Batch, CountedTokens, Side
+from headscope.data.encoded import Batch, CountedTokens, Side, groups
 from headscope.data.parses import Aligned
 from headscope.description.features import Inventory
 from headscope.description.loglinear import Block, Tables
@@ -182,29 +182,16 @@ def lay_out(
         (layer, next(iter(rows_of_sentence.values())).weights.shape[-1])
         for layer, rows_of_sentence in zip(layers, rows, strict=True)
     ]
-    groups = list(_groups(numbers, sentences, sum(count for _, count in heads)))
-    blocks = [_block(group, sample.tokens, rows, inventory, (ids[0], ids[1])) for group in groups]
+    n_heads = sum(count for _, count in heads)
+    parts = list(groups(numbers, lambda n: (len(sample.tokens[n].at), len(sample.tokens[n].key), n_heads), BLOCK))
+    blocks = [_block(part, sample.tokens, rows, inventory, (ids[0], ids[1])) for part in parts]
     if exclude_sinks:
         blocks = [
-            _without_sinks(block, [sample.tokens[n] for n in group])
-            for block, group in zip(blocks, groups, strict=True)
+            _without_sinks(block, [sample.tokens[n] for n in part]) for block, part in zip(blocks, parts, strict=True)
         ]
     tables = (embeddings[0](ids[0]), embeddings[1](ids[1]))
-    tokens_by_group = [[sample.tokens[number] for number in group] for group in groups]
+    tokens_by_group = [[sample.tokens[number] for number in part] for part in parts]
     return Laid(blocks, tokens_by_group, tables, (ids[0], ids[1]), heads, inventory)
-
-
-def _groups(numbers: Sequence[int], sentences: Sequence[Pairs], heads: int) -> Iterator[list[int]]:
-    group: list[int] = []
-    longest = 0
-    for number, pairs in zip(numbers, sentences, strict=True):  # sorted: the last one is the longest
-        longest = max(longest, len(pairs.at))
-        if group and (len(group) + 1) * longest * len(pairs.key) * heads > BLOCK:
-            yield group
-            group, longest = [], len(pairs.at)
-        group.append(number)
-    if group:
-        yield group
 
 
 def _block(

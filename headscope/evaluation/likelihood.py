@@ -28,10 +28,9 @@ from headscope.data.batching import (
     Omissions,
     batches,
     encode_window,
-    groups,
 )
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, groups, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from headscope.config.small import TranslateOptions, Translation
-from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens, groups
-from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords
+from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
+from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords, groups
 from headscope.data.lines import Lines, is_empty, line_text, raw_lines
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError, flag, reason_of

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headscope.data.batching import groups
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import IGNORED, Batch, Side, SideName, UnknownSubwords
+from headscope.data.encoded import IGNORED, Batch, Side, SideName, UnknownSubwords, groups
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import Processes
 from headscope.errors import DataError, flag
