@@ -176,8 +176,7 @@ class PairScores:
         square, variance = self.of(self.score, earlier).square(), self.of(self.variance, earlier)
         mean = 1 / self.dimensions
         shape = (mean**2 / variance).clamp(max=1e12)
-        tail: Array = torch.special.gammaincc(shape, square * shape / mean).numpy()
-        return tail
+        return torch.special.gammaincc(shape, square * shape / mean).numpy()
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,7 @@ def effective_rank(first: Tensor, second: Tensor) -> Tensor:
     """exp of the entropy of the normalised singular values of leftᵀ right, from their triangles [h k k]: [h]."""
     values = torch.linalg.svdvals(first.transpose(1, 2) @ second)  # [h k]
     share = values / values.sum(dim=-1, keepdim=True)
-    rank: Tensor = torch.special.entr(share).sum(dim=-1).exp()
-    return rank
+    return torch.special.entr(share).sum(dim=-1).exp()
 
 
 def _table(

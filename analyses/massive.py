@@ -115,8 +115,7 @@ class Massive(Analysis):
         for block in heads.in_blocks():
 
             def weight_elsewhere(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
-                different: Tensor = massive[:, None, keys] & (positions[keys] != positions[queries, None])
-                return different
+                return massive[:, None, keys] & (positions[keys] != positions[queries, None])
 
             weight, seeing = block.weight_on_pairs(None, weight_elsewhere, every_key=True)
             weights.append(weight)

@@ -91,8 +91,7 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
     def advance(token: Tensor) -> Tensor:
         nonlocal cache
         output, cache = with_cache(model, cache, input_ids=token[:, None])
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return output.logits[:, -1]
 
     return advance
 

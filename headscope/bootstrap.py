@@ -340,5 +340,4 @@ def _quantile(sorted_rows: Tensor, counts: Tensor, share: float) -> Array:
     lower = rank.floor().long()
     upper = torch.minimum(lower + 1, (counts - 1).clamp(min=0))
     below, above = (sorted_rows.gather(1, index[:, None])[:, 0] for index in (lower, upper))
-    quantile: Array = (below + (above - below) * (rank - lower)).numpy()
-    return quantile
+    return (below + (above - below) * (rank - lower)).numpy()

@@ -38,8 +38,7 @@ class Processes:
             return values
         table = torch.tensor(values, dtype=torch.float64, device=_device())
         distributed.all_reduce(table)
-        sums: list[float] = table.tolist()
-        return sums
+        return table.tolist()
 
     def owns(self, number: int) -> bool:
         """Whether batch `number` is this process's: they are dealt out like cards."""
@@ -83,8 +82,7 @@ class Processes:
             return value
         box: list[Any] = [value]
         distributed.broadcast_object_list(box, device=_device())
-        answer: T = box[0]
-        return answer
+        return box[0]
 
     def all(self, value: T) -> list[T]:
         """The values of all processes, by rank."""

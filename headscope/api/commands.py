@@ -225,5 +225,4 @@ def plot(
     if figure.page and out is None:
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
     of = [run if isinstance(run, Study) else Path(run) for run in run_list]
-    drawing: Figure | Path = figure.render(of, settings, style, None if out is None else Path(out), force=force)
-    return drawing
+    return figure.render(of, settings, style, None if out is None else Path(out), force=force)

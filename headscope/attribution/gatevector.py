@@ -121,8 +121,7 @@ def ablation(f: Gated, gates: Tensor, *, tick: Tick = lambda share: None) -> Ten
     from captum.attr import FeatureAblation
 
     f = _ticking(f, gates.shape[1] + 1, tick)
-    importances: Tensor = FeatureAblation(f).attribute(gates, baselines=0)
-    return importances
+    return FeatureAblation(f).attribute(gates, baselines=0)
 
 
 def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int, tick: Tick = lambda share: None) -> Tensor:

@@ -120,8 +120,7 @@ class ResidualStream:
         """Whether logits [… V] are more than the rounding of what was written [… d]: […]."""
         size = vector.norm(dim=-1) * constant(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
         rounding = vector.shape[-1] * torch.finfo(vector.dtype).eps
-        above_rounding: Tensor = logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
-        return above_rounding
+        return logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
 
     def vocabulary_product(self) -> Tensor:
         """W_U W_E [d d] with the last norm folded in, summed over the vocabulary."""

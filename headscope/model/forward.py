@@ -92,8 +92,7 @@ def _in_halves(model: Any, single: ModelInputs) -> Tensor:
         half = max(ids.shape[1] // 2, 1)
         start, cache = with_cache(model, **{name: ids[:, :half]}, **more)
         if half == ids.shape[1]:
-            logits: Tensor = start.logits[0]
-            return logits
+            return start.logits[0]
         second_half, _ = with_cache(model, cache, **{name: ids[:, half:]}, **more)
     return torch.cat([start.logits, second_half.logits], dim=1)[0]
 

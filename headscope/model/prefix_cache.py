@@ -57,8 +57,7 @@ class LayerEntry:
         units = torch.cat([self.slices.units[head] for head in heads.tolist()])
         matrix = self.slices.weight.detach().to(context.dtype)
         weight = matrix.index_select(self.slices.axis, units.to(matrix.device))  # [d h·k] or [h·k d]
-        output: Tensor = context.transpose(1, 2).flatten(2) @ (weight.T if self.slices.axis else weight)
-        return output
+        return context.transpose(1, 2).flatten(2) @ (weight.T if self.slices.axis else weight)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ class StoredWeight:
                     weight = dequantize_bnb_weight(weight, state=getattr(self.module, "state", None)).float()
                 case "torchao":
                     weight = weight.dequantize().float()
-            matrix: Tensor = weight.detach()
-            return matrix
+            return weight.detach()
 
 
 def written_type(name: str, tensor: Tensor, written_in: Callable[[str], torch.dtype | None]) -> torch.dtype:
@@ -103,8 +102,7 @@ def in_place(module: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
     from accelerate.utils import align_module_device
 
-    context: AbstractContextManager[None] = align_module_device(module)
-    return context
+    return align_module_device(module)
 
 
 def quantised_by(module: nn.Module) -> str | None:
@@ -208,8 +206,7 @@ def marked_products(model: nn.Module) -> Iterator[None]:
     """Within the block outputs of linear layers that are offloaded or quantised begin a graph of their own."""
 
     def mark(module: nn.Module, _: Any, output: Tensor) -> Tensor:
-        output_mark: Tensor = Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
-        return output_mark
+        return Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
 
     linear = filter(is_linear, model.modules())
     with watch_modules([module for module in linear if readable(module) and not is_plain(module)], mark):
@@ -218,8 +215,7 @@ def marked_products(model: nn.Module) -> Iterator[None]:
 
 def marked_module(node: Any) -> nn.Module | None:
     """The module that a node of the graph was marked with."""
-    module: nn.Module | None = getattr(node, "module", None) if type(node).__name__ == "MarkedBackward" else None
-    return module
+    return getattr(node, "module", None) if type(node).__name__ == "MarkedBackward" else None
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:

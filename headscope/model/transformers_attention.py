@@ -81,8 +81,7 @@ def attend_interface(
 def mask_interface(**arguments: Any) -> Tensor | None:
     """The mask of eager attention, with the arguments that transformers gives; lazy where no weights are made."""
     if makes_weights():
-        dense: Tensor | None = eager_mask(**arguments)
-        return dense
+        return eager_mask(**arguments)
     device = torch.device(arguments.get("device", "cpu"))
     whole = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     sizes = [int(arguments[name]) for name in ("batch_size", "q_length", "kv_length")]

@@ -114,8 +114,7 @@ class Study(StoredResult):
 
     def answers(self) -> list[Answer]:
         """What the study says, most asked first."""
-        answers: list[Answer] = import_target("headscope.results.study_answers:study_answers")(self)
-        return answers
+        return import_target("headscope.results.study_answers:study_answers")(self)
 
     def interrupt(self, name: str, why: str = INTERRUPTED) -> None:
         """Note in the record that work was interrupted, and what is left out for it."""
@@ -294,8 +293,7 @@ class Study(StoredResult):
         contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
         """
         write_study = import_target("headscope.results.study_files:write_study")
-        path: Path = write_study(self, Path(folder), figures=figures, report=report, force=force)
-        return path
+        return write_study(self, Path(folder), figures=figures, report=report, force=force)
 
     def compare(self, other: Study, *, measure: str = "") -> Any:
         """What differs in another study, with answers and tables: as `headscope plot compare` prints it.
@@ -319,8 +317,7 @@ class Study(StoredResult):
 
         With `analyze(…, report=True)` it shows the attention on example sentences, too.
         """
-        page: Path = import_target("headscope:plot")(self, "report", out=out, force=force)
-        return page
+        return import_target("headscope:plot")(self, "report", out=out, force=force)
 
     def write_alignment(self, model: str | PathLike[str], *, heads: int = 6, force: bool = False) -> str:
         """Name the cross heads that align in the settings of a model, as `headscope analyze --write-alignment` does.

@@ -49,8 +49,7 @@ def smoothed_cross_entropy(
     1 - ε to the label and ε / (V - 1) to each other token). Logits are made chunk by chunk, and with them, in the
     forward pass, the gradients of `states`, `weight` and `bias`; only the first of the two sums has gradients.
     """
-    losses: tuple[Tensor, Tensor] = _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
-    return losses
+    return _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
 
 
 class _Smoothed(torch.autograd.Function):

@@ -110,7 +110,6 @@ def _moses(language: str) -> Callable[[str], str]:
     marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
 
     def split(text: str) -> str:
-        tokens_text: str = tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
-        return tokens_text
+        return tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
 
     return split

@@ -80,8 +80,7 @@ def p_values(
     variance = _variance(sentence_deviations * scale - of_baseline, counts)
     least = torch.where(torch.as_tensor(divided_sentences) < MIN_UNITS, at_null / counts.sum(dim=0), 0.0)
     mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
-    tail: Array = stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
-    return tail
+    return stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
 
 
 def p_of_difference(total: Tensor, counts: Tensor) -> Array:
@@ -89,8 +88,7 @@ def p_of_difference(total: Tensor, counts: Tensor) -> Array:
     mean, differences, freedom = _ratio(total, counts)
     statistic = torch.where(mean == 0, 0.0, mean.abs() / _variance(differences, counts).sqrt())
     statistic = torch.where((counts > 0).sum(dim=0) > 1, statistic, torch.nan)
-    tails: Array = np.minimum(2 * stdtr(freedom.numpy(), -statistic.numpy()), 1.0)
-    return tails
+    return np.minimum(2 * stdtr(freedom.numpy(), -statistic.numpy()), 1.0)
 
 
 def _ratio(total: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

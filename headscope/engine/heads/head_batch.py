@@ -34,8 +34,7 @@ class SharedTensors:
         key = f"{name}/{id(owner)}"
         if key not in self.entries:
             self.entries[key] = (make(), owner)  # holding the owner keeps its id from being used again
-        value: T = self.entries[key][0]
-        return value
+        return self.entries[key][0]
 
 
 # Weights nearer than this share of the larger one are equal. In float32 not more than two units in the last

@@ -275,8 +275,7 @@ class LinkedWords:
 
     def kinds_of(self, pairs: Tensor) -> Tensor:
         """What pairs [b …] are."""
-        kinds: Tensor = self.kinds.flatten(1)[self.row.view(-1, *[1] * (pairs.ndim - 1)), pairs]
-        return kinds
+        return self.kinds.flatten(1)[self.row.view(-1, *[1] * (pairs.ndim - 1)), pairs]
 
     def counts(self, about: Tensor) -> Tensor:
         """Positions [b t] whose word has a link."""

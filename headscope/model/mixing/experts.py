@@ -272,8 +272,7 @@ class Experts(Mixing):
         assert self.gate is not None
         means, real = masked_mean(queries, window=self.window)
         learning = self.training and self.mode == "soft"
-        log_gates: Tensor = self.gate(means, real, learning=learning, causal=queries.causal)
-        return log_gates
+        return self.gate(means, real, learning=learning, causal=queries.causal)
 
     @property
     def foldable(self) -> bool:

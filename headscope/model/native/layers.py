@@ -180,8 +180,7 @@ class Attention(nn.Module):
         fills it once.
         """
         if self.heads == 0:
-            bias: Tensor = self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
-            return bias
+            return self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
         key, value = self._keys(x, memory, cache)
         mixing, folded_output = None, self._fold_output()
         if self.mixing is not None and folded_output is None:
@@ -193,8 +192,7 @@ class Attention(nn.Module):
         joint_context = context.transpose(1, 2).flatten(2)  # [b t h·k]
         if folded_output is not None:
             return nn.functional.linear(joint_context, folded_output, self.output.bias)
-        projection: Tensor = self.output(self.context_dropout(joint_context))
-        return projection
+        return self.output(self.context_dropout(joint_context))
 
     def _fold_output(self) -> Tensor | None:
         """Output weights with the mixing folded in, in training without dropout or taps between them; else None."""
@@ -246,8 +244,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """From [b t d] to [b t d]."""
-        output: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
-        return output
+        return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
 @dataclass(frozen=True)
@@ -300,8 +297,7 @@ class Layer(nn.Module):
         return self._around(x, self.ffn_norm, self.ffn)
 
     def _around(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        output: Tensor = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        return output
+        return x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
 
 
 def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:

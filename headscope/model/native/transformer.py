@@ -70,8 +70,7 @@ class Embeddings(nn.Module):
             x = x + self.positions(positions, x, bound=bound)
         if self.norm is not None:
             x = self.norm(x)
-        states: Tensor = self.dropout(x)
-        return states
+        return self.dropout(x)
 
 
 class Stack(nn.Module):
@@ -163,8 +162,7 @@ class Transformer(nn.Module):
         assert self.encoder is not None, "a decoder-only model has no encoder"
         view = View(mask=_visible(source_mask), real=source_mask)
         x = self.encoder.embeddings(source, _places(source, source_mask), bound=source.shape[1])
-        memory: Tensor = self.encoder(x, view)
-        return memory
+        return self.encoder(x, view)
 
     def decode(
         self,
@@ -184,13 +182,11 @@ class Transformer(nn.Module):
         else:
             mask = causal_mask(t, target_mask, device=target.device)
         view = View(mask, target_mask, True, memory, _visible(memory_mask))
-        states: Tensor = self.decoder(self._embed(target, _places(target, target_mask)), view)
-        return states
+        return self.decoder(self._embed(target, _places(target, target_mask)), view)
 
     def logits(self, states: Tensor) -> Tensor:
         """Scores of the vocabulary [… V] for decoder outputs [… d]."""
-        scores: Tensor = self.output(states if self.before_output is None else self.before_output(states))
-        return scores
+        return self.output(states if self.before_output is None else self.before_output(states))
 
     def begin(self, source: Tensor, source_mask: Tensor | None = None) -> TransformerState:
         """Read a source, or, decoder-only, all of a prompt without padding but its last token."""
@@ -213,13 +209,11 @@ class Transformer(nn.Module):
         mask = torch.ones(t, past + t, dtype=torch.bool, device=ids.device).tril(past)[None, None] if t > 1 else None
         view = View(mask, None, True, state.memory, state.memory_mask)
         state.length = past + t
-        states: Tensor = self.decoder(self._embed(ids, positions, past=past), view, state.caches)
-        return states
+        return self.decoder(self._embed(ids, positions, past=past), view, state.caches)
 
     def _embed(self, ids: Tensor, positions: Tensor, *, past: int = 0) -> Tensor:
         zero = (positions == 0).expand(ids.shape) if self.config.start == "zero" and past == 0 else None
-        states: Tensor = self.decoder.embeddings(ids, positions, bound=past + ids.shape[1], zero=zero)
-        return states
+        return self.decoder.embeddings(ids, positions, bound=past + ids.shape[1], zero=zero)
 
     def attention_modules(self) -> Iterator[tuple[Site, int, str, Attention]]:
         """Every attention module with its site, layer and name, in the order of sites and layers."""

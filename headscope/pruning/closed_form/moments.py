@@ -331,8 +331,7 @@ def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: 
     length = vector.norm(dim=-1, keepdim=True)
     direction = vector / length
     probe = (noise - (noise * direction).sum(dim=-1, keepdim=True) * direction) / length
-    values: Tensor = (outcome.vector * probe).sum(dim=-1)
-    return values
+    return (outcome.vector * probe).sum(dim=-1)
 
 
 @dataclass(frozen=True)

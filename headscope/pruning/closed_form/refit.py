@@ -41,8 +41,7 @@ class Damped:
 
     def inverse(self) -> Tensor:
         """(H + λI)⁻¹ [m m]."""
-        inverse: Tensor = torch.cholesky_inverse(self.factor)
-        return inverse
+        return torch.cholesky_inverse(self.factor)
 
 
 class RemovalStep(NamedTuple):
@@ -78,8 +77,7 @@ def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
 def weigh(weight: Tensor, fisher: Tensor) -> Tensor:
     """F^½ W [d m], up to a rotation of its rows, which no error depends on; F [d d] may be singular."""
     values, vectors = torch.linalg.eigh((fisher + fisher.T) / 2)  # [d], [d d]
-    weighted: Tensor = values.clamp(min=0).sqrt()[:, None] * (vectors.T @ weight)
-    return weighted
+    return values.clamp(min=0).sqrt()[:, None] * (vectors.T @ weight)
 
 
 def block_errors(weight: Tensor, inverse: Tensor, blocks: Tensor) -> Tensor:

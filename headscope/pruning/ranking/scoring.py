@@ -49,8 +49,7 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: S
             return moments
         context.cache[text_key] = context.checkpoint, context.corpus  # no other object gets their ids
         context.cache[key] = context.cache[(*text_key, None, 0)] = moments
-    intact: Moments = context.cache[key]
-    return intact
+    return context.cache[key]
 
 
 def reached_modules(context: ScoringContext, moments: Moments) -> Iterator[tuple[OutputProjection, ContextMoments]]:

@@ -168,15 +168,13 @@ class _Weighted(torch.autograd.Function):
 
 def with_gradient(output: Tensor, x: Tensor, active: ActiveRules, rule: GradientRule) -> Tensor:
     """`output`, computed from x, with the gradient that `rule` chooses."""
-    result: Tensor = _WithGradient.apply(output, x, active, rule)  # type: ignore[no-untyped-call]
-    return result
+    return _WithGradient.apply(output, x, active, rule)  # type: ignore[no-untyped-call]
 
 
 def with_share(x: Tensor, active: ActiveRules, share: Callable[[Rules], float]) -> Tensor:
     """x, whose gradient is multiplied by a share of the active rules."""
     rule: GradientRule = lambda rules, gradient: shared(gradient, share(rules))  # noqa: E731
-    result: Tensor = _Identity.apply(x, active, rule)  # type: ignore[no-untyped-call]
-    return result
+    return _Identity.apply(x, active, rule)  # type: ignore[no-untyped-call]
 
 
 def with_epsilon(z: Tensor, active: ActiveRules) -> Tensor:
@@ -186,11 +184,9 @@ def with_epsilon(z: Tensor, active: ActiveRules) -> Tensor:
     def rule(rules: Rules, gradient: Tensor) -> Tensor:
         return gradient if rules.epsilon is None else epsilon(gradient, constant, rules.epsilon)
 
-    result: Tensor = _Identity.apply(z, active, rule)  # type: ignore[no-untyped-call]
-    return result
+    return _Identity.apply(z, active, rule)  # type: ignore[no-untyped-call]
 
 
 def weighted_values(weights: Tensor, values: Tensor, active: ActiveRules) -> Tensor:
     """weights [b h t s] · values [b h s k] by the active rules."""
-    context: Tensor = _Weighted.apply(weights, values, active)  # type: ignore[no-untyped-call]
-    return context
+    return _Weighted.apply(weights, values, active)  # type: ignore[no-untyped-call]

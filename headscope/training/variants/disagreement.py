@@ -105,8 +105,7 @@ class Disagreement(Variant):
         cosines = [mean_cosine(context, batch.sides(site)[0].real) for site, context in contexts]
         mean = torch.stack(cosines).mean()
         self.latest = float(mean.detach())
-        weighted: Tensor = mean * (self.options.weight * batch.predictions)
-        return weighted
+        return mean * (self.options.weight * batch.predictions)
 
     def remarks(self, run: TrainingRun, *, has_ended: bool) -> list[str]:
         """A loss without weight, and modules of one head, which agrees with itself whatever it says."""
