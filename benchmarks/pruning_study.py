@@ -34,7 +34,7 @@ import pandas as pd
 import torch
 from closed_form_pruning import METHODS, lines, open_model, scoring_context
 
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.metrics.base import Translations
 from headscope.evaluation.metrics.translation import Bleu

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.bootstrap import Bootstrap
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.lines import read_lines
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score

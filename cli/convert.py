@@ -9,7 +9,7 @@ from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from, read
-from headscope.config.small import ConvertConfig
+from headscope.config.commands import ConvertConfig
 
 
 @options_from(ConvertConfig, config=False)

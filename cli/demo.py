@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.options import options_from, read
-from headscope.config.small import DemoConfig
+from headscope.config.commands import DemoConfig
 
 if TYPE_CHECKING:
     from headscope.results.answer import Result

@@ -10,7 +10,7 @@ import typer
 from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.options import options_from, read
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 
 if TYPE_CHECKING:
     from headscope.evaluation.quality import Evaluation

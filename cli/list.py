@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from headscope.cli import console
 from headscope.cli.failures import row_lines
 from headscope.cli.options import default_words, options_from, read
+from headscope.config.commands import ListConfig
 from headscope.config.option import NoOptions, declared_options
-from headscope.config.small import ListConfig
 
 if TYPE_CHECKING:
     from headscope.engine.overview import Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_toml
 
 TRAIN = "train baseline"  # stands for all variants, which have these options too
 

@@ -156,7 +156,7 @@ def set_values(sets: Iterable[str], entries: Sequence[Entry], owner_entries: Map
 
 def read_config(path: Path, entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
     """Options from a TOML file by field, dashes or underscores alike; ConfigError names the file."""
-    from headscope.files.toml import read_toml
+    from headscope.files.reading import read_toml
 
     if not os.path.exists(path):
         raise ConfigError(no_path(path, "config file"))

@@ -10,7 +10,7 @@ from headscope.cli import console
 from headscope.cli.answers import show_result
 from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
 from headscope.cli.options import options_from, read
-from headscope.config.small import ShowConfig
+from headscope.config.commands import ShowConfig
 
 
 @options_from(ShowConfig, config=False, verbose=True)

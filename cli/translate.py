@@ -10,12 +10,12 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.options import options_from, read
-from headscope.config.small import TranslateConfig
+from headscope.config.commands import TranslateConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headscope.config.small import TranslateOptions, Translation
+    from headscope.config.commands import TranslateOptions, Translation
     from headscope.distributed import Processes
     from headscope.formats.base import Checkpoint
 
@@ -27,7 +27,7 @@ def translate(values: Mapping[str, Any]) -> None:
     Processes of torchrun share the lines.
     """
     from headscope.api.commands import load
-    from headscope.config.small import TranslateOptions
+    from headscope.config.commands import TranslateOptions
     from headscope.distributed import process_group
     from headscope.model.mixing.experts import one_expert
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headscope.api.model import Model as Model
     from headscope.api.model import SmallModel as SmallModel
     from headscope.config.analyze import AnalyzeConfig as AnalyzeConfig
-    from headscope.config.evaluate import EvaluateConfig as EvaluateConfig
+    from headscope.config.commands import EvaluateConfig as EvaluateConfig
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
@@ -44,7 +44,7 @@ __version__ = VERSION
 _LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
 _CONFIGS = {
     "AnalyzeConfig": "config.analyze",
-    "EvaluateConfig": "config.evaluate",
+    "EvaluateConfig": "config.commands",
     "LearnConfig": "pruning.options.choice",
     "RankConfig": "pruning.options.choice",
     "Refit": "pruning.options.shared",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from headscope.assets import captions, demo_checkpoint, sample, trained_model
 from headscope.config.analyze import AnalyzeConfig
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.engine.study import run_analysis
 from headscope.errors import CheckpointError, OutputError, shortlist
 from headscope.evaluation.quality import Evaluation

@@ -16,8 +16,7 @@ from pandas.testing import assert_frame_equal
 import headscope as hs
 from headscope.api.commands import PRUNING
 from headscope.config.analyze import AnalyzeConfig
-from headscope.config.evaluate import EvaluateConfig
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, command_flag, flag, flags
 from headscope.evaluation.run import run_each_head, run_evaluation

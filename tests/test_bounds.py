@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig, TranslateConfig, TranslateOptions
 from headscope.config.option import SEED, make_config
-from headscope.config.small import TranslateConfig, TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.lines import MAX_LINE, lines_of
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import merge_symbols
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.translation import translate_lines
-from headscope.files.reading import read_bytes
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_bytes, read_toml
 from headscope.formats.base import LONGEST
 from headscope.model.native.beams import SearchConfig
 from tests.oracles import checkpoints, commands

@@ -16,7 +16,7 @@ import pytest
 from headscope import registry
 from headscope.assets import captions, trained_model
 from headscope.errors import ConfigError
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_toml
 from headscope.registry import Registry
 
 PLUGIN = Path(__file__).parent / "plugin"

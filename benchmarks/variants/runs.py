@@ -18,7 +18,7 @@ from typing import Any
 from variants.design import RECIPE, TEST, Arm
 
 from headscope.config.analyze import AnalyzeConfig
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.lines import read_lines
 from headscope.engine.study import run_analysis
 from headscope.evaluation.quality import text_score

@@ -25,9 +25,8 @@ from headscope.api.arguments import (
 from headscope.api.open_model import OpenModel
 from headscope.config import Companions
 from headscope.config.analyze import configured_analysis
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import ConvertConfig, EvaluateConfig
 from headscope.config.option import make_config
-from headscope.config.small import ConvertConfig
 from headscope.engine.overview import checkpoint_overview
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError

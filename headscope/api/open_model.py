@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from headscope.api.arguments import Text, one_text, progress_of, public_methods, text_options
 from headscope.config import Companions
+from headscope.config.commands import TranslateConfig, TranslateOptions, Translation
 from headscope.config.option import make_config
-from headscope.config.small import TranslateConfig, TranslateOptions, Translation
 from headscope.data.corpus import open_corpus
 from headscope.errors import HeadscopeError
 from headscope.evaluation.opened import forward_pass

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import count_unknown

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import COMPANIONS, CheckpointOptions, Companions
-from headscope.config.evaluate import EvaluateConfig, EvaluateOptions
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import EvaluateConfig, EvaluateOptions, TranslateOptions
 from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import Batch, UnknownSubwords, pad_side

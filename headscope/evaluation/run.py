@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.distributed import ALONE, Processes
 from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.small import TranslateOptions, Translation
+from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
 from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords, groups
 from headscope.data.lines import Lines, is_empty, line_text, raw_lines

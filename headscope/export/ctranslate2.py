@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError, restate
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.alignment import align

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions
-from headscope.config.small import TranslateOptions, Translation
+from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, Side, SideName
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, CheckpointWarning, ConfigError, flag, flags

@@ -22,8 +22,7 @@ from headscope.config.option import make_config, plain_config
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of, restate
 from headscope.files.output_checks import OutputKind
-from headscope.files.reading import file_digest, read_bytes, read_json
-from headscope.files.toml import read_toml, to_toml
+from headscope.files.reading import file_digest, read_bytes, read_json, read_toml, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits

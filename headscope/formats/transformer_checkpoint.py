@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.config.small import TranslateOptions, Translation
+from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, SideName, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, NumericalError, flag

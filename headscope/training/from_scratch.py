@@ -18,8 +18,7 @@ import torch
 from headscope.config import plain_options
 from headscope.config.option import make_config
 from headscope.errors import CheckpointError, ConfigError, flag, restate
-from headscope.files.reading import read_record
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_record, read_toml
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from headscope.config.option import WHOLE
 from headscope.errors import ConfigError, flag, restate
-from headscope.files.reading import read_json
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_json, read_toml
 from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.evaluation.metrics.likelihood import perplexity

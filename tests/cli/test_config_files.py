@@ -19,7 +19,7 @@ from headscope.cli import main, mhr_options, usage_errors
 from headscope.cli.analyze import analyze
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, counterpart
 from headscope.cli.options import read_config, typed_option
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.config.option import make_config
 from scripts.config_files import FOLDER, configurable, filename, lines_of, options, owners, page
 from tests.oracles.commands import commands

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_toml
 
 TABLE = Path(__file__).with_name("architectures.toml")
 TASKS = {

@@ -191,7 +191,7 @@ def test_evaluation(kind: str) -> None:
 
 
 def test_translation_with_beams() -> None:
-    from headscope.config.small import TranslateOptions
+    from headscope.config.commands import TranslateOptions
 
     for its in (checkpoints.small(), checkpoints.hugging("bart")):
         given = checkpoints.SOURCES[:3] if its.format == "native" else ["ah ai", "bj ck dl"]

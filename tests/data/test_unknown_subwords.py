@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from headscope.config import Companions
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.corpus import Corpus, Sentence, open_corpus
 from headscope.data.encoded import UnknownSubwords, count_unknown
 from headscope.data.lines import is_empty

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.removal.remove import run_removal

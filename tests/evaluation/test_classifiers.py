@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headscope.cli import main
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.run import run_evaluation
 from tests.oracles import classifiers

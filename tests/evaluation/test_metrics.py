@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headscope.bootstrap import Bootstrap
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.evaluation.before_after import compare, compare_scores
 from headscope.evaluation.metrics.base import METRICS, ValidationText, fitting_metrics
 from headscope.evaluation.opened import open_all

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headscope.attribution.objectives import base as objectives
 from headscope.bootstrap import Bootstrap
 from headscope.config import Companions
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError

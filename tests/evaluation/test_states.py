@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.data.batching import batches
 from headscope.evaluation.metrics.base import choose_metric
 from headscope.evaluation.run import run_each_head, run_evaluation

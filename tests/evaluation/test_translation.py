@@ -13,7 +13,7 @@ import torch
 
 import headscope as hs
 from headscope.cli import main
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Batch, pad_side
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE

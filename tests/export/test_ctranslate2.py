@@ -14,7 +14,7 @@ import transformers
 import headscope as hs
 from headscope.assets import captions
 from headscope.config import Companions
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.export.convert import convert
 from headscope.formats.base import Checkpoint, open_checkpoint

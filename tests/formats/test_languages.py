@@ -12,7 +12,7 @@ import transformers
 from tokenizers import processors
 
 import headscope as hs
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import IGNORED
 from headscope.formats.base import open_checkpoint
 from tests.makers import decoders

@@ -17,7 +17,7 @@ from tokenizers import processors
 
 import headscope as hs
 from headscope.config.analyze import AnalyzeConfig
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.engine.study import run_analysis

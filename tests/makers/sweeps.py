@@ -6,9 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.config.option import make_config
-from headscope.config.small import TranslateOptions
 from headscope.evaluation.run import run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.data.corpus import open_corpus
 from headscope.data.labels import with_labels
 from headscope.errors import ConfigError

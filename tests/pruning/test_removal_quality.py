@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.report.page.write import gather

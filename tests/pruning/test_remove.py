@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.export.base import choose_export

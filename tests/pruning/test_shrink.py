@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertModel
 
 import headscope as hs
-from headscope.config.evaluate import EvaluateConfig
+from headscope.config.commands import EvaluateConfig
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.heads import HeadId

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import headscope as hs
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.model_inputs import InputTexts, texts
 from headscope.formats.base import Checkpoint

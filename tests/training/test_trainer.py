@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import plain_options
+from headscope.config.commands import TranslateOptions
 from headscope.config.option import make_config
-from headscope.config.small import TranslateOptions
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
@@ -270,7 +270,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_validation_is_what_the_checkpoint_says_of_the_text(trained: Training, texts: Path) -> None:
-    from headscope.config.evaluate import EvaluateConfig
+    from headscope.config.commands import EvaluateConfig
     from headscope.evaluation.run import run_evaluation
 
     found = run_evaluation(

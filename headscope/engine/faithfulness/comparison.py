@@ -26,8 +26,8 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patch_contexts, record_contexts
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
+from headscope.config.commands import TranslateOptions
 from headscope.config.declarations import measure_of
-from headscope.config.small import TranslateOptions
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores, agreement, order_heads, random_order

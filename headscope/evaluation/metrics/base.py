@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
+from headscope.config.commands import TranslateOptions
 from headscope.config.inputs import SEARCH
 from headscope.config.option import flag_of
-from headscope.config.small import TranslateOptions
 from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.labels import no_labels
 from headscope.errors import ConfigError, flag, flags

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from headscope.config.small import TranslateOptions, Translation
+from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, flag, reason_of
 from headscope.formats.base import Checkpoint, Predicts

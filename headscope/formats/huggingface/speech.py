@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoFeatureExtractor, GenerationMixin
 
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Encoded, Side, SideName
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, one_line, shortlist
 from headscope.files.archives import native_numbers

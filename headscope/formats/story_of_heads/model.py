@@ -21,8 +21,7 @@ from torch import Tensor
 from headscope.config.option import BEAM, POWER, make_config
 from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.files.archives import Arrays
-from headscope.files.reading import read_object
-from headscope.files.toml import read_toml
+from headscope.files.reading import read_object, read_toml
 from headscope.heads import Site
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 

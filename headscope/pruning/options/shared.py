@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.config.commands import EngineFileOptions, HubOptions
 from headscope.config.inputs import (
     BatchTokens,
     BleuOption,
@@ -18,7 +19,6 @@ from headscope.config.inputs import (
     output_option,
 )
 from headscope.config.option import SEED, WHOLE, TextLines, check_fields, option, plain_options
-from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, flag
 from headscope.registry import unknown
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError, flag
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.formats.base import Checkpoint

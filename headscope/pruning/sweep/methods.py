@@ -15,7 +15,7 @@ import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.bootstrap import Array, Bootstrap
-from headscope.config.small import TranslateOptions
+from headscope.config.commands import TranslateOptions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
