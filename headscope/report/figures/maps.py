@@ -23,7 +23,7 @@ from headscope.report.charts import Grid, draw_grid, grid_entries, grids_of
 from headscope.report.comparison import StudyComparison, compared_measure
 from headscope.report.figures.layers import PARTS
 from headscope.report.marks import contrast
-from headscope.report.registry import RUN, RUNS, PlotFigure
+from headscope.report.registry import RANGE, RUN, RUNS, PlotFigure
 from headscope.report.sheet import BAR, BESIDE, GREY, PALE, Sheet, swatch
 from headscope.results.study import Study
 from headscope.results.study_answers import importance_label, main_importance
@@ -44,9 +44,7 @@ class HeadsOptions:
         (), "Column of heads.csv; repeat it for several maps.", metavar="NAME", repeat=True
     )
     sort: bool = option(False, "Sort the heads of each layer by the measure.")
-    range: tuple[float, ...] = option(
-        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
-    )
+    range: tuple[float, ...] = option((), RANGE, metavar="LOW,HIGH")
 
 
 def draw_heads(run: Study, sheet: Sheet, options: HeadsOptions) -> None:
@@ -183,9 +181,7 @@ class CompareOptions:
     measure: str = option(
         "", "Column of heads.csv; default: which heads matter if both runs say it, else confidence.", metavar="NAME"
     )
-    range: tuple[float, ...] = option(
-        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
-    )
+    range: tuple[float, ...] = option((), RANGE, metavar="LOW,HIGH")
 
 
 def draw_comparison(runs: Sequence[Study], sheet: Sheet, options: CompareOptions) -> None:

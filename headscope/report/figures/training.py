@@ -23,7 +23,7 @@ from headscope.report import charts
 from headscope.report.charts import Array, Chart, frame_chart
 from headscope.report.fork import confidence_rows, confidence_run
 from headscope.report.marks import COLORS, MARKS, color_of
-from headscope.report.registry import TRAINED, PlotFigure, Source
+from headscope.report.registry import RANGE, TRAINED, PlotFigure, Source
 from headscope.report.sheet import INK, Sheet, stroke
 from headscope.report.styles import number_same
 from headscope.results.study import Study, model_name
@@ -204,9 +204,7 @@ class ConfidenceOptions:
     """Options of the figure."""
 
     by: Literal["epoch", "batch"] = option("epoch", "A point: the mean of an epoch, or a batch of it.")
-    range: tuple[float, ...] = option(
-        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
-    )
+    range: tuple[float, ...] = option((), RANGE, metavar="LOW,HIGH")
 
 
 class ConfidenceHistory(Study):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 from matplotlib import colormaps, rc_context
 from matplotlib.colors import to_hex
@@ -203,25 +203,21 @@ def page_html(report: Report) -> str:
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            report=report,
-            marks=lambda own: [labels[label] for label in own],
-            measures=_definitions(report),
-            facts=[(study, run["name"], facts(study)) for study, run in zip(report.studies, report.runs, strict=True)],
-            policy=policy,
-            version=VERSION,
-            style=Markup(style),
-            script=Markup(script),
-            data={"runs": report.runs, "labels": labels},
-        )
+    return _template().render(
+        report=report,
+        marks=lambda own: [labels[label] for label in own],
+        measures=_definitions(report),
+        facts=[(study, run["name"], facts(study)) for study, run in zip(report.studies, report.runs, strict=True)],
+        policy=policy,
+        version=VERSION,
+        style=Markup(style),
+        script=Markup(script),
+        data={"runs": report.runs, "labels": labels},
     )
 
 
 @cache
-def _environment() -> Environment:
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader(__package__, "browser-files"),
         autoescape=True,
@@ -232,7 +228,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"cell": cell_html, "prose": prose_html}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    return environment
+    return environment.get_template("page.html")
 
 
 def asset(name: str) -> str:
