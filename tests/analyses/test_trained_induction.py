@@ -1,18 +1,121 @@
-"""Links of words that a user writes into a CoNLL-U file, measured on a model that was trained on repeated words."""
+"""A model that was trained, on repeated random words: every analysis that looks for its induction head finds it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.evaluation.prompts import with_answers
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.results.study import Study
+from tests.oracles.run_options import run_options
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by scripts/induction.py
-INDUCTION = HeadId(Site.DECODER_SELF, 1, 0)
+PREVIOUS, BEFORE, INDUCTION, EMPTY = (HeadId(Site.DECODER_SELF, layer, head) for layer in (0, 1) for head in (0, 1))
+NAMES = ("previous_token", "induction", "copying", "composition", "retrieval", "causal_head_gating")
+PATCHED = ("patching", "attribution_patching", "eap_ig")
+OPTIONS: dict[str, Any] = {
+    "needle": "w50 w51 w52 w53 w54",
+    "needle_answer": "w51 w52 w53 w54",
+    "needle_question": "w50",
+    "needle_depths": 12,
+    "needle_steps": 4,
+    "haystack_lengths": (30,),
+    "chg_fits": 7,
+    "chg_steps": 30,
+    "chg_batch": 8,
+    "chg_lr": (0.5, 0.1),
+}
+
+
+@cache
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(str(FOLDER))
+
+
+@cache
+def study() -> Study:
+    luck = random.Random(1)
+    texts = [" ".join(luck.sample([f"w{number}" for number in range(40)], luck.randint(9, 15))) for _ in range(24)]
+    sentences = [Sentence(number, f"{text} {text}", None) for number, text in enumerate(texts)]
+    corpus = Corpus("words", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
+    return analyze(
+        checkpoint(),
+        corpus,
+        analyses=choose_analyses(only=NAMES),
+        options=run_options(**OPTIONS),
+        batching=BatchingOptions(tokens=4096),
+        replicates=50,
+    )
+
+
+def test_it_says_what_was_said_before() -> None:
+    ids = 2 + torch.rand(16, 60, generator=torch.Generator().manual_seed(1)).argsort(dim=1)[:, :25]
+    ids = torch.cat([torch.zeros(16, 1, dtype=torch.long), ids, ids], dim=1)
+    model: Any = checkpoint().model
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    assert losses[:, 26:].mean() < 0.01 and 3.5 < losses[:, :25].mean() < 4.5
+
+
+@pytest.mark.slow
+def test_labels_are_those_of_the_circuit() -> None:
+    labels = study().labels
+    assert {"previous", "facilitating"} <= set(labels[PREVIOUS])
+    expected = {"induction", "copying", f"k-composition:{PREVIOUS.layer}.{PREVIOUS.head}", "retrieval", "facilitating"}
+    assert expected <= set(labels[INDUCTION])
+    rest = {label for head, given in labels.items() if head not in (PREVIOUS, INDUCTION) for label in given}
+    assert rest <= {"retrieval"}, "see below"
+
+
+def test_the_induction_head_is_first_in_every_column() -> None:
+    heads = study().heads.set_index(["layer", "head"])
+    for column in ("induction", "induction_random", "copying", "composition_k", "retrieval", "facilitation"):
+        best = heads[column].drop((PREVIOUS.layer, PREVIOUS.head)).idxmax()
+        assert best == (INDUCTION.layer, INDUCTION.head), column
+
+
+@cache
+def asked() -> Corpus:
+    """What followed a word before; the corrupt prompt has another word there, so that nothing is to be continued."""
+    luck, texts = random.Random(2), []
+    for _ in range(16):
+        words = luck.sample([f"w{number}" for number in range(60)], 12)
+        texts.append((" ".join([*words[:11], words[4]]), " ".join([*words[:4], words[11], *words[5:11], words[4]])))
+    sentences = [Sentence(number, clean) for number, (clean, _) in enumerate(texts)]
+    clean = Corpus("clean", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
+    answers = [text.split()[5] for text, _ in texts]
+    return with_answers(checkpoint(), clean, [corrupt for _, corrupt in texts], answers)
+
+
+@cache
+def prompts() -> Study:
+    chosen, batching = choose_analyses(only=[*PATCHED, "causal_head_gating"]), BatchingOptions(tokens=4096)
+    options = run_options(**OPTIONS)
+    return analyze(checkpoint(), asked(), analyses=chosen, options=options, batching=batching, replicates=50)
+
+
+@pytest.mark.slow
+def test_answers_to_prompts_need_the_same_heads() -> None:
+    assert prompts().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
+
+
+@pytest.mark.parametrize("column", PATCHED)
+def test_patching_names_both_heads_of_the_circuit(column: str) -> None:
+    effects = prompts().heads.set_index(["layer", "head"])[column].sort_values(ascending=False)
+    assert set(effects.index[:2]) == {(head.layer, head.head) for head in (PREVIOUS, INDUCTION)}
+    assert abs(effects[EMPTY.layer, EMPTY.head]) < 1e-3
 
 
 @pytest.mark.slow

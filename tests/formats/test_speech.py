@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from tokenizers import processors
+from transformers.utils.generic import ModelOutput
 
 import headscope as hs
 from headscope.config.analyze import AnalyzeConfig
@@ -23,7 +24,7 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.engine.study import run_analysis
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.speech import SpeechCheckpoint
+from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
 from headscope.pruning.closed_form.anchors import anchor_sources
@@ -214,6 +215,18 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
         lines = list(made())
         assert {line.source for line in lines} <= {line.source for line in corpus}, name
         assert [line.target for line in lines] != [line.target for line in corpus], name
+
+
+def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:
+    weights = torch.rand(2, 7, 11, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    output: Any = ModelOutput(
+        cross_attentions=[(weights[:1][None], weights[1:][None])], sequences=torch.zeros(1, 8, dtype=torch.long)
+    )
+    model: Any = made.model
+    theirs = model._extract_token_timestamps(output, [[0, 0], [1, 0]], num_input_ids=0)[0]
+    ours = token_times(weights)
+    np.testing.assert_allclose(ours[:-1], theirs[: len(ours) - 1], atol=1e-6)
+    assert ours == sorted(ours) and ours[-1] == pytest.approx(0.22)
 
 
 def test_sound_is_read_where_soundfile_is_installed(

@@ -9,23 +9,41 @@ import importlib
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoFeatureExtractor, GenerationMixin
+from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+<<<<<<< Updated upstream
 from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Encoded, Side, SideName
+=======
+from headscope.config.small import TranslateOptions
+from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
+>>>>>>> Stashed changes
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, one_line, shortlist
 from headscope.files.archives import native_numbers
 from headscope.formats.base import POSITION
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
 from headscope.formats.huggingface.companions.languages import Prompts
+from headscope.heads import HeadId
 from headscope.model.interface import features_shape
+from headscope.model.removal_plan import alignment_heads
+from headscope.model.taps import capture
 
 SILENCE = -1.5  # (log10(1e-10) + 4) / 4, which Whisper's features are where there is no sound
+FILTER = 7  # positions of the median filter, as in transformers
+
+
+class Word(NamedTuple):
+    """A word of a transcript, and where it begins and ends in the recording, in seconds."""
+
+    text: str
+    begin: float
+    end: float
 
 
 class SpeechCheckpoint(HuggingFaceCheckpoint):
@@ -171,3 +189,53 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         if self.tokenizer is None:
             raise CheckpointError(f"{self.path} has no tokenizer, so it cannot read transcripts ({self._without})")
         return self.tokenizer
+
+    def word_times(self, recording: str, transcript: str, heads: Sequence[HeadId] = ()) -> list[Word]:
+        """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads)."""
+        heads_used = list(heads) or alignment_heads(self.model)
+        if not heads_used:
+            advice = "`headscope analyze --write-alignment` writes them"
+            raise ConfigError(f"{self.path} names no alignment heads; {advice}")
+        source = pad_side(self.encode([recording], side="source", limit=self.limit))
+        target = pad_side(self.encode([transcript], side="target", limit=self.limit))
+        with capture(self.model) as capture_of_pass, torch.no_grad():
+            self.forward(Batch(torch.arange(1), 0, source.to(self.device), target.to(self.device)))
+        ids = [*target.ids[0].tolist(), self.labels([transcript], limit=self.limit)[0][-1]]
+        places = super().spans(transcript, ids, side="target")
+        if places is None:
+            raise DataError(f"subwords of {transcript[:60]!r} cannot be located")
+        spoken_rows = [
+            row for row, number in enumerate(ids[1:]) if number not in self._special["target"] or row == len(ids) - 2
+        ]
+        own = (source.real & ~source.special)[0]
+        weights = torch.stack(
+            [capture_of_pass[head]["weights"][0][spoken_rows][:, own] for head in heads_used]
+        )  # [n t s]
+        return _words(transcript, [places[row + 1] for row in spoken_rows], token_times(weights))
+
+
+def token_times(weights: Tensor) -> list[float]:
+    """When each of t tokens begins, and the last ends, in seconds [t + 1], of weights [n t s] of n heads.
+
+    By dynamic time warping of mean weights, normalised over tokens, as transformers' Whisper does it
+    (`_extract_token_timestamps`); the weights at a token are those that predict the one after it.
+    """
+    weights = weights.float()
+    spread = weights.std(dim=-2, keepdim=True, unbiased=False).clamp(min=1e-9)
+    normal = _median_filter((weights - weights.mean(dim=-2, keepdim=True)) / spread, FILTER)  # [n t s]
+    tokens, positions = _dynamic_time_warping(-normal.mean(dim=0).double().cpu().numpy())
+    starts = [int(positions[np.argmax(tokens == token)]) for token in range(weights.shape[1])]
+    return [position * POSITION for position in (*starts, weights.shape[2])]
+
+
+def _words(text: str, places: Sequence[tuple[int, int] | None], times: Sequence[float]) -> list[Word]:
+    """Words, split at white space, of subwords at these places of a text, each said from its time to the next."""
+    words: list[tuple[int, int, float, float]] = []
+    for place, begin, end in zip(places, times[:-1], times[1:], strict=True):
+        if place is None or not text[slice(*place)].strip():
+            continue
+        if words and not any(letter.isspace() for letter in text[words[-1][0] : place[1]].strip()):
+            words[-1] = (words[-1][0], place[1], words[-1][2], end)
+        else:
+            words.append((*place, begin, end))
+    return [Word(text[first:last].strip(), begin, end) for first, last, begin, end in words]
