@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -66,7 +66,12 @@ def test_shares_of_the_stacks_are_as_equal_as_can_be(pair: hs.Model) -> None:
         counts = uniform_counts(gates, uniform_keep(gates, fraction))
         assert sum(counts[name] * layers[name] for name in layers) == uniform_keep(gates, fraction)
         assert all(count >= 1 for count in counts.values())
-    assert len(set(uniform_counts(gates, sum(layers.values())).values())) == 1
+    for keep in range(1, gates.heads + 1):
+        pairs = product(range(1, 9), repeat=2)
+        ways = [(e, d) for e, d in pairs if e * layers["encoder"] + d * layers["decoder"] == keep]
+        if ways:
+            counts = uniform_counts(gates, keep)
+            assert abs(counts["encoder"] - counts["decoder"]) == min(abs(e - d) for e, d in ways)
 
 
 def test_groups_and_protected_heads_are_counted() -> None:
