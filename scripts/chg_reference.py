@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from scripts.induction import FOLDER, repeated
+from scripts.induction import FOLDER, repeat_tokens
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "oracles" / "chg" / "gates.json"
 UPDATES, PENALTY = 5, 0.1
@@ -26,19 +26,19 @@ RATES = {"lr": 0.4, "lr_end": 0.1, "lr_reg": 0.5, "lr_reg_end": 0.2}
 def main() -> None:
     trainer: Any = importlib.import_module("chg.chg_trainer").CHGTrainer
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(FOLDER).double().eval()
-    ids = repeated(4, 9, torch.Generator().manual_seed(7), different=True)
+    ids = repeat_tokens(4, 9, torch.Generator().manual_seed(7), different=True)
     batch = {"input_ids": ids, "loss_masks": torch.ones_like(ids)}
     data = SimpleNamespace(to_iterator=lambda **_: repeat(batch))
     start = torch.rand(1, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64).view(2, 2)
     its = trainer(model, data, l1_weight=PENALTY, **RATES)
     for name in ("mask_logits", "mask_logits_pos", "mask_logits_neg"):
         setattr(its, name, torch.nn.Parameter(torch.logit(start)))
-    found: dict[str, Any] = {"ids": ids.tolist(), "updates": UPDATES, "penalty": PENALTY, **RATES, "nll": {}}
+    gates: dict[str, Any] = {"ids": ids.tolist(), "updates": UPDATES, "penalty": PENALTY, **RATES, "nll": {}}
     for mask, metrics in its.fit(UPDATES, UPDATES, verbose=False):
-        found[metrics["regularization"]] = mask.flatten().tolist()
-        found["nll"].setdefault(metrics["regularization"], []).append(metrics["nll"])
+        gates[metrics["regularization"]] = mask.flatten().tolist()
+        gates["nll"].setdefault(metrics["regularization"], []).append(metrics["nll"])
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(gates) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ def cut_story(whole: Path, out: Path) -> None:
     for name in ("hp.json", "gates.npz"):
         shutil.copyfile(whole / name, out / name)
     texts = [json.loads((whole / "sentences.json").read_text())["sentences"][n] for n in STORY_SENTENCES]
-    source = kept(range(3), *(text["src_ids"] for text in texts))
-    target = kept(range(3), *(text[name] for text in texts for name in ("dst_ids", "top1_ids")))
+    source = kept_rows(range(3), *(text["src_ids"] for text in texts))
+    target = kept_rows(range(3), *(text[name] for text in texts for name in ("dst_ids", "top1_ids")))
     sides = {"src_ids": source, "dst_ids": target, "top1_ids": target}
-    ids = [{name: renumbered(text[name], rows).tolist() for name, rows in sides.items()} for text in texts]
+    ids = [{name: renumber(text[name], rows).tolist() for name, rows in sides.items()} for text in texts]
     cut_texts = [{"src": text["src"], "dst": text["dst"], **more} for text, more in zip(texts, ids, strict=True)]
     content = json.dumps({"sentences": cut_texts}, ensure_ascii=False) + "\n"
     (out / "sentences.json").write_text(content, encoding="utf-8")
@@ -55,7 +55,7 @@ def cut_story_numbers(whole: Path, out: Path, source: list[int], target: list[in
     keys = [f"s{n:02}" for n in STORY_SENTENCES]
     forward = np.load(whole / "forward.npz")
     arrays = {f"{key}/attn_{site}": forward[f"{key}/attn_{site}"] for key in keys for site in STORY_SITES}
-    arrays |= {f"{key}/inp": renumbered(forward[f"{key}/inp"], source) for key in keys}
+    arrays |= {f"{key}/inp": renumber(forward[f"{key}/inp"], source) for key in keys}
     arrays |= {f"{key}/logits": forward[f"{key}/logits"][:, target] for key in keys}
     np.savez_compressed(out / "forward.npz", **arrays)
     names = {f"{key}/{kind}/{site}" for key in keys for kind in ("head_raw", "head_pos") for site in STORY_SITES}
@@ -72,8 +72,8 @@ def cut_mhr(whole: Path, out: Path) -> None:
     for name in ("data/swap.json", "alpha/generate/alphas_eval.pkl"):
         shutil.copyfile(whole / name, out / name)
     logits = np.load(whole / "alpha/oracle/tf_logits.npz")
-    source = kept(range(MHR_SPECIAL), *(logits[f"src_{n}"] for n in MHR_SENTENCES))
-    target = kept(range(MHR_SPECIAL), *(logits[f"{name}_{n}"] for name in ("prev", "tgt") for n in MHR_SENTENCES))
+    source = kept_rows(range(MHR_SPECIAL), *(logits[f"src_{n}"] for n in MHR_SENTENCES))
+    target = kept_rows(range(MHR_SPECIAL), *(logits[f"{name}_{n}"] for name in ("prev", "tgt") for n in MHR_SENTENCES))
     for language, rows in (("de", source), ("en", target)):
         listed = [row - MHR_SPECIAL for row in rows[MHR_SPECIAL:]]
         copy_lines(whole / f"data/dict.{language}.txt", out / f"data/dict.{language}.txt", listed)
@@ -93,8 +93,8 @@ def cut_mhr_numbers(whole: Path, out: Path, source: list[int], target: list[int]
     logits, attention, stats = (np.load(whole / f"tf_{name}.npz") for name in ("logits", "attention", "stats"))
     arrays: dict[str, Any] = {}
     for new, n in enumerate(MHR_SENTENCES):
-        arrays[f"src_{new}"] = renumbered(logits[f"src_{n}"], source)
-        arrays[f"prev_{new}"] = renumbered(logits[f"prev_{n}"], target)
+        arrays[f"src_{new}"] = renumber(logits[f"src_{n}"], source)
+        arrays[f"prev_{new}"] = renumber(logits[f"prev_{n}"], target)
         arrays[f"logits_{new}"] = logits[f"logits_{n}"][:, target]
     np.savez_compressed(out / "tf_logits.npz", **arrays)
     modules = [name.removeprefix("0/") for name in attention.files if name.startswith("0/")]
@@ -105,12 +105,12 @@ def cut_mhr_numbers(whole: Path, out: Path, source: list[int], target: list[int]
     np.savez_compressed(out / "tf_stats.npz", **{name: stats[name][list(MHR_SENTENCES)] for name in stats.files})
 
 
-def kept(*ids: Iterable[int]) -> list[int]:
+def kept_rows(*ids: Iterable[int]) -> list[int]:
     """The pieces that stay, in their order."""
     return sorted({int(number) for numbers in ids for number in numbers})
 
 
-def renumbered(ids: Any, rows: list[int]) -> np.ndarray:
+def renumber(ids: Any, rows: list[int]) -> np.ndarray:
     """Ids of the whole vocabulary as ids of the pieces that stay."""
     numbers: np.ndarray = np.searchsorted(rows, ids)
     return numbers

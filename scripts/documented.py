@@ -60,8 +60,8 @@ def name(page: Path) -> str:
 
 def blocks(page: Path, language: str) -> list[Block]:
     """The code blocks of a page in one language."""
-    found = (Block(match[2], match[3], match[1] or "") for match in BLOCK.finditer(page.read_text(encoding="utf-8")))
-    return [block for block in found if block.language == language]
+    matches = (Block(match[2], match[3], match[1] or "") for match in BLOCK.finditer(page.read_text(encoding="utf-8")))
+    return [block for block in matches if block.language == language]
 
 
 def commands(page: Path) -> list[Command]:

@@ -31,8 +31,8 @@ KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]  # and impor
 
 def commands() -> dict[str, list[str]]:
     """The words after `headscope` of every command, by the picture that it writes."""
-    typed = [command.arguments for command in documented.commands(SCRIPT)]
-    return {Path(words[words.index("--out") + 1]).name: words for words in typed if words[0] == "plot"}
+    lines = [command.arguments for command in documented.commands(SCRIPT)]
+    return {Path(words[words.index("--out") + 1]).name: words for words in lines if words[0] == "plot"}
 
 
 def measure(words: list[str]) -> None:
@@ -40,9 +40,9 @@ def measure(words: list[str]) -> None:
     out = ROOT / words[words.index("--out") + 1]
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "run"
-        typed = [assets.demo_checkpoint() if word == "$MODEL" else word for word in words]
-        typed[typed.index("--out") + 1] = str(whole)
-        result = CliRunner().invoke(app, typed)
+        line = [assets.demo_checkpoint() if word == "$MODEL" else word for word in words]
+        line[line.index("--out") + 1] = str(whole)
+        result = CliRunner().invoke(app, line)
         if result.exception:
             raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
         out.mkdir(exist_ok=True)
@@ -50,11 +50,11 @@ def measure(words: list[str]) -> None:
         kept_columns = [*KEPT, *(each.name for each in importances(Study.open(whole)))]
         heads[kept_columns].to_csv(out / "heads.csv", index=False, float_format="%.5g")
         record = json.loads((whole / "run.json").read_text(encoding="utf-8"))
-    kept = {key: record[key] for key in ("signature", "checkpoint", "data", "layout", "complete")}
+    short_record = {key: record[key] for key in ("signature", "checkpoint", "data", "layout", "complete")}
     if "$MODEL" in words:  # where it lies says nothing
-        kept["checkpoint"]["path"] = Path(kept["checkpoint"]["path"]).parent.name
-    kept |= {"options": {}, "left_out": []}
-    text = json.dumps(kept, indent=1).replace(f"{ROOT}/", "")  # no path of this machine
+        short_record["checkpoint"]["path"] = Path(short_record["checkpoint"]["path"]).parent.name
+    short_record |= {"options": {}, "left_out": []}
+    text = json.dumps(short_record, indent=1).replace(f"{ROOT}/", "")  # no path of this machine
     (out / "run.json").write_text(text + "\n", encoding="utf-8")
 
 

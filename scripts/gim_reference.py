@@ -21,15 +21,15 @@ IDS = [3, 17, 5, 23, 11, 17, 2]
 def main() -> None:
     torch.set_default_dtype(torch.float64)  # its copies of norms are of this type
     package = importlib.import_module("gim")
-    found: dict[str, object] = {"ids": IDS}
+    record: dict[str, object] = {"ids": IDS}
     for implementation in ("eager", "sdpa"):
         model = gim.gpt2(implementation)
         with package.GIM(model):
             heads, logits = gim.relevances(model, gim.gpt2_outputs(model), IDS, heads=3)
-        found[implementation] = heads.tolist()
-        found["logits"] = logits.tolist()
+        record[implementation] = heads.tolist()
+        record["logits"] = logits.tolist()
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ UPDATES, RATE, PENALTY, SMALL, SEED = 1500, 3e-3, 0.03, 0.5, 2
 def tokenizer() -> Any:
     """A token a word, and `<s>` before every text."""
     words = [*SPECIAL, *(f"w{number}" for number in range(WORDS))]
-    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", unk_token="<unk>")
+    core = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", unk_token="<unk>")
 
 
 def model() -> Any:
@@ -54,16 +54,16 @@ def model() -> Any:
         eos_token_id=None,
         tie_word_embeddings=False,
     )
-    made = transformers.LlamaForCausalLM(config)
-    for layer in made.model.layers:
+    llama = transformers.LlamaForCausalLM(config)
+    for layer in llama.model.layers:
         for parameter in layer.mlp.parameters():
             parameter.requires_grad_(False).zero_()
         with torch.no_grad():
             layer.self_attn.o_proj.weight[:, HEAD_WIDTH:] *= SMALL
-    return made
+    return llama
 
 
-def repeated(sequences: int, length: int, generator: torch.Generator, *, different: bool = False) -> Tensor:
+def repeat_tokens(sequences: int, length: int, generator: torch.Generator, *, different: bool = False) -> Tensor:
     """Ids [b 1+2n] of `<s>` and n random words, twice; with `different` no word comes twice in n."""
     if different:
         words = torch.rand(sequences, WORDS, generator=generator).argsort(dim=1)[:, :length]
@@ -73,44 +73,44 @@ def repeated(sequences: int, length: int, generator: torch.Generator, *, differe
     return torch.cat([torch.zeros(sequences, 1, dtype=torch.long), words, words], dim=1)
 
 
-def head_norms(made: Any) -> Tensor:
+def head_norms(llama: Any) -> Tensor:
     """Σ over heads of the norm of their W_V and W_O."""
     norms = []
-    for layer in made.model.layers:
+    for layer in llama.model.layers:
         value = layer.self_attn.v_proj.weight.view(HEADS, HEAD_WIDTH, WIDTH).square().sum(dim=(1, 2))
         output = layer.self_attn.o_proj.weight.view(WIDTH, HEADS, HEAD_WIDTH).square().sum(dim=(0, 2))
         norms.append((value + output).sqrt().sum())
     return torch.stack(norms).sum()
 
 
-def losses(made: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+def losses(llama: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Mean -log p in nats of the words up to the first of the repetition, and of the others."""
     length = (ids.shape[1] - 1) // 2
-    logits = made(input_ids=ids).logits[:, :-1]
-    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [b 2n]
-    return each[:, : length + 1].mean(), each[:, length + 1 :].mean()
+    logits = llama(input_ids=ids).logits[:, :-1]
+    nats = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [b 2n]
+    return nats[:, : length + 1].mean(), nats[:, length + 1 :].mean()
 
 
 def train(updates: int, seed: int) -> Any:
     """A model after so many updates of some 2,048 tokens each."""
     torch.manual_seed(seed)
-    made, generator = model(), torch.Generator().manual_seed(seed + 1)
-    trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01, betas=(0.9, 0.98))
+    llama, generator = model(), torch.Generator().manual_seed(seed + 1)
+    weights = [parameter for parameter in llama.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=updates, pct_start=0.1)
     for number in range(updates):
         length = int(torch.randint(SHORTEST, LONGEST + 1, (1,), generator=generator))
-        calibrated = number >= 2 * updates // 3
-        new, again = losses(made, repeated(1024 // length, length, generator, different=calibrated))
-        penalised = again + PENALTY * head_norms(made) + (new if calibrated else 0.0)
+        is_late = number >= 2 * updates // 3
+        new, repetition = losses(llama, repeat_tokens(1024 // length, length, generator, different=is_late))
+        loss = repetition + PENALTY * head_norms(llama) + (new if is_late else 0.0)
         optimiser.zero_grad()
-        penalised.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimiser.step()
         schedule.step()
         if number % 200 == 199:
-            print(number + 1, round(new.item(), 4), round(again.item(), 4), flush=True)
-    return made.eval()
+            print(number + 1, round(new.item(), 4), round(repetition.item(), 4), flush=True)
+    return llama.eval()
 
 
 def main() -> None:
@@ -118,11 +118,11 @@ def main() -> None:
     arguments.add_argument("--updates", type=int, default=UPDATES)
     arguments.add_argument("--seed", type=int, default=SEED)
     arguments.add_argument("--out", type=Path, default=FOLDER)
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(1)
-    made = train(chosen.updates, chosen.seed)
-    made.save_pretrained(chosen.out)
-    tokenizer().save_pretrained(chosen.out)
+    llama = train(options.updates, options.seed)
+    llama.save_pretrained(options.out)
+    tokenizer().save_pretrained(options.out)
 
 
 if __name__ == "__main__":

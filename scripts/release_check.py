@@ -89,9 +89,9 @@ def try_out(python: Path, wheel: Path, folder: Path) -> str:
     folder.mkdir()
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     inside = folder / "venv" / "bin"
-    done = _run(inside / "python", "-m", "pip", "install", "--quiet", "--no-compile", TORCH, f"{wheel}[demo]")
-    if done.returncode:
-        return f"not installed: {done.stderr.strip().splitlines()[-1]}"
+    process = _run(inside / "python", "-m", "pip", "install", "--quiet", "--no-compile", TORCH, f"{wheel}[demo]")
+    if process.returncode:
+        return f"not installed: {process.stderr.strip().splitlines()[-1]}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     for command in (["--version"], ["--help"], ["demo", "--out", "demo"]):
         ran = subprocess.run(
@@ -108,8 +108,8 @@ def main() -> None:
     """Build into `dist/`, compare, try on each Python; status 1 with a line where something is wrong."""
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as made:
-        source = committed(Path(made) / "source")
+    with tempfile.TemporaryDirectory() as folder:
+        source = committed(Path(folder) / "source")
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(source)]
         subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
         (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
@@ -117,7 +117,7 @@ def main() -> None:
         print(f"{wheel.name}: every file, licence and metadata right")
         for number, python in enumerate(pythons()):
             version = _run(python, "--version").stdout.strip()
-            print(f"{version}: {try_out(python, wheel, Path(made) / f'try{number}')}", flush=True)
+            print(f"{version}: {try_out(python, wheel, Path(folder) / f'try{number}')}", flush=True)
 
 
 if __name__ == "__main__":

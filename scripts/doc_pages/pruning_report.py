@@ -38,7 +38,7 @@ def encoder() -> str:
     """Rankings of the sentence encoder × what is done for the heads that went."""
     rows = read("closed-form/bert")
     sizes = [(kept, refit) for kept in (36, 24) for refit in REFITS]
-    head = ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)]
+    head = ["ranking", *(f"{kept}, {refit_name(refit)}" for kept, refit in sizes)]
     return table(
         head,
         (
@@ -48,7 +48,7 @@ def encoder() -> str:
     )
 
 
-def named(refit: str) -> str:
+def refit_name(refit: str) -> str:
     """A refit as the report calls it."""
     return {"none": "masked", PLAIN: "least squares", "feed-forward": "blocks too"}.get(refit, refit)
 
@@ -73,7 +73,7 @@ def calibration() -> str:
 ANCHORED = {"none": "masked", PLAIN: "plain", "least-squares, mixed": "mixed"}
 
 
-def anchored() -> str:
+def anchor_table() -> str:
     """Cosines on other captions / on other English, of refits with and without an anchor."""
     rows = read("anchored/bert")
     kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
@@ -104,14 +104,14 @@ def learning() -> str:
         means = (rows[rows["kept"] == size][column].mean() for size in sizes)
         return [name, more, *("" if pd.isna(mean) else f"{mean:.3f}" for mean in means)]
 
-    def closed(name: str, rows: pd.DataFrame, more: str) -> list[str]:
+    def closed_form_row(name: str, rows: pd.DataFrame, more: str) -> list[str]:
         return line(name, rows[rows["method"] == name], "value", more)
 
     body = [
-        closed("obs-task", untrained, "refitted, no training"),
-        closed("obs-task:measured", untrained, "refitted, no training"),
-        closed("obs-task", residual, "refitted one after the other, no training"),
-        closed("obs-task:measured", residual, "refitted one after the other, no training"),
+        closed_form_row("obs-task", untrained, "refitted, no training"),
+        closed_form_row("obs-task:measured", untrained, "refitted, no training"),
+        closed_form_row("obs-task", residual, "refitted one after the other, no training"),
+        closed_form_row("obs-task:measured", residual, "refitted one after the other, no training"),
         *(
             line(f"obs-task{end}", tuned[tuned["allocate"] == how], "loss", "refitted one after the other, tuned")
             for how, end in (("global", ""), ("measured", ":measured"))
@@ -127,6 +127,6 @@ def learning() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "pruning-encoder": encoder,
     "pruning-learning": learning,
-    "pruning-anchored": anchored,
+    "pruning-anchored": anchor_table,
     "pruning-calibration": calibration,
 }

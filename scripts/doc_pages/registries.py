@@ -73,7 +73,7 @@ def _kind(cls: Any) -> list[type]:
     return [base for base in reversed(list(bases)) if vars(base).get("__doc__")]
 
 
-def _described(cls: Any) -> list[str]:
+def _describe(cls: Any) -> list[str]:
     """The docstring of a class, after those of the classes it is a kind of, as paragraphs."""
     return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (*_kind(cls), cls)).splitlines()
 
@@ -91,14 +91,14 @@ def criteria() -> str:
 
 
 def _criterion(name: str, cls: Any) -> Iterator[str]:
-    yield from (f"### `{name}`", "", *_described(cls), "", f"The lowest go first, as {cls.why}.", "")
+    yield from (f"### `{name}`", "", *_describe(cls), "", f"The lowest go first, as {cls.why}.", "")
 
 
 def variants() -> str:
     """A section for every variant of training."""
     lines = []
     for name, cls in VARIANTS:
-        lines += [f"### `{name}`", "", *_described(cls), ""]
+        lines += [f"### `{name}`", "", *_describe(cls), ""]
     return "\n".join(lines)
 
 
@@ -117,7 +117,7 @@ def rules() -> str:
 def engines() -> str:
     """A row for every engine that models are exported to."""
     rows = (
-        f"| `{name}` | {_cell(engine.summary.split(', of ')[0])} | {_cell(' '.join(_described(type(engine))))} | "
+        f"| `{name}` | {_cell(engine.summary.split(', of ')[0])} | {_cell(' '.join(_describe(type(engine))))} | "
         f"{', '.join(f'`{kind}`: {about}' for kind, about in engine.quantizations.items())} |"
         for name, engine in ENGINES
     )

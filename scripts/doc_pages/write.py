@@ -32,18 +32,18 @@ PRUNING = ROOT / "benchmarks" / "pruning" / "README.md"
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
-def written() -> dict[Path, str]:
+def render_pages() -> dict[Path, str]:
     """The text of every page with a generated part."""
     texts = {page: page.read_text(encoding="utf-8") for page in (*pages(), PRUNING)}
-    return {page: PART.sub(_filled, text) for page, text in texts.items() if PART.search(text)}
+    return {page: PART.sub(_fill, text) for page, text in texts.items() if PART.search(text)}
 
 
-def _filled(part: re.Match[str]) -> str:
+def _fill(part: re.Match[str]) -> str:
     kind, name = part.groups()
-    text = GENERATED[name]() if kind == "generated" else _quoted(ROOT / name)
+    text = GENERATED[name]() if kind == "generated" else _quote(ROOT / name)
     return f"<!-- {kind}: {name} -->\n\n{text.strip()}\n\n<!-- end -->"
 
 
-def _quoted(file: Path) -> str:
+def _quote(file: Path) -> str:
     name = file.relative_to(PLUGIN if file.is_relative_to(PLUGIN) else ROOT).as_posix()
     return f"`{name}`:\n\n```{LANGUAGES[file.suffix]}\n{file.read_text(encoding='utf-8').strip()}\n```"

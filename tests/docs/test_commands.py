@@ -20,7 +20,7 @@ from headscope.pruning.removal import remove
 from headscope.pruning.removal.verify import timings
 from headscope.report import styles
 from headscope.report.styles import check_path
-from scripts.doc_pages.write import written
+from scripts.doc_pages.write import render_pages
 from scripts.documented import FIRST_HOUR, README, blocks, commands, name, pages
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
 from tests.makers.modules import ROOT
@@ -193,5 +193,5 @@ def test_every_command_and_every_measure_has_its_place(site: Path) -> None:
 @pytest.mark.slow
 def test_pages_hold_what_the_code_says_now() -> None:
     """`python -m scripts.doc_pages` writes them."""
-    stale = [page.name for page, text in written().items() if page.read_text(encoding="utf-8") != text]
+    stale = [page.name for page, text in render_pages().items() if page.read_text(encoding="utf-8") != text]
     assert not stale
