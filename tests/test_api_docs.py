@@ -70,7 +70,7 @@ def test_an_example_runs(
 ) -> None:
     given: dict[str, list[str]] = {}
     for kind in ("en", "de"):
-        written(kind, tmp_path, 8)
+        written(kind, tmp_path, 4)
     given["remove_heads.py"] = [hs.assets.trained_model(), "text.en", "text.de"]
     monkeypatch.setattr(sys, "argv", [str(path), *given.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
