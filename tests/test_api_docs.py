@@ -40,6 +40,7 @@ def written(kind: str, folder: Path, count: int) -> Path:
     return folder / f"text.{kind}"
 
 
+@pytest.mark.filterwarnings("default:without validation text:UserWarning")
 def test_every_block_of_the_page_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

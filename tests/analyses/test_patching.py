@@ -15,14 +15,12 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.prompts import with_answers
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import frozen_parameters
 from headscope.results.study import Study
-from tests.oracles import circuit, classifiers, patching, prompts, speakers
+from tests.oracles import circuit, patching, prompts, speakers
 from tests.oracles.patching import Eager, Place
-from tests.oracles.prompts import Prompt
 from tests.oracles.run_options import run_options
 
 pytestmark = pytest.mark.slow
@@ -142,29 +140,3 @@ def test_exact_effects_with_and_without_resumed_passes() -> None:
         fast, slow = (exact_effects(its, batch, direction="noising", layer_index=part) for part in (index, None))
     for place, values in fast.effects["context"].items():
         torch.testing.assert_close(values, slow.effects["context"][place], atol=1e-6, rtol=0)
-
-
-def test_answers_of_classifiers_are_classes() -> None:
-    its = HuggingFaceCheckpoint(
-        path="tiny", model=classifiers.model("bert"), tokenizer=classifiers.tokenizer("bert"), digest="0" * 64
-    )
-    clean, corrupt, _, _ = prompts.lines("gpt2")
-    sentences = [Sentence(number, text) for number, text in enumerate(clean)]
-    text = Corpus("clean", len(clean), "0" * 40, lambda: iter(sentences))
-    answers = ["good\tbad", "odd", "bad\t2", "fair", "2\tgood"]
-    found = analyze(
-        its,
-        with_answers(its, text, corrupt, answers),
-        analyses=choose_analyses(only=["patching"]),
-        options=run_options(direction="noising"),
-        replicates=19,
-    )
-    rows = []
-    for sides, answer in zip(zip(clean, corrupt, strict=True), answers, strict=True):
-        ids: list[list[int]] = [classifiers.tokenizer("bert")(side)["input_ids"] for side in sides]
-        said = [classifiers.NAMES.index(name) for name in answer.split("\t")]
-        prompt = Prompt(ids[0], ids[1], None, 0, said[0], said[1] if len(said) > 1 else None)
-        rows.append(patching.exact(Eager(its.model, "bert", prompt, dict(its.layout)), "noising"))
-    expected = {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}
-    same(columns(found, "patching"), expected, within=1e-9)
-    assert found.tables["patching_prompts"]["answer"].tolist() == ["good", "odd", "bad", "fair", "2"]

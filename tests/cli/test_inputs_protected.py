@@ -133,20 +133,15 @@ def _typed(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
             yield from [] if value == FLAG else [value]
 
 
-@pytest.mark.parametrize("format", ["story-of-heads", "fairseq"])
 @pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("each_head", [True, False], ids=["each head", "per sentence"])
 def test_files_beside_a_checkpoint_are_not_replaced(
-    format: str, given: bool, each_head: bool, tmp_path: Path, command: Command
+    given: bool, each_head: bool, tmp_path: Path, command: Command
 ) -> None:
     """Dictionaries, vocabularies and hyper-parameters, found beside the checkpoint or in --dicts."""
     folder = tmp_path / "model"
-    if format == "fairseq":
-        checkpoint, companions = "checkpoint_best.pt", ["dict.de.txt", "dict.en.txt"]
-        sources = [SHIPPED / "mhr" / "alpha" / checkpoint, *(SHIPPED / "mhr" / "data" / name for name in companions)]
-    else:
-        checkpoint, companions = "model.npz", ["hp.json", "src.voc.txt", "dst.voc.txt"]
-        sources = [SHIPPED / "story-of-heads" / name for name in (checkpoint, *companions)]
+    checkpoint, companions = "model.npz", ["hp.json", "src.voc.txt", "dst.voc.txt"]
+    sources = [SHIPPED / "story-of-heads" / name for name in (checkpoint, *companions)]
     folder.mkdir()
     for source in sources:
         shutil.copyfile(source, folder / source.name)

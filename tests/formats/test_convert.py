@@ -15,7 +15,7 @@ from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.makers.fairseq_layouts import PRE, PREVIOUS, SOURCE, TIED
-from tests.oracles import fairseq, native
+from tests.oracles import fairseq
 
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True, "max_target_positions": 31}
 ALL = {"share_all_embeddings": True}
@@ -130,31 +130,6 @@ def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict
     with pytest.raises(CheckpointError, match=f"{reason}"):
         convert(opened(written(tmp_path / "in", made)), tmp_path / "out", to="huggingface")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, "d_value"),
-        ({"whole": {"start": "zero"}}, "zero"),
-        ({"head_input": "slice", "d_model": 15}, "head_input"),
-        ({"embedding_bias": True}, "embedding_bias"),
-        ({"norm_epsilon": 1e-6}, "epsilon"),
-        ({"d_value": 5}, "width"),
-    ],
-)
-def test_native_models_that_transformers_cannot_express(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
-    checkpoint = TransformerCheckpoint(
-        path="memory",
-        format="fairseq",
-        model=native.model(**options),
-        model_type="t",
-        digest="",
-        source=None,
-        target=None,
-    )
-    with pytest.raises(CheckpointError, match=reason):
-        convert(checkpoint, tmp_path / "out", to="huggingface")
 
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from tests.oracles import averages, confidence, distance, entropy, rare_words, sink, token_patterns
-from tests.oracles.seen import Term
+from tests.oracles import confidence, rare_words, sink
+from tests.oracles.seen import Place, Seen, Term
+
+Pattern = Callable[[Sequence[int], int, int], bool]
+
+
+def distance(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    steps = [abs(t - s) for t, s in seen.argmax_position(place, head, keep)]
+    return float(sum(steps)), len(steps)
+
+
+def _nats(row: list[float]) -> float:
+    return -sum(w * math.log(w) for w in row if w > 0)
+
+
+def entropy(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    """Over whole rows: special keys are part of the distribution even where they do not count."""
+    rows = [row for _, row, _ in seen.rows(place, head, keep)]
+    return sum(map(_nats, rows)), len(rows)
+
+
+def entropy_share(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    """Queries that see one key have no maximum to share and do not count."""
+    total, count = 0.0, 0
+    for t, row, _ in seen.rows(place, head, keep):
+        sees = sum(bool(s) for s in seen.calls[place].visible[t])
+        if sees > 1:
+            total += _nats(row) / math.log(sees)
+            count += 1
+    return total, count
+
+
+def one_side(seen: Seen, place: Place, head: int, keep: bool, *, side: str, what: str) -> Term:
+    """Sum over queries with five counted keys on the side, and how many they are."""
+    total, count = 0.0, 0
+    for t, row, keys in seen.rows(place, head, keep):
+        keys_there = [s for s in keys if (s > t if side == "after" else s < t)]
+        if len(keys_there) < 5:
+            continue
+        weight = sum(row[s] for s in keys_there)
+        shares = [row[s] / weight for s in keys_there] if weight else []
+        nats = _nats(shares)
+        total += weight if what == "weight" else nats / math.log(len(keys_there))
+        count += 1
+    return total, count
+
+
+def previous(ids: Sequence[int], t: int, s: int) -> bool:
+    return s == t - 1
+
+
+def duplicate(ids: Sequence[int], t: int, s: int) -> bool:
+    return s < t and ids[s] == ids[t]
+
+
+def induction(ids: Sequence[int], t: int, s: int) -> bool:
+    """The token before s is an earlier copy of the query; the query itself is no answer."""
+    return 0 < s < t and ids[s - 1] == ids[t]
+
+
+def weight_on_pattern(seen: Seen, place: Place, head: int, keep: bool, *, pattern: Pattern) -> Term:
+    """Weight on the counted, visible keys that the pattern names; queries without such a key do not count."""
+    ids, _ = seen.query_side(place[0])
+    total, count = 0.0, 0
+    for t, row, keys in seen.rows(place, head, keep):
+        places = [s for s in keys if pattern(ids, t, s)]
+        if places:
+            total += sum(row[s] for s in places)
+            count += 1
+    return total, count
+
 
 RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent
 ORACLES: dict[str, Callable[..., Term]] = {
@@ -15,15 +85,15 @@ ORACLES: dict[str, Callable[..., Term]] = {
     "confidence_base": confidence.base,
     "confidence_advanced": confidence.advanced,
     "confidence_pairwise": confidence.pairwise,
-    "entropy": entropy.entropy,
-    "entropy_share": entropy.share,
-    "distance": distance.distance,
+    "entropy": entropy,
+    "entropy_share": entropy_share,
+    "distance": distance,
     "sink": sink.first,
     "sink_special": sink.special,
     "sink_queries": partial(sink.queries, only_special=False),
     "sink_special_queries": partial(sink.queries, only_special=True),
     **{
-        f"{side}_{what}": partial(averages.term, side=side, what=what)
+        f"{side}_{what}": partial(one_side, side=side, what=what)
         for side in ("after", "before")
         for what in ("evenness", "weight")
     },
@@ -31,7 +101,7 @@ ORACLES: dict[str, Callable[..., Term]] = {
     "rarest_two": partial(rare_words.share, rank=RANKS, types=2),
     "rarest_chance": partial(rare_words.chance, rank=RANKS, types=1),
     "rarest_two_chance": partial(rare_words.chance, rank=RANKS, types=2),
-    "previous_token": partial(token_patterns.score, pattern=token_patterns.previous),
-    "duplicate_token": partial(token_patterns.score, pattern=token_patterns.duplicate),
-    "induction": partial(token_patterns.score, pattern=token_patterns.induction),
+    "previous_token": partial(weight_on_pattern, pattern=previous),
+    "duplicate_token": partial(weight_on_pattern, pattern=duplicate),
+    "induction": partial(weight_on_pattern, pattern=induction),
 }

@@ -1,15 +1,23 @@
-"""What all figures share: marks, measured text, places on the page, scales, and where files go."""
+"""What all figures share: marks, legible texts, where files go, declarations, a picture of every kind in the docs."""
 
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from headscope.config.declarations import import_target
 from headscope.errors import ConfigError
 from headscope.report.charts import cell_lines
+from headscope.report.figures.pruning import FIGURES
 from headscope.report.marks import arrow, fit, functions_of, signed_offset
-from headscope.report.sheet import Sheet, swatch
+from headscope.report.registry import PlotFigure, declared_figures, plot_figures
 from headscope.report.styles import FigureStyle, target_paths
 from headscope.results.study import Study
+from scripts.gallery import PAGE, commands
+from tests.makers.figures import LAYOUTS, boxes, every_figure, overlapping, texts
 from tests.makers.runs import make_run
 
 
@@ -32,25 +40,6 @@ def test_labels_become_marks() -> None:
         assert cell_lines(functions_of("rare;sink;induction"), 1, room=2) == ["★r", "▼s…"]
 
 
-def test_panels_stand_in_lines_and_a_key_has_what_is_drawn_once() -> None:
-    style = FigureStyle("paper", 6.5)
-    with style.in_use():
-        sheet = Sheet(style)
-        panels = sheet.panels(list("abcde"), [(20.0, 10.0)] * 5, starts={3})
-        for axes in panels:
-            axes.plot([0, 1], label="a line")
-            axes.set_xlabel("x")
-        sheet.key(swatch("red", "an area"), "a note")
-        sheet.headline("title", "subtitle")
-        sheet.finish()
-    tops = [round(axes.get_position().y1, 2) for axes in panels]
-    assert tops[0] == tops[1] == tops[2] > tops[3] == tops[4]
-    assert [axes.get_xlabel() for axes in panels] == ["", "", "x", "x", "x"]
-    (legend,) = sheet.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a line", "an area"]
-    assert sheet.get_figwidth() == 6.5 and [axes.get_title(loc="left") for axes in panels] == list("abcde")
-
-
 def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
     one, two = [runs["small"].path], [runs["small"].path, runs["large"].path]
     assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
@@ -66,3 +55,51 @@ def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
         target_paths(tmp_path / "d", one * 2, figure="heads")
     with pytest.raises(ConfigError, match=r"\.jpg.*\.png, \.svg, \.pdf"):
         target_paths(tmp_path / "x.jpg", one, figure="heads")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "style", "smallest"), [("2x2", FigureStyle("screen"), 8), ("three sites", FigureStyle("paper", 3.3), 6)]
+)
+def test_a_width_is_kept_and_nothing_overlaps(layout: str, style: FigureStyle, smallest: float, tmp_path: Path) -> None:
+    """With title and key: no text on another one, none beyond the page, none too small."""
+    for name, draw in every_figure(tmp_path, LAYOUTS[layout]).items():
+        figure = draw(style)
+        assert style.width is None or figure.get_figwidth() == pytest.approx(style.width), name
+        found = boxes(figure)
+        assert not overlapping(found), name
+        width, height = figure.bbox.x1, figure.bbox.y1
+        outside = [text for text, box in found if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1]
+        assert not outside, name
+        assert min(float(text.get_fontsize()) for text in texts(figure)) >= smallest, name
+
+
+COMMANDS = commands()
+REPORT = {"report"}  # a page, not a figure
+
+
+def test_every_kind_of_figure_has_a_small_picture_on_the_page() -> None:
+    assert {words[1] for words in COMMANDS.values()} == plot_figures().keys() - REPORT
+    shown = {words[words.index("--figure") + 1] for words in COMMANDS.values() if "--figure" in words}
+    assert shown | {"quality"} == FIGURES.keys()
+    text = PAGE.read_text(encoding="utf-8")
+    sizes = [(PAGE.parent / "figures" / name).stat().st_size for name in COMMANDS]
+    assert all(f"](figures/{name})" in text for name in COMMANDS)
+    assert max(sizes) < 100_000 and sum(sizes) < 1_500_000
+
+
+def test_declarations_are_read_as_they_are_imported() -> None:
+    read = {figure.name: figure for figure in declared_figures()}
+    assert len(read) >= 15 and read.keys() < plot_figures().keys()
+    for name, figure in read.items():
+        draw = import_target(figure.draw)
+        made = next(
+            (value for value in vars(sys.modules[draw.__module__]).values() if getattr(value, "name", "") == name), None
+        )
+        if not figure.page:
+            assert isinstance(made, PlotFigure) and made.draw is draw
+            assert (made.summary, made.source, made.runs) == (figure.summary, figure.source, figure.runs)
+            options = (
+                [(entry.name, entry.default, entry.metadata) for entry in fields(it.Options)] for it in (made, figure)
+            )
+            assert next(options) == next(options)

@@ -28,7 +28,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
-from headscope.training import losses
+from headscope.training import losses, train_loop
 from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.prepare import TokenizedTexts, TrainingPairs, collate, epoch_plan, without_labels
@@ -364,6 +364,18 @@ def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path,
     assert len(told) == 2 and "of the source's subwords are unknown to the vocabulary; is it tokenised" in told[0]
     counts = json.loads((tmp_path / "foreign" / "run.json").read_text())["data"]["unknown_pieces"]
     assert counts["source"] == {"pieces": 300, "unknown": 150, "share": 0.5} and counts["target"]["unknown"] == 0
+
+
+def test_every_epoch_has_an_order_of_its_own(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def record(*given: Any, **options: Any) -> Any:
+        plans.append([group.tolist() for group in epoch_plan(*given, **options)])
+        return epoch_plan(*given, **options)
+
+    monkeypatch.setattr(train_loop, "epoch_plan", record)
+    train(small(texts, out=tmp_path, updates=None, max_epochs=2), baseline())
+    assert len(plans) == 2 and plans[0] != plans[1]
 
 
 def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp_path: Path) -> None:
