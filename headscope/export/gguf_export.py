@@ -90,7 +90,11 @@ class Gguf(EngineExport):
             own = [checkpoint.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[attr-defined]
             same = sum(a == b for a, b in zip(ids, own, strict=True))
             notes.append(f"llama.cpp splits {same} of {len(texts)} sentences into the same tokens")
-        name, is_ragged = decoder.container.name, decoder.container.ragged
+        name, is_ragged, limits = decoder.container.name, decoder.container.ragged, list[str]()
+        if not vocabulary.splits_text:
+            limits = [f"`{FILE}` lists its tokens, but llama.cpp cannot split text as this tokenizer does: give it ids"]
+        if (length := context_length(decoder.config)) < decoder.config.max_position_embeddings:
+            limits.append(f"`{FILE}` has a context of {length} tokens, the sliding window: it is exact within it")
         return EngineFile(
             export=self.name,
             file=FILE,
@@ -103,18 +107,9 @@ class Gguf(EngineExport):
                 f"`{FILE}`: llama.cpp and programs built on it (llama-cli, llama-server)",
                 *([f"its architecture is {name}, in which every layer may have another number of heads"] * is_ragged),
             ),
-            limits=_limits(decoder, vocabulary),
+            limits=tuple(limits),
             notes=tuple(notes),
         )
-
-
-def _limits(decoder: LlamaDecoder, vocabulary: GgufVocabulary) -> tuple[str, ...]:
-    limits = []
-    if not vocabulary.splits_text:
-        limits.append(f"`{FILE}` lists its tokens, but llama.cpp cannot split text as this tokenizer does: give it ids")
-    if (length := context_length(decoder.config)) < decoder.config.max_position_embeddings:
-        limits.append(f"`{FILE}` has a context of {length} tokens, the sliding window: it is exact within it")
-    return tuple(limits)
 
 
 @dataclass(frozen=True)
@@ -237,22 +232,15 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     if not model.get("byte_fallback"):
         split = _split_name(parts)
-        merge_texts = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
-        return GgufVocabulary(
-            tokens=tokens,
-            types=types,
-            kind="gpt2",
-            split=split or "default",
-            merges=merge_texts,
-            splits_text=bool(split),
-        )
+        joined = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
+        own: dict[str, Any] = {"split": split or "default", "merges": joined, "splits_text": bool(split)}
+        return GgufVocabulary(tokens=tokens, types=types, kind="gpt2", **own)
     # SentencePiece-like: llama.cpp joins the neighbours whose result scores highest, transformers those of lowest rank
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
-    types = [
-        BYTE if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else kind for token, kind in zip(tokens, types, strict=True)
-    ]
+    pairs = zip(tokens, types, strict=True)
+    types = [BYTE if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else kind for token, kind in pairs]
     if tokenizer.unk_token_id is not None:
         types[tokenizer.unk_token_id] = UNKNOWN
     scores, prefix = [-float(ranks.get(token, len(merges))) for token in tokens], _space_prefix(parts)

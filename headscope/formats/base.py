@@ -67,8 +67,7 @@ class Checkpoint(ABC):
     read_files: tuple[Path, ...] = ()
     """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
     reads_sound: bool = False  # whether its encoder reads recordings, a position for every `POSITION`
-    rereads: bool = False
-    """Whether its decoder reads the source too, as that of a classifier does which has an encoder as well."""
+    rereads: bool = False  # whether its decoder reads the source too, as that of a classifier with an encoder does
     exclusive_labels: bool = True  # whether one of the labels that it predicts is right, and not several at once
     writes: str | None = None  # the language that it writes, as its files call it; None where nothing says
     prefix: str = ""  # beginning of all names of weights in its files, not in its model

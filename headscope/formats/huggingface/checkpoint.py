@@ -52,13 +52,12 @@ class HuggingFaceCheckpoint(Predicting):
         why_no_tokenizer: str = "there is none",
         sentences: SentenceEncoder | None = None,
     ) -> None:
-        config: Any = model.config
-        self.config = config
+        self.config = model.config
         super().__init__(path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest)
         self.tokenizer = tokenizer
         self._without = why_no_tokenizer
         self.sentences = sentences
-        self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
+        self.exclusive_labels = getattr(self.config, "problem_type", None) != "multi_label_classification"
         self.reads_sound = reads_sound(model)
         self.rereads = self.two_sided and self.predicts == "classes"
         languages = (tokenizer is not None and self._languages()) or {}

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; tra
 class Predicting(Checkpoint):
     """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none."""
 
+    model: Any
     config: Any
     tokenizer: Any
     sentences: SentenceEncoder | None
@@ -56,11 +57,10 @@ class Predicting(Checkpoint):
     @property
     def predicts(self) -> Predicts:
         """Words where there is an output layer over the vocabulary, classes and tags where the class says so."""
-        model: Any = self.model
         for ending, prediction in _HEADS.items():
-            if type(model).__name__.endswith(ending):
+            if type(self.model).__name__.endswith(ending):
                 return prediction
-        return "nothing" if model.get_output_embeddings() is None else "words"
+        return "nothing" if self.model.get_output_embeddings() is None else "words"
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Predicting(Checkpoint):
         if not self.two_sided:
             return base_of(model)(**source, **outputs, use_cache=False)
         if batch.target is None:
-            return cast(Any, model).get_encoder()(**source)
+            return model.get_encoder()(**source)
         return base_of(model)(**source, **_target(batch.target), **outputs, use_cache=False)
 
     @staticmethod
@@ -144,7 +144,7 @@ class Predicting(Checkpoint):
         if not self.needs_target:
             return None
         with through_attend(self.model):
-            return cast(Any, self.model).get_encoder()(**self._source(batch.source))
+            return self.model.get_encoder()(**self._source(batch.source))
 
     @finite
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
@@ -187,7 +187,7 @@ class Predicting(Checkpoint):
         return logits[torch.arange(len(logits), device=logits.device), which]
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
-        layer = cast(Any, self.model).get_output_embeddings()
+        layer = self.model.get_output_embeddings()
         if not isinstance(layer, nn.Linear) or not readable(layer):
             raise CheckpointError(f"{self.path} has no linear output layer over the vocabulary that can be read")
         return layer, matrix_of(layer)
@@ -203,8 +203,7 @@ class Predicting(Checkpoint):
 
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         """`generate` with every head going through `attend`, so that masks work."""
-        config = self._generation_config(options)
-        model: Any = self.model
+        config, model = self._generation_config(options), self.model
         source = pad_side(self.encode(texts, side="source", limit=self.reads(options.longest))).to(self.device)
 
         def generate() -> Tensor:
@@ -230,13 +229,13 @@ class Predicting(Checkpoint):
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
 
     def _generate(self, source: Side, **settings: Any) -> Tensor:
-        return cast(Any, self.model).generate(**self._source(source), **settings)
+        return self.model.generate(**self._source(source), **settings)
 
     def _prefix_length(self) -> int:
         return 1
 
     def _generation_config(self, options: TranslateOptions) -> GenerationConfig:
-        model: Any = self.model
+        model = self.model
         if not (self.two_sided and model.can_generate()):
             raise CheckpointError(
                 f"{self.path} is a {type(model).__name__}, which cannot translate; a model with an encoder and a "

@@ -47,7 +47,7 @@ from headscope.formats.huggingface.companions.folder import (
     model_folder,
     parts,
 )
-from headscope.formats.huggingface.companions.languages import check_source_language, set_languages, set_spoken
+from headscope.formats.huggingface.companions.languages import language_numbers, set_languages, set_spoken
 from headscope.formats.huggingface.companions.sentences import sentence_encoder
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
@@ -256,7 +256,11 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
             "number from 1 on; correct it"
         )
     tokenizer.model_max_length = int(longest)
-    check_source_language(tokenizer, path)
+    if (known := language_numbers(tokenizer)) and tokenizer.src_lang not in known:
+        raise CheckpointError(
+            f"{path}: src_lang of its tokenizer_config.json is {str(tokenizer.src_lang)[:40]!r}, and it knows "
+            f"{shortlist([*known])}"
+        )
     return tokenizer, ""
 
 

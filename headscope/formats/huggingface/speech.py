@@ -109,8 +109,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def _generate(self, source: Side, **settings: Any) -> Tensor:
         """Whisper's own `generate` cuts recordings; this begins with the tokenizer's language and task."""
         begin = torch.tensor([self._begin], device=source.ids.device).expand(len(source.ids), -1)
-        model: Any = self.model
-        return GenerationMixin.generate(model, **self._source(source), decoder_input_ids=begin, **settings)
+        return GenerationMixin.generate(self.model, **self._source(source), decoder_input_ids=begin, **settings)
 
     @cached_property
     def _begin(self) -> Sequence[int]:

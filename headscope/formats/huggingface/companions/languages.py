@@ -38,7 +38,7 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
     """The language that the model writes, None without languages; CheckpointError if none is named, or two."""
     if str(getattr(model.config, "model_type", "")).startswith("seamless"):
         raise CheckpointError(f"{path} is told its language by its own generate only; analyse it without {flag.target}")
-    if not (numbers := _numbers(tokenizer)):
+    if not (numbers := language_numbers(tokenizer)):
         return None
     tokenizer_language, first_language = tokenizer.tgt_lang, _first_language(model, numbers)
     names = {name for name in (tokenizer_language, first_language) if name is not None}
@@ -53,7 +53,7 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
 
 def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
     """The language that is read, the one that is written, and how many are known; None without languages."""
-    if not (numbers := _numbers(tokenizer)):
+    if not (numbers := language_numbers(tokenizer)):
         return None
     return {
         "reads": tokenizer.src_lang,
@@ -74,7 +74,7 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
         model.set_default_language(language)  # type: ignore[operator]
     if companions.task is not None:
         raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")
-    numbers = _numbers(tokenizer)
+    numbers = language_numbers(tokenizer)
     for name, language in language_options.items():
         if not numbers:
             raise ConfigError(
@@ -101,15 +101,6 @@ def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
         setattr(of, entry, number)
 
 
-def check_source_language(tokenizer: Any, path: str) -> None:
-    """CheckpointError where the tokenizer is to read a language that it does not know."""
-    if (numbers := _numbers(tokenizer)) and tokenizer.src_lang not in numbers:
-        raise CheckpointError(
-            f"{path}: src_lang of its tokenizer_config.json is {str(tokenizer.src_lang)[:40]!r}, and it knows "
-            f"{shortlist([*numbers])}"
-        )
-
-
 @contextmanager
 def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
     """Within the block the tokenizer reads targets in the model's language, and no other thread uses it."""
@@ -125,7 +116,7 @@ def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[
             tokenizer.tgt_lang = before
 
 
-def _numbers(tokenizer: Any) -> dict[str, int]:
+def language_numbers(tokenizer: Any) -> dict[str, int]:
     """The languages that a tokenizer cannot do without, and the ids of their tokens."""
     if not any(cls.__name__ in TOKENIZERS for cls in type(tokenizer).__mro__):
         return {}
