@@ -91,7 +91,7 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     """Write `path`, one forward pass; the difference in onnxruntime on other sentences than it was traced with."""
     batch = data.feeds[0]
     model = checkpoint.model
-    names, examples, free = list(batch.arguments), tuple(batch.arguments.values()), torch.export.Dim.DYNAMIC
+    names, free = list(batch.arguments), torch.export.Dim.DYNAMIC
     for part in model.modules():
         if isinstance(part, SinusoidalPositions):  # their tables cannot grow in the graph
             first = next(model.parameters())
@@ -99,10 +99,12 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     session = export_graph(
         model,
         lambda *inputs: outputs(model, ModelInputs(dict(zip(names, inputs, strict=True)), None)),
-        examples,
+        {  # of texts positions are free too
+            name: (values, {0: free, 1: free} if values.ndim == 2 else {0: free})
+            for name, values in batch.arguments.items()
+        },
+        ["logits"],
         path,
-        names=(names, ["logits"]),
-        axes=tuple({0: free, 1: free} if x.ndim == 2 else {0: free} for x in examples),  # of texts positions too
     )
     return max(
         max_logit_diff(next(iter(run_session(session, feed.arguments).values())), checkpoint, feed)

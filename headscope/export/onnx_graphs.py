@@ -59,26 +59,22 @@ class Graph(nn.Module):
         return self.run(*inputs)
 
 
-def export_graph(
-    model: Any,
-    run: Callable[..., Any],
-    examples: tuple[Any, ...],
-    path: Path,
-    *,
-    names: tuple[list[str], list[str]],
-    axes: tuple[Any, ...],
-) -> Any:
-    """Export what `run` computes with a model; an onnxruntime session of what was written."""
+Inputs = Mapping[str, tuple[Tensor, Mapping[int, Any]]]
+"""Examples of a graph's inputs, and the names of axes whose sizes are free."""
+
+
+def export_graph(model: Any, run: Callable[..., Any], inputs: Inputs, results: Sequence[str], path: Path) -> Any:
+    """Export what `run` computes with a model, of its inputs in order; an onnxruntime session of what was written."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
         with _quiet(), torch.no_grad(), through_attend(model, implementation="eager"), batched_experts(model):
             torch.onnx.export(
                 Graph(model, run).eval(),
-                examples,
+                tuple(example for example, _ in inputs.values()),
                 str(path),
-                input_names=names[0],
-                output_names=names[1],
-                dynamic_shapes={"inputs": axes},
+                input_names=[*inputs],
+                output_names=[*results],
+                dynamic_shapes={"inputs": tuple(dict(axes) for _, axes in inputs.values())},
                 dynamo=True,
                 verbose=False,
             )
@@ -230,31 +226,27 @@ def export_decoder(
 ) -> tuple[float, str]:
     """Write a graph that decodes; the difference in onnxruntime, of texts and greedy steps, and a line on it."""
     model, (shape,) = checkpoint.model, shapes
-    positions, past = takes(model, "position_ids"), shape.past(2, PAST)
-    inputs = {
-        "input_ids": torch.ones(2, NEW, dtype=torch.long),
-        "attention_mask": torch.ones(2, PAST + NEW, dtype=torch.long),
-        **({"position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1)} if positions else {}),
+    new = {0: "batch_size", 1: "sequence_length"}
+    inputs: dict[str, tuple[Tensor, dict[int, str]]] = {
+        "input_ids": (torch.ones(2, NEW, dtype=torch.long), new),
+        "attention_mask": (
+            torch.ones(2, PAST + NEW, dtype=torch.long),
+            {0: "batch_size", 1: "past_sequence_length + sequence_length"},
+        ),
     }
-    new, total = {0: "batch_size", 1: "sequence_length"}, "past_sequence_length + sequence_length"
+    if takes(model, "position_ids"):
+        inputs["position_ids"] = torch.arange(PAST, PAST + NEW).expand(2, -1), new
+    read, axes = [*inputs], {0: "batch_size", 2: "past_sequence_length"}
 
-    def decode(inputs: Sequence[Tensor], past: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
-        read = dict(zip(("input_ids", "attention_mask", "position_ids"), inputs, strict=False))
-        result, after = with_cache(model, shape.cache(past), **read)
+    def decode(*tensors: Tensor) -> tuple[Tensor, ...]:
+        """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t], positions [b t] and a past."""
+        values = dict(zip(read, tensors, strict=False))
+        result, after = with_cache(model, shape.cache(tensors[len(read) :]), **values)
         return (result.logits, *shape.states(after))
 
-    session = export_graph(
-        model,
-        decode,
-        (tuple(inputs.values()), tuple(past.values())),
-        folder / FILE,
-        names=([*inputs, *past], ["logits", *(f"present.{name}" for name in shape.names)]),
-        axes=(
-            (new, {0: "batch_size", 1: total}, *([new] if positions else [])),
-            ({0: "batch_size", 2: "past_sequence_length"},) * len(past),
-        ),
-    )
+    inputs |= {name: (states, axes) for name, states in shape.past(2, PAST).items()}
+    results = ["logits", *(f"present.{name}" for name in shape.names)]
+    session = export_graph(model, decode, inputs, results, folder / FILE)
 
     def step(new: Tensor, mask: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         """Logits [b t V] of new ids [b t] after a cache, with the mask [b past+t] of all; and the cache after them."""
@@ -291,8 +283,9 @@ def seq2seq_steps(model: Any, target: CacheShape, source: CacheShape) -> tuple[C
         own, cross = target.states(after.self_attention_cache), source.states(after.cross_attention_cache)
         return (result.logits, *own, *cross)
 
-    def follow(ids: Tensor, mask: Tensor, own: Sequence[Tensor], cross: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def follow(ids: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """Logits of ids after those in the caches; and the decoder's own keys and values, longer by them."""
+        own, cross = past[: len(target.names)], past[len(target.names) :]
         unread = own[0].new_zeros(*mask.shape, 1)  # its keys are in the cache
         cache = EncoderDecoderCache(target.cache(own), source.cache(cross))
         return begin(ids, mask, unread, cache)[: 1 + len(target.names)]
@@ -309,36 +302,23 @@ def export_seq2seq(
     encode, begin, follow = seq2seq_steps(model, target, source)
     with torch.no_grad():
         states = encode(torch.ones_like(mask), mask)
-    pasts = [tuple(shape.past(2, length).values()) for shape, length in ((target, PAST), (source, SOURCE))]
     ids_axes = {0: "batch_size", 1: "decoder_sequence_length"}
     mask_axes = {0: "batch_size", 1: "encoder_sequence_length"}
-    past_axes = [{0: "batch_size", 2: f"{name}_sequence_length"} for name in ("past_decoder", "encoder")]
-    names = [*target.names, *source.names]
-    read, logits = ["input_ids", "encoder_attention_mask"], ["logits", *(f"present.{name}" for name in names)]
-    encoder = export_graph(
-        model,
-        encode,
-        (torch.ones_like(mask), mask),
-        folder / ENCODER,
-        names=(["input_ids", "attention_mask"], ["last_hidden_state"]),
-        axes=(mask_axes, mask_axes),
-    )
-    first = export_graph(
-        model,
-        begin,
-        (ids, mask, states),
-        folder / FIRST,
-        names=([*read, "encoder_hidden_states"], logits),
-        axes=(ids_axes, mask_axes, mask_axes),
-    )
-    following = export_graph(
-        model,
-        follow,
-        (ids, mask, *pasts),
-        folder / NEXT,
-        names=([*read, *(f"past_key_values.{name}" for name in names)], logits[: 1 + len(target.names)]),
-        axes=(ids_axes, mask_axes, (past_axes[0],) * len(pasts[0]), (past_axes[1],) * len(pasts[1])),
-    )
+    read: dict[str, tuple[Tensor, dict[int, str]]] = {
+        "input_ids": (ids, ids_axes),
+        "encoder_attention_mask": (mask, mask_axes),
+    }
+    past: dict[str, tuple[Tensor, dict[int, str]]] = {
+        name: (values, {0: "batch_size", 2: f"{stack}_sequence_length"})
+        for stack, shape, length in (("past_decoder", target, PAST), ("encoder", source, SOURCE))
+        for name, values in shape.past(2, length).items()
+    }
+    results = ["logits", *(f"present.{name}" for name in (*target.names, *source.names))]
+    texts = {"input_ids": (torch.ones_like(mask), mask_axes), "attention_mask": (mask, mask_axes)}
+    encoder = export_graph(model, encode, texts, ["last_hidden_state"], folder / ENCODER)
+    begun = read | {"encoder_hidden_states": (states, mask_axes)}
+    first = export_graph(model, begin, begun, results, folder / FIRST)
+    following = export_graph(model, follow, read | past, results[: 1 + len(target.names)], folder / NEXT)
     batch = data.feeds[-1]
     source_ids, real, ids = (
         batch.arguments[name].cpu() for name in ("input_ids", "attention_mask", "decoder_input_ids")
