@@ -17,13 +17,8 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, GenerationMixin
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-<<<<<<< Updated upstream
 from headscope.config.commands import TranslateOptions
-from headscope.data.encoded import Encoded, Side, SideName
-=======
-from headscope.config.small import TranslateOptions
 from headscope.data.encoded import Batch, Encoded, Side, SideName, pad_side
->>>>>>> Stashed changes
 from headscope.errors import CheckpointError, ConfigError, DataError, flag, one_line, shortlist
 from headscope.files.archives import native_numbers
 from headscope.formats.base import POSITION
