@@ -56,7 +56,7 @@ def mhr(folder: Path) -> Path:
 
 def hugging(folder: Path) -> Path:
     made = checkpoints.hugging("bert")
-    made.model.save_pretrained(folder)  # type: ignore[operator]
+    made.model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     return folder
 

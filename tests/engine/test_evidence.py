@@ -308,7 +308,7 @@ def test_the_drop_is_that_of_masked_heads(kind: str, objective: str) -> None:
 def test_the_whole_trial(tmp_path: Path) -> None:
     """Of a small BERT in a folder: tables and figure."""
     made = checkpoints.hugging("bert-without-head")
-    made.model.float().save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    made.model.float().save_pretrained(tmp_path / "bert")
     made.tokenizer.save_pretrained(tmp_path / "bert")
     text = tmp_path / "text.en"
     text.write_text("A dog runs over the grass.\nTwo men sit.\n", encoding="utf-8")

@@ -52,7 +52,7 @@ def files(folder: Path, kind: str) -> dict[str, Any]:
         options["target"] = lines(folder / "target", TARGETS)
     elif kind == "gpt2":
         made = checkpoints.hugging("gpt2")
-        made.model.save_pretrained(folder / "model")  # type: ignore[operator]
+        made.model.save_pretrained(folder / "model")
         made.tokenizer.save_pretrained(folder / "model")
     else:
         classifiers.folder(folder / "model", kind)

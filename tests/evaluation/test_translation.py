@@ -65,7 +65,7 @@ def test_hugging_face_scores_are_log_probabilities_by_length() -> None:
     options = TranslateOptions(beam=3, best=2, scores=True, power=0.5, max_extra=6)
     found = checkpoint.translations(TEXTS, options)
     source = pad_side(checkpoint.encode(TEXTS, side="source", limit=50))
-    theirs = checkpoint.model.generate(  # type: ignore[operator]
+    theirs = checkpoint.model.generate(
         source.ids,
         attention_mask=source.real.long(),
         num_beams=3,

@@ -49,7 +49,7 @@ def saved(folder: Path, **options: Any) -> Path:
 def bert(folder: Path, *, kind: str = "bert") -> Path:
     """A Hugging Face folder with its tokenizer, in float64."""
     made = checkpoints.hugging(kind)
-    made.model.save_pretrained(folder)  # type: ignore[operator]
+    made.model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     return folder
 

@@ -314,7 +314,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
 def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path) -> None:
     """Their baseline is 0, of which no percentage is anything."""
     made = checkpoints.hugging("bert-without-head")
-    made.model.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    made.model.save_pretrained(tmp_path / "bert")
     made.tokenizer.save_pretrained(tmp_path / "bert")
     text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(12)])
     words = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text, "metric": "l2"}
@@ -421,7 +421,7 @@ def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path:
     plain = run_sweep(config(words, tmp_path / "plain", score_sentences=1, sites=("cross",), **methods))
     assert plain.cells["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]
     made = checkpoints.hugging("bert")
-    made.model.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    made.model.save_pretrained(tmp_path / "bert")
     made.tokenizer.save_pretrained(tmp_path / "bert")
     text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=9)) for n in range(5)])
     hidden = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text}

@@ -101,7 +101,7 @@ def test_every_format_keeps_its_models(tmp_path: Path, kind: str, method: str, m
         monkeypatch.setattr(HuggingFaceCheckpoint, "without_heads", Checkpoint.without_heads)
     if kind in ("narrowed", "closed"):
         made = checkpoints.hugging("gpt2")
-        made.model.save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+        made.model.save_pretrained(tmp_path / "whole")
         made.tokenizer.save_pretrained(tmp_path / "whole")
         words["checkpoint"] = str(tmp_path / "whole")
         if kind == "narrowed":
