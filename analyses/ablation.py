@@ -49,6 +49,7 @@ class AblationOptions:
         "Default: 30 with --importance, on all where ablation is asked for by name or with --importance all.",
         metavar="N",
         minimum=0,
+        identity=False,
     )
 
 
@@ -99,9 +100,6 @@ class Ablation(_OfGates):
         ):
             return explanation.ratios("ablation", ablation(explanation.f, explanation.gates, tick=self.tick))
 
-    def signature(self) -> dict[str, str]:
-        return {"with": self.options.ablate_with}
-
 
 @dataclass(frozen=True)
 class ShapleyOptions:
@@ -148,9 +146,6 @@ class Shapley(_OfGates):
             values = shapley(explanation.f, explanation.gates, samples=samples, seed=seed, tick=self.tick)
             return explanation.ratios("shapley", values)
 
-    def signature(self) -> dict[str, str]:
-        return {"samples": str(self.options.shapley_samples)}
-
 
 @dataclass(frozen=True)
 class IntegratedGradientsOptions:
@@ -182,6 +177,7 @@ class IntegratedGradients(_OfGates):
         ),
     )
     Options = IntegratedGradientsOptions
+    merges = ("difference", "gap")
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -201,12 +197,6 @@ class IntegratedGradients(_OfGates):
             self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())
             return explanation.ratios("integrated_gradients", values)
 
-    def state(self) -> tuple[float, float]:
-        return self.difference, self.gap
-
-    def add_state(self, state: tuple[float, float]) -> None:
-        self.difference, self.gap = self.difference + state[0], self.gap + state[1]
-
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         share = self.gap / self.difference if self.difference else 0.0
@@ -219,6 +209,3 @@ class IntegratedGradients(_OfGates):
             )
         report.remarks.append(text)
         return report
-
-    def signature(self) -> dict[str, str]:
-        return {"steps": str(self.options.ig_steps)}

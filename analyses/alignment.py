@@ -19,7 +19,7 @@ from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.data.template import unscramble
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.aligned_heads import template_report
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
@@ -130,6 +130,7 @@ class Alignment(Analysis):
     )
     sites = frozenset({Site.CROSS, Site.DECODER_SELF})
     Options = AlignmentOptions
+    merges = ("unlocated", "between", "tables")
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -199,7 +200,7 @@ class Alignment(Analysis):
             return {f"{name}_scrambled": ratio for name, ratio in ratios.items()}
         for number, span, source_weights in zip(heads.batch.indices.tolist(), spans, weights, strict=True):
             if number < KEPT and source_weights.shape[1]:
-                self.between.setdefault(number, {})[heads.layer] = source_weights
+                self.between.setdefault(number, {})[heads.layer] = source_weights.cpu()
                 self.tables[number] = span.links.numpy(), span.sure.numpy()
         return ratios
 
@@ -251,11 +252,11 @@ class Alignment(Analysis):
                     columns.setdefault(f"aer_{name}", {})[place] = aer
                 tables.append(rows)
         tests.conclude(report)
-        report.columns = [
-            Column(name, columns[name]) if name in columns else aggregates.column(name)
+        report.columns = {
+            name: columns.get(name) or aggregates.column(name)
             for name in (measure.name for measure in self.measures)
             if name in columns or aggregates.site_layers(name)
-        ]
+        }
         if tables:
             report.tables["alignment"] = pd.concat(tables, ignore_index=True)
         return report
@@ -305,19 +306,7 @@ class Alignment(Analysis):
 
     def _together(self, report: AnalysisReport) -> pd.DataFrame:
         labelled_heads = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
-        return joint_error_rates(self._between_on_cpu(), self.tables, labelled_heads)
-
-    def _between_on_cpu(self) -> dict[int, dict[int, Tensor]]:
-        return {n: {layer: part.cpu() for layer, part in layers.items()} for n, layers in self.between.items()}
-
-    def state(self) -> Any:
-        return self.unlocated, self._between_on_cpu(), self.tables
-
-    def add_state(self, state: Any) -> None:
-        unlocated_count, source_weights, tables = state
-        self.unlocated += unlocated_count
-        self.between |= source_weights
-        self.tables |= tables
+        return joint_error_rates(self.between, self.tables, labelled_heads)
 
     def signature(self) -> dict[str, str]:
         links = "none" if self.links is None else self.links.name

@@ -61,15 +61,15 @@ class Averages(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
-        tests, columns = LabelTests.of(self.options), {column.name: column for column in report.columns}
+        tests, columns = LabelTests.of(self.options), report.columns
         for side in SIDES:
-            for site_layer, evenness in columns[f"{side}_evenness"].estimates.items():
+            for site_layer, evenness in columns[f"{side}_evenness"].items():
                 even, count = aggregates.by_sentence(f"{side}_evenness", site_layer)
                 weight, _ = aggregates.by_sentence(f"{side}_weight", site_layer)
                 evenly, _ = aggregates.by_sentence(f"{side}_chance", site_layer)
                 p, least = above_chance(weight, evenly, count, threshold=SIDE, times=TIMES)
                 p = np.maximum(p, share_p(even, count, threshold=EVEN))
-                share = columns[f"{side}_weight"].estimates[site_layer].value
+                share = columns[f"{side}_weight"][site_layer].value
                 threshold = np.where(share >= least, EVEN, np.inf)  # on the side that has the weight
                 chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
                 rate = Rate("of its weight", value=share, baseline=chance)

@@ -15,7 +15,7 @@ from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_table
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.errors import ConfigError, DataError, flag
 from headscope.formats.base import Checkpoint
@@ -148,7 +148,7 @@ class CausalHeadGating(Analysis):
                     tests.add(
                         place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None, rate=rate
                     )
-            report.columns.append(Column(name, estimates))
+            report.columns[name] = estimates
         tests.conclude(report)
         report.tables["causal_head_gating"] = _table(self.gates)
         report.tables["causal_head_gating_loss"] = pd.DataFrame(
@@ -161,12 +161,6 @@ class CausalHeadGating(Analysis):
         if self.truncated:
             report.remarks.append(f"causal_head_gating: {self.truncated} sentences were cut ({flag.max_length})")
         return report
-
-    def signature(self) -> dict[str, str]:
-        options = self.options
-        rates = "/".join(f"{first:g}>{last:g}" for first, last in (options.chg_lr, options.chg_penalised_lr))
-        sizes = f"{options.chg_fits}x{options.chg_steps}x{options.chg_batch}"
-        return {"gates": f"{sizes},lr={rates},penalty={options.chg_penalty:g}"}
 
 
 def _table(gates: FittedGates) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
@@ -115,7 +115,7 @@ class Composition(Analysis):
                 rate=Rate("as a composition score, 1 at most", "of unrelated heads"),
             )
         tests.conclude(report)
-        report.columns = [Column(f"composition_{kind}", estimates) for kind, estimates in columns.items() if estimates]
+        report.columns = {f"composition_{kind}": estimates for kind, estimates in columns.items() if estimates}
         if {kind for _, kind in self.compositions} == {"v"}:
             report.remarks = [f"composition: of values alone, {UNTOLD}"]
         report.tables["composition"] = pd.DataFrame(list(self._rows()))

@@ -15,7 +15,7 @@ from headscope.bootstrap import Estimate
 from headscope.config.declarations import Measure
 from headscope.distributed import widest
 from headscope.engine.aggregate import gram
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.heads import Site
 from headscope.model.projections import Slices
 
@@ -81,12 +81,11 @@ class Distinctness(Analysis):
                     )
                     columns.setdefault(name, {})[site_layer] = Estimate.exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
-        report_columns = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         table_columns = {
             name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())
         }
         report_tables = {"distinctness": pd.DataFrame(table_columns)} if tables else {}
-        return AnalysisReport(columns=report_columns, tables=report_tables, remarks=remarks)
+        return AnalysisReport(columns=dict(sorted(columns.items())), tables=report_tables, remarks=remarks)
 
 
 def units(slices: Slices) -> Tensor:

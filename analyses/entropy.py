@@ -42,7 +42,7 @@ class Entropy(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
-        shares = report.columns[1].estimates
+        shares = report.columns["entropy_share"]
         even = [
             str(head)
             for site_layer, share in shares.items()

@@ -16,7 +16,7 @@ from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import widest
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -115,7 +115,7 @@ class ExpertUse(Analysis):
         return Ratio(counts.view(1, experts, -1), counts.new_ones(1), per_batch=True)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report = AnalysisReport(columns=[Column("expert_factor", {})])
+        report = AnalysisReport()
         experts, gates, tokens = [], [], []
         factors: dict[SiteLayer, Estimate] = {}
         for site_layer in aggregates.site_layers("entropy"):
@@ -137,7 +137,7 @@ class ExpertUse(Analysis):
                 experts.append({**location, "expert": number, "lacks": missing, **cells})
             counts = aggregates.group_sums("tokens", site_layer).total.sum(dim=0)
             tokens += [{**location, **row} for row in self._top(counts, reads=site_layer[0] is Site.ENCODER_SELF)]
-        report.columns = [Column("expert_factor", factors)]
+        report.columns["expert_factor"] = factors
         report.tables = {"experts": pd.DataFrame(experts), "experts_gates": pd.DataFrame(gates)}
         if tokens:
             report.tables["experts_tokens"] = pd.DataFrame(tokens)

@@ -24,7 +24,7 @@ from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sam
 from headscope.description.shares import FOLDS, Explained, explain_shares
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.head_batch import SharedTensors
@@ -97,6 +97,7 @@ class ExplainedShares(Analysis):
     Options = ExplainedOptions
     sampled = True
     fits = True
+    merges = ("samples", "examples")
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -216,7 +217,7 @@ class ExplainedShares(Analysis):
                     beyond_sinks=site in self.beyond,
                 )
         tests.conclude(report)
-        report.columns = [Column(name, estimates) for name, estimates in columns.items() if estimates]
+        report.columns = {name: estimates for name, estimates in columns.items() if estimates}
         report.tables = {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
         report.remarks = self._remarks()
         return report
@@ -234,17 +235,9 @@ class ExplainedShares(Analysis):
             remarks.append(f"explained: {skip_count} sentences are too long to keep rows of their attention")
         return remarks
 
-    def state(self) -> Any:
+    def state(self) -> dict[str, Any]:
         self._settle()
-        return self.samples, self.examples
-
-    def add_state(self, state: Any) -> None:
-        self._settle()
-        samples, examples = state
-        for site, sample in samples.items():
-            self.samples.setdefault(site, SiteSample()).merge(sample)
-        for site, site_examples in examples.items():
-            self.examples.setdefault(site, Examples()).merge(site_examples)
+        return super().state()
 
     def signature(self) -> dict[str, str]:
         names = PAIR_FUNCTIONS.names()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tap_contexts
@@ -89,7 +89,7 @@ class InputGates(Analysis):
             for site_layer in aggregates.site_layers("moments")
         }
         report = super().report(aggregates)
-        report.columns.append(Column("head_gate_spread", spread))
+        report.columns["head_gate_spread"] = spread
         return report
 
 

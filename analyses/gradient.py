@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_table
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_table
 from headscope.heads import Site
 
 LEAST_SENSITIVE = "the objective is least sensitive to their gates"
@@ -83,11 +83,8 @@ class Gradient(Analysis):
             plain[site_layer] = raw = aggregates.ratio("gradient", *site_layer)
             signed_mean = aggregates.ratio("gradient_signed", *site_layer)
             table[site_layer] = {"gradient": scaled_gradients[site_layer].value, "raw": raw, "signed": signed_mean}
-        columns = [Column("gradient", scaled_gradients), Column("gradient_raw", plain)]
+        columns = {"gradient": scaled_gradients, "gradient_raw": plain}
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
-
-    def signature(self) -> dict[str, str]:
-        return {"grain": self.options.granularity}
 
 
 def position_gates(heads: HeadBatch) -> Tensor:
@@ -150,6 +147,3 @@ class Taylor(Analysis):
         if self.options.granularity != "token":
             squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
         return {"taylor": Ratio(squares.sum(dim=-1), counts, per_batch=per_batch)}
-
-    def signature(self) -> dict[str, str]:
-        return {"grain": self.options.granularity}

@@ -16,7 +16,7 @@ from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_table
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_table
 from headscope.engine.evidence.significance import spearman
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
@@ -74,6 +74,7 @@ class Lrp(Analysis):
     default = False
     needs = frozenset({"labels"})
     Options = LrpOptions
+    merges = ("relevance",)
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -129,12 +130,6 @@ class Lrp(Analysis):
             sentence_relevance = relevance[counts[:, row] > 0, row]
             self.relevance.setdefault((number, site), {})[layer] = sentence_relevance.float().cpu()
 
-    def state(self) -> dict[tuple[int, Site], dict[int, Tensor]]:
-        return self.relevance
-
-    def add_state(self, state: dict[tuple[int, Site], dict[int, Tensor]]) -> None:
-        self.relevance = dict(sorted({**self.relevance, **state}.items()))
-
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         order = sorted(aggregates.sums, key=lambda key: (self.names.index(key[0]), SITES.index(key[1]), key[2]))
         estimates = {key: aggregates.ratio(*key) for key in order}
@@ -144,10 +139,10 @@ class Lrp(Analysis):
             if name == self.names[0]
         }
         return AnalysisReport(
-            columns=[Column("lrp", first)],
+            columns={"lrp": first},
             tables={"lrp": _table(estimates)} | self._agreement(estimates),
             detail={
-                "lrp": {f"{number}/{site}": _stack_layers(layers) for (number, site), layers in self.relevance.items()}
+                "lrp": {f"{n}/{site}": _stack_layers(layers) for (n, site), layers in sorted(self.relevance.items())}
             },
         )
 

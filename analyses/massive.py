@@ -63,6 +63,7 @@ class Massive(Analysis):
     )
     functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
     Options = MassiveOptions
+    merges = ("counted",)
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -146,16 +147,14 @@ class Massive(Analysis):
         count, largest, ratio = self.tokens.get(key, (0, 0.0, 0.0))
         self.tokens[key] = (count + values[0], max(largest, values[1]), max(ratio, values[2]))
 
-    def state(self) -> Any:
+    def state(self) -> dict[str, Any]:
         self._settle()
-        return self.tokens, self.counted
+        return super().state() | {"tokens": self.tokens}
 
-    def add_state(self, state: Any) -> None:
-        tokens, massive_counts = state
-        for key, values in tokens.items():
+    def add_state(self, state: Mapping[str, Any]) -> None:
+        for key, values in state.get("tokens", {}).items():
             self._add(key, values)
-        for place, count in massive_counts.items():
-            self.counted[place] = self.counted.get(place, 0) + count
+        super().add_state({name: values for name, values in state.items() if name != "tokens"})
 
     def rules(self) -> Sequence[LabelRule]:
         rate = Rate("of its weight, on average")
@@ -183,9 +182,6 @@ class Massive(Analysis):
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
         names = "site layer token id first count share magnitude times_median"
         return pd.DataFrame(rows, columns=names.split())
-
-    def signature(self) -> dict[str, str]:
-        return {"massive": f"{self.options.massive_magnitude:g},{self.options.massive_ratio:g}x", **super().signature()}
 
 
 def magnitudes(states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,7 @@ class _OfPrompts(Analysis):
     group = "prompts"
     default = False
     needs = frozenset({"contrast"})
+    merges = ("prompts",)
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -70,12 +71,6 @@ class _OfPrompts(Analysis):
             for patch, effects in result.effects.items()
             for (site, layer), values in effects.items()
         }
-
-    def state(self) -> dict[int, dict[str, Any]]:
-        return self.prompts
-
-    def add_state(self, state: dict[int, dict[str, Any]]) -> None:
-        self.prompts |= state
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
@@ -128,9 +123,6 @@ class Patching(_OfPrompts):
         }
         return ratios | {("patching_share", site, layer): ratio for (site, layer), ratio in shares.items()}
 
-    def signature(self) -> dict[str, str]:
-        return {"patched": f"{self.options.direction}/context"}
-
 
 @analysis
 class AttributionPatching(_OfPrompts):
@@ -164,9 +156,6 @@ class AttributionPatching(_OfPrompts):
         result = first_order_effects(checkpoint, batch, direction=self.options.direction)
         names = {CONTEXT: self.name} | {channel: f"{self.name}_{channel}" for channel in CHANNELS}
         return self.ratios(checkpoint, batch, result, names)
-
-    def signature(self) -> dict[str, str]:
-        return {"patched": f"{self.options.direction}/context"}
 
 
 @dataclass(frozen=True)
@@ -211,9 +200,6 @@ class EapIg(_OfPrompts):
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         result = integrated_effects(checkpoint, batch, steps=self.options.eap_steps)
         return self.ratios(checkpoint, batch, result, {CONTEXT: self.name})
-
-    def signature(self) -> dict[str, str]:
-        return {"eap-steps": str(self.options.eap_steps)}
 
 
 def _row(

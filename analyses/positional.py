@@ -13,7 +13,7 @@ from headscope.bootstrap import Estimate, Ratio, concatenate_estimates, interval
 from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.distributed import upload
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
@@ -131,7 +131,7 @@ class Positional(Analysis):
                 rate=Rate(self.run.of_largest_weights),
             )
         tests.conclude(report)
-        report.columns = [Column("offset", offset), Column("offset_share", share)]
+        report.columns = {"offset": offset, "offset_share": share}
         report.tables["positional"] = pd.concat(tables, ignore_index=True)
         return report
 

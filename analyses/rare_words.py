@@ -68,8 +68,7 @@ class RareWords(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
-        columns = {column.name: column.estimates for column in report.columns}
-        if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
+        if report.columns and not any((e.value == e.value).any() for e in report.columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")
         return report
 

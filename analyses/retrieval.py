@@ -23,7 +23,6 @@ from headscope.engine.base import (
     Aggregates,
     Analysis,
     AnalysisReport,
-    Column,
     LabelRule,
     RunOptions,
     analysis,
@@ -223,22 +222,16 @@ class Retrieval(Analysis):
                 scores = torch.stack([trial.program_score(site_layer) for trial in answered_trials])
                 statistics[("retrieval_program", *site_layer)] = Ratio(scores, torch.ones(len(scores), 1))
         report = super().report(aggregates.over_units(statistics))
-        column_names = {column.name for column in report.columns}
-        report.columns += [Column(measure.name, {}) for measure in self.measures if measure.name not in column_names]
+        report.columns = {measure.name: report.columns.get(measure.name, {}) for measure in self.measures}
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and self.trials:
-            report.tables["retrieval_capacity"] = _capacities(report.columns[0].estimates, self.options.kv_budget)
+            report.tables["retrieval_capacity"] = _capacities(report.columns[self.name], self.options.kv_budget)
         report.files["retrieval/head_score.json"] = _head_scores(answered_trials)
         if self.lost:
             report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")
         if not answered_trials:
             report.remarks.append("retrieval: no trial said half of the needle, so retrieval_program is empty")
         return report
-
-    def signature(self) -> dict[str, str]:
-        options = self.options
-        lengths = ",".join(map(str, options.haystack_lengths))
-        return {"needle": f"{lengths}x{options.needle_depths},{options.needle_steps}", **super().signature()}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from headscope.config import option
 from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.distributed import upload
 from headscope.engine.aggregate import gram
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.heads import Site
 
 NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed
@@ -110,7 +110,7 @@ class Similarity(Analysis):
                 report.arrays.update(matrices(site_layer, measure, square(interval(sample), heads)))
             for measure, column in columns.items():
                 column[site_layer] = interval(mean_of_others(samples[measure.removeprefix("similarity_")], heads))
-        report.columns = [Column(name, estimates) for name, estimates in columns.items()]
+        report.columns |= columns
         return report
 
 

@@ -43,6 +43,7 @@ class Sink(Analysis):
     )
     functions = (HeadFunction("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens", order=7),)
     Options = LabelOptions
+    merges = ("first", "special")
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -67,7 +68,7 @@ class Sink(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
-        shares = {name: column.estimates for name, column in zip(MEASURES, report.columns[2:], strict=True)}
+        shares = {name: report.columns[f"{name}_queries"] for name in MEASURES if f"{name}_queries" in report.columns}
         by_head: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in report.evidence:
             by_head.setdefault((row["site"], row["layer"], row["head"], row["given"]), []).append(row)
@@ -98,14 +99,6 @@ class Sink(Analysis):
         side = heads.batch.on_host.sides(heads.site)[1]
         self.first.setdefault(heads.site, set()).update(side.ids[:, 0].tolist())
         self.special.setdefault(heads.site, set()).update(side.ids[side.special & side.real].unique().tolist())
-
-    def state(self) -> Any:
-        return self.first, self.special
-
-    def add_state(self, state: Any) -> None:
-        for mine, other_counts in zip((self.first, self.special), state, strict=True):
-            for site, ids in other_counts.items():
-                mine.setdefault(site, set()).update(ids)
 
 
 def _later(heads: HeadBatch) -> Tensor:

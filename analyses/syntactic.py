@@ -21,7 +21,6 @@ from headscope.engine.base import (
     Aggregates,
     Analysis,
     AnalysisReport,
-    Column,
     HeadBatch,
     RunOptions,
     analysis,
@@ -85,6 +84,7 @@ class Syntactic(Analysis):
     needs = frozenset({"parse"})
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
     Options = SyntacticOptions
+    merges = ("unaligned",)
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
@@ -140,17 +140,11 @@ class Syntactic(Analysis):
                 report.remarks = _not_found(self.names, tables, has_unaligned=self.unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             best = {margins.site_layer: margins.best(self.options.min_instances) for margins in all_margins}
-            report.columns = [Column("syntactic_margin", {place: margin[0] for place, margin in best.items()})]
+            report.columns["syntactic_margin"] = {place: margin[0] for place, margin in best.items()}
             report.texts = {
                 "syntactic_relation": {head: text for _, texts in best.values() for head, text in texts.items()}
             }
         return report
-
-    def state(self) -> bool:
-        return self.unaligned
-
-    def add_state(self, state: bool) -> None:
-        self.unaligned |= state
 
     def _margins(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> _Margins:
         """Accuracies of one site and layer, beside the baselines, which are kept once for all layers of the site."""

@@ -17,17 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Column:
-    """One measure of every head, for heads.csv: estimates of [h] for each (site, layer)."""
-
-    name: str
-    estimates: Mapping[tuple[Site, int], Estimate]
-
-
 @dataclass
 class AnalysisReport:
-    """What an analysis found: columns of heads.csv, its own tables and arrays, labels, and remarks.
+    """What an analysis found: columns of heads.csv, estimates [h] each, its own tables and arrays, labels, and remarks.
 
     `unsupported` are labels that the estimates alone would give, with the reason why the evidence does not suffice;
     `evidence` is that of both, a row of labels.csv each (see `headscope.engine.evidence.labels`). `detail` has arrays
@@ -35,7 +27,7 @@ class AnalysisReport:
     programs, by their path in the run: `NAME/…`, in a folder of the analysis' own name.
     """
 
-    columns: list[Column] = field(default_factory=list)
+    columns: dict[str, dict[tuple[Site, int], Estimate]] = field(default_factory=dict)
     texts: dict[str, dict[HeadId, str]] = field(default_factory=dict)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -91,11 +83,11 @@ class Aggregates:
         sums = self.group_sums(name, site_layer)
         return sums.total[: sums.used], sums.count[: sums.used]
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> dict[tuple[Site, int], Estimate]:
         """A statistic of one number a head as a column."""
         site_layers = self.site_layers(name)
         estimates = self.bootstrap.ratios([self.group_sums(name, site_layer) for site_layer in site_layers])
-        return Column(name, dict(zip(site_layers, estimates, strict=True)))
+        return dict(zip(site_layers, estimates, strict=True))
 
 
 def head_table(places: Mapping[tuple[Site, int], Mapping[str, Any]]) -> pd.DataFrame:

@@ -18,17 +18,16 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import LabelOptions, NoOptions
 from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
-from headscope.config.option import restore_config
+from headscope.config.option import changed_options, identity, restore_config
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens
 from headscope.engine.analysis_report import Aggregates as Aggregates
 from headscope.engine.analysis_report import AnalysisReport as AnalysisReport
-from headscope.engine.analysis_report import Column as Column
 from headscope.engine.analysis_report import head_ids as head_ids
 from headscope.engine.analysis_report import head_table as head_table
+from headscope.engine.evidence.labels import OF_LABELS, LabelTests, evidence_signature
 from headscope.engine.evidence.labels import LabelRule as LabelRule
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError, flag
 from headscope.heads import Site
@@ -93,7 +92,8 @@ class Analysis:
     and labels come (lower first). With `afterwards` it observes heads when the forward pass is through (and the
     backward pass, where it needs gradients), which keeps the batch's attention in memory until then. With `sampled`
     its values, and not only their intervals, follow from the seed. With `fits` its report takes long and shares its
-    work among threads itself, so it is made after those of the others.
+    work among threads itself, so it is made after those of the others. `merges` names the attributes that hold what it
+    found in the corpus beside its sums: those of several processes are put together.
 
     `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
     of weights: "contexts", with weights at most in blocks of rows that it walks over itself (`in_blocks`); "rows", for
@@ -110,6 +110,7 @@ class Analysis:
     name: ClassVar[str]
     version: ClassVar[int] = 1
     summary: ClassVar[str]
+    merges: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset()
     sites: ClassVar[frozenset[Site]] = frozenset(Site)
     default: ClassVar[bool] = True
@@ -190,13 +191,12 @@ class Analysis:
         """
         own_measures = {measure.name for measure in self.measures}
         names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in own_measures or not own_measures)
-        report = AnalysisReport(columns=[aggregates.column(name) for name in names])
-        report.columns += [Column(name, estimates) for name, estimates in self.exact.items()]
+        report = AnalysisReport(columns={name: aggregates.column(name) for name in names} | self.exact)
         if rules := self.rules():
-            tests, columns = LabelTests.of(self.options), {column.name: column for column in report.columns}
+            tests = LabelTests.of(self.options)
             for rule in rules:
-                if rule.measure in columns:
-                    tests.add_rule(rule, columns[rule.measure], aggregates)
+                if rule.measure in report.columns:
+                    tests.add_rule(rule, report.columns[rule.measure], aggregates)
             tests.conclude(report)
         return report
 
@@ -204,20 +204,26 @@ class Analysis:
         """Which heads have labels, of analyses whose `Options` are `LabelOptions`."""
         return ()
 
-    def state(self) -> Any:
-        """What this instance holds of the corpus beside its sums, or None; `add_state` takes it in another process."""
-        return None
+    def state(self) -> dict[str, Any]:
+        """What this instance holds of the corpus beside its sums; `add_state` takes it in another process."""
+        return {name: getattr(self, name) for name in self.merges}
 
-    def add_state(self, state: Any) -> None:
+    def add_state(self, state: Mapping[str, Any]) -> None:
         """Take in what the same analysis has from another part of the corpus."""
+        for name, values in state.items():
+            setattr(self, name, merged(getattr(self, name), values))
 
     def notes(self) -> list[str]:
         """What to tell the user beside the numbers (sentences that did not align, say)."""
         return []
 
     def signature(self) -> dict[str, str]:
-        """Settings of this analysis that shape its numbers, for the signature."""
-        return evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {}
+        """What shapes its numbers, for the signature: options that are not the defaults, and how labels are given."""
+        values, default = identity(self.options), identity(type(self.options)())
+        changes = [name for name in changed_options(values, default) if name not in OF_LABELS]
+        texts = {name: values[name] if isinstance(values[name], list) else [values[name]] for name in changes}
+        settings = {name.replace("_", "-"): ",".join(map(str, parts)) for name, parts in texts.items()}
+        return settings | (evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {})
 
 
 ANALYSES: Registry[type[Analysis]] = REGISTRY
@@ -226,6 +232,19 @@ ANALYSES: Registry[type[Analysis]] = REGISTRY
 def analysis(cls: type[Analysis]) -> type[Analysis]:
     """Register an analysis under its `name`."""
     return ANALYSES.register(cls.name, cls, where=cls.__module__)
+
+
+def merged(values: Any, other_values: Any) -> Any:
+    """What two processes found, together: numbers added, sets and flags united, mappings key by key."""
+    if isinstance(values, dict):
+        own = {key: merged(values[key], value) if key in values else value for key, value in other_values.items()}
+        return {**values, **own}
+    if isinstance(values, set | bool):
+        return values | other_values
+    if hasattr(values, "merge"):
+        values.merge(other_values)
+        return values
+    return values + other_values
 
 
 def draws(analysis: type[Analysis], checkpoint: Checkpoint, objective: Objective | None) -> bool:

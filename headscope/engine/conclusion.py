@@ -41,9 +41,9 @@ def heads_table(
     for report in reports:
         for name, texts in report.texts.items():
             columns[name] = [texts.get(head, "") for head in heads]
-        for column in report.columns:
+        for name, estimates in report.columns.items():
             for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
-                columns[column.name + end] = _entries(column.estimates, heads, part)
+                columns[name + end] = _entries(estimates, heads, part)
     columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
     columns["functions_unsupported"] = [";".join(unsupported.get(head, [])) for head in heads]
     return pd.DataFrame(columns)

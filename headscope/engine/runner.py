@@ -294,8 +294,7 @@ class AnalysisRunner:
         self.n_unmeasured += part.n_unmeasured
         self.counts += part.counts
         for analysis in self.running:
-            if part.states.get(analysis.name) is not None:
-                analysis.add_state(part.states[analysis.name])
+            analysis.add_state(part.states.get(analysis.name, {}))
 
     def conclude(
         self,

@@ -60,7 +60,7 @@ def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
     """In sentences of five words one in five has only a special token at ±1, and two have at +2."""
     offsets = [-1, 1, 2]
     report = found(torch.stack([looking(offset, 7) for offset in offsets]), [5] * 30)
-    offset, share = (column.estimates[SITE, 0] for column in report.columns)
+    offset, share = (column[SITE, 0] for column in report.columns.values())
     assert offset.value.tolist() == offset.low.tolist() == offset.high.tolist() == offsets
     assert share.value.tolist() == [1, 1, 1]
     assert [*report.labels.values()] == [[f"positional:{offset:+d}"] for offset in offsets]
@@ -83,7 +83,7 @@ def test_looking_at_the_first_word_is_no_offset(causal: bool) -> None:
     first = 99.0 * torch.nn.functional.one_hot(torch.zeros(12, dtype=torch.long), 12)
     report = found(first[None], [12] * 30, causal=causal, marked=False)
     assert not report.labels and not report.unsupported
-    assert report.columns[1].estimates[SITE, 0].value[0] < 0.2
+    assert report.columns["offset_share"][SITE, 0].value[0] < 0.2
 
 
 def test_pairs_by_offset_are_those_of_loops() -> None:

@@ -20,7 +20,7 @@ LIFT = 0.2
 def template_report(aggregates: Aggregates, tests: LabelTests) -> AnalysisReport:
     """Columns, labels and the table of heads in texts of a template; no labels where scrambled texts are missing."""
     names = [f"{kind}{run}" for name in RELATIONS for kind, run in _statistics(name)]
-    report = AnalysisReport(columns=[aggregates.column(name) for name in names if aggregates.site_layers(name)])
+    report = AnalysisReport(columns={name: aggregates.column(name) for name in names if aggregates.site_layers(name)})
     tables = []
     for name in RELATIONS:
         rows = {}

@@ -13,7 +13,7 @@ and it needs a variance where sentences agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.config import LabelOptions
-    from headscope.engine.analysis_report import Aggregates, AnalysisReport, Column
+    from headscope.engine.analysis_report import Aggregates, AnalysisReport
 
 
 IN_WORDS = {
@@ -151,12 +151,12 @@ class LabelTests:
         """As the options of an analysis say."""
         return cls(options.min_instances, published=is_published(options))
 
-    def add_rule(self, rule: LabelRule, column: Column, aggregates: Aggregates) -> None:
+    def add_rule(self, rule: LabelRule, column: Mapping[tuple[Site, int], Estimate], aggregates: Aggregates) -> None:
         """Test a rule over sentences, for every head of the column of its measure.
 
         With `published` the threshold alone counts.
         """
-        for site_layer, value in column.estimates.items():
+        for site_layer, value in column.items():
             sums = aggregates.by_sentence(rule.measure, site_layer)
             about: dict[str, Any] = {"threshold": rule.threshold, "counts": sums[1], "rate": rule.rate}
             if not rule.chance:
@@ -255,6 +255,10 @@ class LabelTests:
         if not p_adjusted <= FALSE_DISCOVERIES:
             return f"p {float(part.p[at]):.2g} is {p_adjusted:.2g} among {tests} test{'s' * (tests != 1)}"
         return ""
+
+
+OF_LABELS = {"min_instances", "label_rule"}
+"""Options that decide about labels alone."""
 
 
 def is_published(options: LabelOptions) -> bool:
