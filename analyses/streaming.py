@@ -5,23 +5,27 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attribution.fitted_gates import LabelledText, StreamingFit, learn_gates
 from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.haystack import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
-from headscope.errors import ConfigError, DataError, flag
+from headscope.errors import ConfigError, DataError, NumericalError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.attention import AttentionCall, repeat_groups
+from headscope.model.discovery import AttentionSite, eval_mode
+from headscope.model.taps import frozen_parameters, tapped_sites
 
 PANEL = "Streaming heads"
 WORDS = (
@@ -66,6 +70,100 @@ class StreamingOptions:
             raise ConfigError(f"{flag.passkey_words}: at least one word is needed")
 
 
+Gates = Mapping[tuple[Site, int], Tensor]
+"""Gates [g] of every (site, layer), one a key/value head."""
+
+
+def streaming_keys(queries: int, keys: int, *, sink: int, recent: int, device: torch.device | None = None) -> Tensor:
+    """Which keys streaming attention may see [t s]: the first `sink`, the last `recent` with the query itself."""
+    t = torch.arange(keys - queries, keys, device=device)[:, None]
+    s = torch.arange(keys, device=device)
+    return (s <= t) & ((s < sink) | (t - s < recent))
+
+
+def streaming_weights(weights: Tensor, visible: Tensor, sink_share: Tensor | float = 0.0) -> Tensor:
+    """Weights [b h t s] of a softmax over the visible keys [t s] alone, from those over all keys.
+
+    `sink_share` [b h t] is the share that a learnt sink has of the softmax, where rows sum to less than one (gpt-oss).
+    """
+    visible_weights = weights * visible
+    return (
+        visible_weights
+        / (visible_weights.sum(dim=-1) + sink_share).clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
+    )
+
+
+@contextmanager
+def mixed_with_streaming(checkpoint: Checkpoint, gates: Gates, options: StreamingOptions) -> Iterator[None]:
+    """Within the block every head's context is α · full + (1 − α) · streaming, α being its group's gate."""
+
+    def tap(site: AttentionSite, call: AttentionCall, context: Tensor) -> Tensor | None:
+        if site.place not in gates:
+            return None
+        weights, heads = call.weights, call.weights.shape[1]
+        visible = streaming_keys(*weights.shape[-2:], sink=options.streaming_sink, recent=options.streaming_recent, device=weights.device)
+        sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
+        streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
+        gate = gates[site.place].to(context)
+        alpha = gate.repeat_interleave(heads // len(gate))[:, None, None]  # [h 1 1]
+        return alpha * context + (1 - alpha) * streaming
+
+    with tapped_sites(checkpoint.model, tap, before_mixing=True):
+        yield
+
+
+def distillation_loss(
+    checkpoint: Checkpoint, gates: Gates, ids: list[int], first: int, options: StreamingOptions
+) -> Tensor:
+    """Mean over the tokens from `first` on and channels of (H_full − H_mixed)² plus penalty · mean of |α|."""
+    side = pad_side([Encoded.plain(ids)]).to(checkpoint.device)
+    batch = Batch(torch.zeros(1, dtype=torch.long), 0, side)
+    with torch.no_grad():
+        full = checkpoint.states(batch)[0, first :].float()  # [n d]
+    with mixed_with_streaming(checkpoint, gates, options):
+        mixture = checkpoint.states(batch)[0, first :].float()
+    penalty = torch.cat([gate.abs() for gate in gates.values()]).mean()
+    return (full - mixture).square().mean() + options.streaming_penalty * penalty
+
+
+def learning_rate_share(step: int, steps: int) -> float:
+    """Share of the learning rate in a step: up from a tenth over the first fifth of them, down over the last one."""
+    fifth = max(steps // 5, 1)
+    return min(1.0, max((step + 1) / fifth, 0.1), max((steps - step) / fifth, 0.1))
+
+
+def learn_gates(
+    checkpoint: Checkpoint, texts: Iterator[tuple[list[int], int]], options: StreamingOptions
+) -> dict[tuple[Site, int], Tensor]:
+    """Gates in [0, 1] of every key/value head of the decoder's self attention, from 1; one text a step, AdamW.
+
+    Texts are ids, and from where on they are what the model must be able to say.
+
+    NumericalError where the loss is no number.
+    """
+    gates = {
+        part.place: torch.ones(part.groups, device=checkpoint.device, requires_grad=True)
+        for part in checkpoint.attention_sites.at(Site.DECODER_SELF)
+        if part.heads
+    }
+    optimiser = torch.optim.AdamW(gates.values(), lr=options.streaming_lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_share(step, options.streaming_steps))
+    with eval_mode(checkpoint.model), frozen_parameters(checkpoint.model), torch.enable_grad():
+        for _ in range(options.streaming_steps):
+            loss = distillation_loss(checkpoint, gates, *next(texts), options)
+            if not bool(loss.isfinite()):
+                raise NumericalError(f"the loss of the streaming gates is no number; take a wider {flag.dtype}")
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            with torch.no_grad():
+                for gate in gates.values():
+                    gate.clamp_(0, 1)
+    return {place: gate.detach().double().cpu() for place, gate in gates.items()}
+
+
+
 @analysis
 class Streaming(Analysis):
     """How much of its full attention a head needs: a gate α learnt on passkeys (DuoAttention, Xiao et al. 2024).
@@ -101,22 +199,14 @@ class Streaming(Analysis):
         return None
 
     def read(self, corpus: Corpus) -> None:
-        options = self.options
-        fit = StreamingFit(
-            sink=options.streaming_sink,
-            recent=options.streaming_recent,
-            penalty=options.streaming_penalty,
-            steps=options.streaming_steps,
-            learning_rate=options.streaming_lr,
-        )
-        self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), fit)
+        self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), self.options)
         repeats = {place: self.checkpoint.layout[place] // len(gate) for place, gate in self.gates.items()}
         self.exact["full_attention"] = {
             place: Estimate.exact(gate.repeat_interleave(repeats[place])) for place, gate in self.gates.items()
         }
 
-    def _texts(self, corpus: Corpus, checkpoint: Checkpoint) -> Iterator[LabelledText]:
-        """Fresh passkeys in texts of fresh lengths, without end."""
+    def _texts(self, corpus: Corpus, checkpoint: Checkpoint) -> Iterator[tuple[list[int], int]]:
+        """Fresh passkeys in texts of fresh lengths, without end: ids, and where question and answer begin."""
         options, generator = self.options, random.Random(self.run.seed)
         passkeys = Passkeys(
             count=options.passkeys,
@@ -140,7 +230,7 @@ class Streaming(Analysis):
                     )
                 text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             before = prompt_ids(checkpoint, f"{text}\n")
-            yield LabelledText(prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.context], len(before))
+            yield prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.context], len(before)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

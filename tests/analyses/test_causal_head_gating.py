@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from headscope.attribution.fitted_gates import FittedGates, GatingFit, fit_gates, penalize, scores, single_sentences
+from headscope.analyses.causal_head_gating import (
+    CausalHeadGatingOptions,
+    FittedGates,
+    fit_gates,
+    penalize,
+    scores,
+    single_sentences,
+)
 from headscope.data.batching import Omissions, batches
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.formats.base import open_checkpoint
@@ -30,8 +37,8 @@ def examples(kind: str) -> tuple[Batch, ...]:
 def test_fits_are_those_of_loops(kind: str) -> None:
     """Both phases, of two fits at once, and with sentences of unequal lengths padded in one pass."""
     its, steps, rates = speakers.checkpoint(kind), 3, ((0.3, 0.06), (0.5, 0.1))
-    fit = GatingFit(fits=2, steps=steps, batch=64, rates=rates[0], penalised_rates=rates[1], penalty=0.3, tokens=61)
-    ours = fit_gates(its, examples(kind), fit)
+    options = CausalHeadGatingOptions(2, steps, 64, *rates, 0.3)
+    ours = fit_gates(its, examples(kind), options, tokens=61, seed=1)
     asked = [speakers.asked(kind, sentence) for sentence in speakers.corpus(kind, count=SENTENCES)]
     modules, more = causal_gates.projections(kind, its.model), {"steps": steps}
     start = torch.rand(2, ours.plus.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -50,14 +57,14 @@ def test_fits_are_those_of_the_authors_program() -> None:
     for number, ids in enumerate(theirs["ids"]):
         side = pad_side([Encoded(ids, [False] * len(ids))])
         texts.append(Batch(torch.tensor([number]), 0, side, labels=torch.tensor([[*ids[1:], IGNORED]])))
-    fit = GatingFit(
-        fits=1,
-        steps=theirs["updates"],
-        rates=(theirs["lr"], theirs["lr_end"]),
-        penalised_rates=(theirs["lr_reg"], theirs["lr_reg_end"]),
-        penalty=theirs["penalty"],
+    options = CausalHeadGatingOptions(
+        chg_fits=1,
+        chg_steps=theirs["updates"],
+        chg_lr=(theirs["lr"], theirs["lr_end"]),
+        chg_penalised_lr=(theirs["lr_reg"], theirs["lr_reg_end"]),
+        chg_penalty=theirs["penalty"],
     )
-    ours = fit_gates(open_checkpoint(str(DATA / "induction"), dtype="float64"), texts, fit)
+    ours = fit_gates(open_checkpoint(str(DATA / "induction"), dtype="float64"), texts, options, tokens=2048, seed=1)
     for gates, name in ((ours.plus, "positive"), (ours.minus, "negative")):
         torch.testing.assert_close(gates[0], torch.tensor(theirs[name], dtype=torch.float64), rtol=1e-5, atol=1e-6)
     last = [theirs["nll"][name][-1] for name in ("none", "positive", "negative")]

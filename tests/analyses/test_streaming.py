@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.attribution.fitted_gates import (
-    LabelledText,
-    StreamingFit,
+from headscope.analyses.streaming import (
+    StreamingOptions,
     distillation_loss,
     learning_rate_share,
     streaming_keys,
@@ -89,13 +88,13 @@ def llama() -> Checkpoint:
 def test_loss_is_that_of_loops(first: int) -> None:
     its, luck = llama(), np.random.default_rng(3)
     ids, gates = luck.integers(5, 50, size=13).tolist(), luck.random((2, 2))
-    fit = StreamingFit(sink=2, recent=3, penalty=0.07)
+    options = StreamingOptions(streaming_sink=2, streaming_recent=3, streaming_penalty=0.07)
     ours = {(Site.DECODER_SELF, layer): torch.tensor(gates[layer]) for layer in range(2)}
-    loss = distillation_loss(its, ours, LabelledText(ids, first), fit)
+    loss = distillation_loss(its, ours, ids, first, options)
     their_gates = {layer: gates[layer].tolist() for layer in range(2)}
     expected = streaming.loss(its.model, their_gates, ids, first, sink=2, recent=3, penalty=0.07)
     assert loss.item() == pytest.approx(expected, rel=1e-5) and expected > 0.05
-    whole = distillation_loss(its, {place: torch.ones(2) for place in ours}, LabelledText(ids, first), fit)
+    whole = distillation_loss(its, {place: torch.ones(2) for place in ours}, ids, first, options)
     assert whole.item() == pytest.approx(0.07), "open gates are the model itself"
 
 
