@@ -20,11 +20,10 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.data.template import unscramble
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
-from headscope.engine.evidence.aligned_heads import template_report
+from headscope.engine.evidence.aligned_heads import SourceSpan, joint_error_rates, looks, spans_of, template_report
 from headscope.engine.evidence.labels import LabelTests, Rate, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
-from headscope.engine.heads.source_spans import SourceSpan, joint_error_rates, looks, spans_of
 from headscope.engine.heads.spoken_words import links_of_recordings
 from headscope.errors import ConfigError, flag, flags
 from headscope.formats.base import Checkpoint

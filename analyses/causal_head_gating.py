@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 from scipy.special import bdtrc
-
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from headscope.attribution.objectives.logits import AnswerObjective
+from headscope.attribution.objectives.predictions import AnswerObjective
 from headscope.attribution.patching import (
     CHANNELS,
     CONTEXT,

@@ -101,7 +101,9 @@ def mixed_with_streaming(checkpoint: Checkpoint, gates: Gates, options: Streamin
         if site.place not in gates:
             return None
         weights, heads = call.weights, call.weights.shape[1]
-        visible = streaming_keys(*weights.shape[-2:], sink=options.streaming_sink, recent=options.streaming_recent, device=weights.device)
+        visible = streaming_keys(
+            *weights.shape[-2:], sink=options.streaming_sink, recent=options.streaming_recent, device=weights.device
+        )
         sink_share = (1 - weights.sum(dim=-1)).clamp(min=0) if hasattr(call.module, "sinks") else 0.0
         streaming = streaming_weights(weights, visible, sink_share) @ repeat_groups(call.value, heads)
         gate = gates[site.place].to(context)
@@ -119,9 +121,9 @@ def distillation_loss(
     side = pad_side([Encoded.plain(ids)]).to(checkpoint.device)
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, side)
     with torch.no_grad():
-        full = checkpoint.states(batch)[0, first :].float()  # [n d]
+        full = checkpoint.states(batch)[0, first:].float()  # [n d]
     with mixed_with_streaming(checkpoint, gates, options):
-        mixture = checkpoint.states(batch)[0, first :].float()
+        mixture = checkpoint.states(batch)[0, first:].float()
     penalty = torch.cat([gate.abs() for gate in gates.values()]).mean()
     return (full - mixture).square().mean() + options.streaming_penalty * penalty
 
@@ -147,7 +149,9 @@ def learn_gates(
         if part.heads
     }
     optimiser = torch.optim.AdamW(gates.values(), lr=options.streaming_lr, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_share(step, options.streaming_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: learning_rate_share(step, options.streaming_steps)
+    )
     with eval_mode(checkpoint.model), frozen_parameters(checkpoint.model), torch.enable_grad():
         for _ in range(options.streaming_steps):
             loss = distillation_loss(checkpoint, gates, *next(texts), options)
@@ -161,7 +165,6 @@ def learn_gates(
                 for gate in gates.values():
                     gate.clamp_(0, 1)
     return {place: gate.detach().double().cpu() for place, gate in gates.items()}
-
 
 
 @analysis

@@ -39,7 +39,7 @@ from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
-from headscope.model.named_gates import Heads, head_ids_of
+from headscope.model.taps import Heads, head_ids_of
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import Refit

@@ -21,8 +21,7 @@ from headscope.formats.base import DTYPES, Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import one_expert
-from headscope.model.named_gates import GateValues, Heads, gates_name, gates_of, head_ids_of
-from headscope.model.taps import Captured, capture, gated, masked
+from headscope.model.taps import Captured, GateValues, Heads, capture, gated, gates_name, gates_of, head_ids_of, masked
 
 C = TypeVar("C")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attribution.gatevector import Tick, ablation, explained_batch, split_gates
-from headscope.attribution.objectives.logits import AnswerObjective
+from headscope.attribution.objectives.predictions import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint

@@ -1,19 +1,30 @@
-"""Sums of what analyses observe, batch by batch; those of several processes are merged."""
+"""Sums of what analyses observe, batch by batch and over processes, and the study that is made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import FOLDS, GROUPS, GroupSums, Ratio
+from headscope.bootstrap import FOLDS, GROUPS, Array, Bootstrap, GroupSums, Ratio
+from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
+from headscope.data.token_text import Marks
+from headscope.description.features import descriptions
 from headscope.distributed import upload
-from headscope.engine.base import Analysis, refuse_non_finite
-from headscope.heads import Site
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective, refuse_non_finite
+from headscope.engine.evidence.labels import evidence_table
+from headscope.engine.evidence.need import Statistics, agreement_table, function_need_table, need_table, told_agreement
+from headscope.files.writing import hold_signals
+from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
+from headscope.progress import Progress, no_progress
+from headscope.results.study import INTERRUPTED, LeftOut, Study
 
 Key: TypeAlias = tuple[str, Site, int]
 """A statistic at a layer: its name, site and layer."""
@@ -180,3 +191,181 @@ def gram(flat: Tensor) -> Tensor:
         torch.mm(flat[:, strip].T, flat[:, top:], out=product[strip, top:])
         product[top + STRIP :, strip] = product[strip, top + STRIP :].T
     return product
+
+
+def heads_table(
+    heads: Sequence[HeadId],
+    reports: Sequence[AnalysisReport],
+    labels: Mapping[HeadId, list[str]],
+    unsupported: Mapping[HeadId, list[str]],
+) -> pd.DataFrame:
+    """One row per head: site, layer, head, every measure with its interval, the labels, and those without evidence."""
+    columns: dict[str, list[Any]] = {
+        "site": [head.site.value for head in heads],
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+    }
+    for report in reports:
+        for name, texts in report.texts.items():
+            columns[name] = [texts.get(head, "") for head in heads]
+        for name, estimates in report.columns.items():
+            for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
+                columns[name + end] = _entries(estimates, heads, part)
+    columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
+    columns["functions_unsupported"] = [";".join(unsupported.get(head, [])) for head in heads]
+    return pd.DataFrame(columns)
+
+
+def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId], part: str) -> list[float]:
+    """One bound of a column at every head; NaN where its place was not measured."""
+    bounds = {site_layer: getattr(estimate, part).tolist() for site_layer, estimate in estimates.items()}
+    missing = float("nan")
+    return [
+        bounds[head.site, head.layer][head.head] if (head.site, head.layer) in bounds else missing for head in heads
+    ]
+
+
+def stack_layers(layers: Mapping[int, Tensor]) -> Array:
+    """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
+    widest = max(len(values) for values in layers.values())
+    matrix = np.full((max(layers) + 1, widest), np.nan)
+    for layer, values in layers.items():
+        matrix[layer, : len(values)] = values.numpy()
+    return matrix
+
+
+NOTHING = "found nothing to measure"
+
+
+def conclude(
+    running: Sequence[Analysis],
+    omissions: Sequence[LeftOut],
+    aggregator: Aggregator,
+    layout: Layout,
+    bootstrap: Bootstrap,
+    reasons: Mapping[str, str],
+    samples: Mapping[str, str],
+    marks: Callable[[], Marks],
+    progress: Progress = no_progress,
+) -> Study:
+    """The study of all analyses that observed something; the others are left out with the reason.
+
+    `reasons` says by analysis why it could not measure some sentences, `samples` of how many of all
+    ("64 of 240") it is where it is of a part; `marks` how the vocabulary marks words.
+    A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
+    """
+    sums = aggregator.sums
+    empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
+    reporting = [analysis for analysis in running if analysis not in empty]
+
+    def make_report(analysis: Analysis) -> AnalysisReport:
+        return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap, progress))
+
+    by_analysis: dict[Analysis, AnalysisReport] = {}
+    with suppress(KeyboardInterrupt), torch.no_grad():
+        with hold_signals():
+            by_analysis |= {analysis: make_report(analysis) for analysis in reporting if not analysis.fits}
+        for analysis in reporting:
+            if analysis.fits:
+                by_analysis[analysis] = make_report(analysis)
+    if reporting and not by_analysis:
+        raise KeyboardInterrupt
+    stopped_analyses = [analysis for analysis in reporting if analysis not in by_analysis]
+    reporting = [analysis for analysis in reporting if analysis in by_analysis]
+    reports = [by_analysis[analysis] for analysis in reporting]
+    labels = _join_texts([report.labels for report in reports])
+    unsupported = _join_texts([report.unsupported for report in reports])
+    places = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    layout_seen = {layer: heads for layer, heads in layout.items() if layer in places or not places}
+    heads = heads_table(list(all_heads(layout_seen)), reports, labels, unsupported)
+    tables = {name: frame for report in reports for name, frame in report.tables.items()}
+    if any(analysis.functions for analysis in reporting):
+        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
+    tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
+    if "explained" in heads:
+        heads["description"] = descriptions(heads, tables, marks())
+    objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
+    absent = [
+        *omissions,
+        *(LeftOut(analysis.name, reasons.get(analysis.name, NOTHING)) for analysis in empty),
+        *(LeftOut(analysis.name, INTERRUPTED) for analysis in stopped_analyses),
+    ]
+    record = {
+        "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
+        "complete": not stopped_analyses,
+        "signatures": {analysis.name: _signature(analysis, samples.get(analysis.name)) for analysis in reporting},
+        "sampled": dict(samples),
+        "left_out": list(map(asdict, absent)),
+        "remarks": [
+            *(f"{analysis.name} {reasons[analysis.name]}" for analysis in reporting if analysis.name in reasons),
+            *(f"{name} on {part} sentences" for name, part in samples.items()),
+            *dict.fromkeys(remark for report in reports for remark in report.remarks),
+        ],
+        "objective": next(({"name": its.name, "damage": its.damage_words} for its in objectives), {}),
+    }
+    return Study(
+        {"heads": heads, **tables},
+        record,
+        arrays={name: array for report in reports for name, array in report.arrays.items()},
+        detail=_detail(aggregator, reports),
+        files={path: text for report in reports for path, text in report.files.items()},
+    )
+
+
+def _join_texts(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[str]]:
+    texts: dict[HeadId, list[str]] = {}
+    for part in parts:
+        for head, head_texts in part.items():
+            texts.setdefault(head, []).extend(head_texts)
+    return texts
+
+
+def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
+    """Every importance of every head, how much they agree, what functions need; nothing where none was measured."""
+    measures, statistics = _of_group("importance", reporting, heads, sums)
+    if not measures:
+        return {}
+    table = need_table(heads, measures, statistics)
+    functions = function_need_table(heads, measures)
+    return {
+        "importance": table,
+        "importance_agreement": agreement_table(heads, measures),
+        **({"importance_functions": functions} if len(functions) else {}),
+    }
+
+
+def _effects(
+    reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums, bootstrap: Bootstrap
+) -> dict[str, pd.DataFrame]:
+    """The effect of every head on the answers to prompts, and how estimates agree with it; nothing without prompts."""
+    measures, statistics = _of_group("prompts", reporting, heads, sums)
+    if not measures:
+        return {}
+    need = need_table(heads, sorted(measures, key=lambda measure: measure.name != "patching"), statistics)
+    return {"patching": need, "patching_agreement": told_agreement(need, statistics, bootstrap)}
+
+
+def _of_group(
+    group: str, reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums
+) -> tuple[list[Measure], Statistics]:
+    members = [analysis for analysis in reporting if analysis.group == group]
+    measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
+    return measures, {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
+
+
+def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
+    entries = {"m": f"{analysis.name}.v{analysis.version}", **({f"{analysis.name}-n": part} if part else {})}
+    if needs_objective(type(analysis)):
+        entries["objective"] = f"{analysis.objective.name}.v{analysis.objective.version}"
+    return entries | analysis.signature()
+
+
+def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[str, dict[str, Array]]:
+    detail = {
+        name: {key: stack_layers(layers) for key, layers in sentences.items()}
+        for name, sentences in aggregator.details.items()
+    }
+    for report in reports:
+        for name, arrays in report.detail.items():
+            detail.setdefault(name, {}).update(arrays)
+    return {name: arrays for name, arrays in detail.items() if arrays}

@@ -16,9 +16,8 @@ from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
-from headscope.engine.aggregate import Aggregator, Observation, Statistic, add_ratios
+from headscope.engine.aggregate import Aggregator, Observation, Statistic, add_ratios, conclude
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
-from headscope.engine.conclusion import conclude
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.writing import hold_signals as signals_deferred

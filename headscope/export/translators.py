@@ -18,7 +18,7 @@ from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.model.native.shrink import folded_weights, without_mixing
+from headscope.model.native.transformer import folded_weights, without_mixing
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 MARIAN_ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}

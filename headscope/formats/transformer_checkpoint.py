@@ -20,8 +20,7 @@ from headscope.formats.exports import Probe
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.layers import shapes_only
-from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import Transformer, shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
 

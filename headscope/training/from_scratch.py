@@ -23,8 +23,7 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId
-from headscope.model.native.shrink import shrink_transformer, without_mixing
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import Transformer, shrink_transformer, without_mixing
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.training.architecture import INITIAL

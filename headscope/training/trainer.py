@@ -166,7 +166,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     processes = processes or Processes()
     variant.check(config)
     if config.save_confidence != "none":
-        from headscope.training.confidence_files import with_confidence
+        from headscope.training.head_scores import with_confidence
 
         variant = with_confidence(variant, config.save_confidence)
     name = pick_device(config.device)

@@ -15,7 +15,7 @@ from headscope.data.corpus import Corpus, Pair, Sentence
 from headscope.data.encoded import IGNORED
 from headscope.data.template import scramble, with_template, words_in_texts
 from headscope.engine.base import HeadBatch
-from headscope.engine.heads.source_spans import error_rate
+from headscope.engine.evidence.aligned_heads import error_rate
 from headscope.engine.plan import analyze
 from headscope.errors import HeadscopeError
 from headscope.evaluation.opened import check_template

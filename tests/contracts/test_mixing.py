@@ -14,8 +14,7 @@ from headscope.evaluation.model_inputs import texts
 from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tap_contexts
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing
-from headscope.model.native.shrink import folded_weights
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import Transformer, folded_weights
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import capture
 from headscope.pruning.removal.verify import verify

@@ -134,7 +134,7 @@ def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict
 
 def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headscope.formats.huggingface import from_native as tohf
-    from headscope.model.native.shrink import folded_weights
+    from headscope.model.native.transformer import folded_weights
 
     options = EXPRESSED["M2M100, all shared"][1]
     checkpoint = opened(written(tmp_path / "in", options))

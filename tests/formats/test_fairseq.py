@@ -20,7 +20,7 @@ from headscope.formats.fairseq.format import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.pickles import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
-from headscope.model.native.shrink import fold_mixings
+from headscope.model.native.transformer import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq
 

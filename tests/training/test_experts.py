@@ -249,7 +249,7 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", uniform=True)
     assert not any("mixing" in key for key in run.model.state_dict())
     lessons.updates(run, 2)
-    from headscope.model.native.shrink import fold_mixings
+    from headscope.model.native.transformer import fold_mixings
 
     run.model.eval()
     batch = lessons.lesson(run)[0]

@@ -14,8 +14,7 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
-from headscope.training.prepare import collate, plan_lengths
-from headscope.training.swap_scores import (
+from headscope.training.head_scores import (
     FORK_SELECTIONS,
     SELECTIONS,
     Phase,

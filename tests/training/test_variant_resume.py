@@ -15,7 +15,7 @@ from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import Site
 from headscope.progress import no_progress
 from headscope.training.config import TrainingPosition
-from headscope.training.swap_scores import head_scores
+from headscope.training.head_scores import head_scores
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.swap import SwapHeads, SwapOptions

@@ -1,16 +1,205 @@
-"""Alignment heads of decoder language models: what the rule of scrambled sources names."""
+"""Alignment heads of decoder language models: which source word their largest weight is on in texts of a template.
+
+The rule of scrambled sources says which heads are named.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from headscope.bootstrap import Array
+from headscope.bootstrap import Array, Ratio
+from headscope.data.corpus import Pair, Sentence
+from headscope.data.encoded import Side
+from headscope.data.template import words_in_texts
+from headscope.data.word_alignment import Links
 from headscope.engine.analysis_report import Aggregates, AnalysisReport, head_table
 from headscope.engine.evidence.labels import LabelTests, Rate
 from headscope.engine.evidence.significance import p_values
-from headscope.engine.heads.source_spans import RELATIONS
-from headscope.heads import Site
+from headscope.engine.heads.head_batch import HeadBatch, max_and_position
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, Site
+
+RELATIONS = ("fed", "predicted", "successor")
+BEST, TINY = 5, 1e-9
+
+
+class TargetQueries(NamedTuple):
+    """Positions [q] of target words that have a link, and tables [3 q n] of source words.
+
+    The tables: linked words, the words after these (around the end), and all words where the one at the same place of
+    the source is linked.
+    """
+
+    queries: Tensor
+    tables: Tensor
+
+
+@dataclass(frozen=True)
+class SourceSpan:
+    """Words of one text: the `columns` [k] of its source's subwords, and the source word of each of them.
+
+    `fed` [m] are the last subwords of target words; `links` and `sure` [m n] are the links.
+    """
+
+    columns: Tensor
+    words: Tensor
+    last: Tensor
+    relations: dict[str, TargetQueries]
+    links: Tensor
+    sure: Tensor
+
+    @classmethod
+    def of(cls, pair: Pair, words: Sequence[Tensor], links: Links, device: torch.device) -> SourceSpan:
+        """From the source word and target word [t] of every subword, and links of the line before any scrambling."""
+        source, target = words
+        n, m = int(source.max()) + 1, int(target.max()) + 1
+        at, positions = target == torch.arange(m)[:, None], torch.arange(len(target))  # [m t]
+        first = torch.where(at, positions, len(target)).amin(dim=1)
+        last = torch.where(at, positions, -1).amax(dim=1)
+        pairs, sure = links.pairs, links.sure
+        if pair.order:
+            pairs = np.stack([np.argsort(pair.order)[pairs[:, 0]], pairs[:, 1]], axis=1)
+        inside = (pairs < (n, m)).all(axis=1)  # of a text that was cut
+        tables = torch.zeros(2, m, n, dtype=torch.bool)
+        for table, selection in zip(tables, (inside, inside & sure), strict=True):
+            table[pairs[selection, 1], pairs[selection, 0]] = True
+        following = torch.nn.functional.pad(tables[0], (1, 0))[:, :n]
+        relations = {
+            "fed": _relation(last, tables[0], device),
+            "predicted": _relation(first - 1, tables[0], device),
+            "successor": _relation(last, following, device),
+        }
+        columns = (source >= 0).nonzero()[:, 0]
+        return cls(columns.to(device), source[columns].to(device), last.to(device), relations, tables[0], tables[1])
+
+
+def _relation(queries: Tensor, links: Tensor, device: torch.device) -> TargetQueries:
+    m, n = links.shape
+    has_links = links.any(dim=1) & (queries >= 0)
+    on_diagonal = links[torch.arange(m), diagonal(m, n)]
+    tables = torch.stack([links, links.roll(1, dims=1), on_diagonal[:, None].expand(m, n)])
+    return TargetQueries(queries[has_links].to(device), tables[:, has_links].to(device))
+
+
+def diagonal(m: int, n: int) -> Tensor:
+    """The source word, of n, at the place of each of m target words."""
+    return ((torch.arange(m) + 0.5) * n / max(m, 1)).long()
+
+
+def spans_of(
+    sentences: Sequence[Sentence], side: Side, checkpoint: Checkpoint, links: Sequence[Links], device: torch.device
+) -> list[SourceSpan]:
+    """The words of texts that are read so (on the CPU), with their links, on a device."""
+    pairs = [sentence.pair for sentence in sentences if sentence.pair is not None]
+    ids = [row[real].tolist() for row, real in zip(side.ids, side.real, strict=True)]
+    spans = [
+        checkpoint.spans(sentence.source, row, side="source") or [None] * len(row)
+        for sentence, row in zip(sentences, ids, strict=True)
+    ]
+    words = [torch.from_numpy(of_side).split([len(row) for row in ids]) for of_side in words_in_texts(pairs, spans)]
+    return [SourceSpan.of(*parts, device) for parts in zip(pairs, zip(*words, strict=True), links, strict=True)]
+
+
+def looks(heads: HeadBatch, spans: Sequence[SourceSpan]) -> tuple[dict[str, Ratio], list[Tensor]]:
+    """Hits [b h] of each relation, of rolled links, their difference, and hits of the diagonal; and word weights.
+
+    The latter, one tensor [h m n] a text, are those of fed target words on source words, normalised over the source.
+    """
+    parts: list[list[Tensor]] = [[] for _ in spans]
+    for block in heads.in_blocks():
+        for row, span in enumerate(spans):
+            parts[row].append(block.weights[row][:, :, span.columns])
+    weights = [torch.cat(rows, dim=1) for rows in parts]  # [h t k] each
+    ratios: dict[str, Ratio] = {}
+    for name in RELATIONS:
+        hits = torch.stack(
+            [_hits(of_text, span, name) for of_text, span in zip(weights, spans, strict=True)]
+        )  # [b 3 h]
+        count = torch.tensor([[float(len(span.relations[name].queries))] for span in spans])
+        totals = {"aligned": hits[:, 0], "rolled": hits[:, 1], "lift": hits[:, 0] - hits[:, 1], "diagonal": hits[:, 2]}
+        ratios |= {f"{kind}_{name}": Ratio(total, count) for kind, total in totals.items()}
+    return ratios, [_between_words(*of_text) for of_text in zip(weights, spans, strict=True)]
+
+
+def _hits(weights: Tensor, span: SourceSpan, name: str) -> Tensor:
+    """At how many positions [3 h] each table of a relation has the word of the largest weight [h t k]."""
+    queries, tables = span.relations[name]
+    if not len(queries):
+        return weights.new_zeros(len(tables), len(weights))
+    words = span.words[max_and_position(weights[:, queries])[1]]  # [h q]
+    return tables[:, torch.arange(len(queries), device=words.device), words].sum(dim=-1).to(weights.dtype)
+
+
+def _between_words(weights: Tensor, span: SourceSpan) -> Tensor:
+    if not span.links.numel():  # of a text that was cut
+        return weights.new_zeros(len(weights), 0, 0)
+    of_word = torch.nn.functional.one_hot(span.words, span.links.shape[1]).to(weights.dtype)  # [k n]
+    of_words = weights[:, span.last] @ of_word
+    return of_words / of_words.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def joint_error_rates(
+    weights: Mapping[int, Mapping[int, Tensor]], links: Mapping[int, tuple[Array, Array]], named_heads: Sequence[HeadId]
+) -> pd.DataFrame:
+    """Alignment error rates of the mean weights of several heads, and of the diagonal.
+
+    Weights of a source word are divided by their mean over target words, so that words at which heads rest do not count
+    (as Whisper standardises them). `weights` are those between words [h m n] of texts and layers, `links` the links and
+    the sure ones [m n]. The best heads of each half of the texts are measured on the other half.
+    """
+    texts = {
+        number: np.concatenate([layers[at].numpy() for at in sorted(layers)]) for number, layers in weights.items()
+    }
+    first = next(iter(weights.values()))
+    heads = [(layer, head) for layer in sorted(first) for head in range(len(first[layer]))]
+    halves = [[number for number in texts if number % 2 == parity] for parity in (0, 1)]
+
+    def looks_of(chosen_heads: Sequence[int], numbers: Sequence[int]) -> dict[int, Array]:
+        parts = {number: texts[number][list(chosen_heads)] for number in numbers}
+        means = {number: part.mean(axis=1, keepdims=True).clip(min=TINY) for number, part in parts.items()}
+        return {number: (part / means[number]).mean(axis=0).argmax(axis=-1) for number, part in parts.items()}
+
+    def best(numbers: Sequence[int]) -> Sequence[int]:
+        hits = sum(links[n][0][np.arange(texts[n].shape[1]), texts[n].argmax(axis=-1)].sum(axis=-1) for n in numbers)
+        return np.argsort(-np.asarray(hits), kind="stable")[:BEST].tolist() if numbers else []
+
+    candidates: dict[str, tuple[list[int], dict[int, Array]]] = {}
+    if named_heads:
+        own = [heads.index((head.layer, head.head)) for head in named_heads]
+        candidates["named aligned:fed"] = own, looks_of(own, list(texts))
+    if all(halves):
+        held_out = looks_of(best(halves[0]), halves[1]) | looks_of(best(halves[1]), halves[0])
+        candidates[f"best {BEST} of the other half"] = [], held_out
+    diagonals = {number: diagonal(*text.shape[1:]).numpy() for number, text in texts.items()}
+    candidates["diagonal"] = [], diagonals
+    rows = [
+        {
+            "name": name,
+            "which": " ".join(f"{heads[at][0]}.{heads[at][1]}" for at in heads_used),
+            "aer": error_rate(argmax_words, links),
+            "texts": len(argmax_words),
+        }
+        for name, (heads_used, argmax_words) in candidates.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def error_rate(argmax_words: Mapping[int, Array], links: Mapping[int, tuple[Array, Array]]) -> float:
+    """Alignment error rate (Och & Ney 2003) of a source word [m] for each target word of some texts."""
+    hits = sizes = 0
+    for number, words in argmax_words.items():
+        n_linked, sure = (table[np.arange(len(words)), words].sum() for table in links[number])
+        hits += int(n_linked + sure)
+        sizes += len(words) + int(links[number][1].sum())
+    return 1 - hits / sizes if sizes else float("nan")
+
 
 RUNS = ("", "_scrambled")
 LIFT = 0.2

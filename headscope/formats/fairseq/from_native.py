@@ -22,8 +22,7 @@ from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, key_table, layer_counts
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.native.layers import DEFAULT_LENGTH, position_table
-from headscope.model.native.shrink import folded_weights
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import Transformer, folded_weights
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 VERSION = 3.0  # of fairseq's encoder and decoder, which their files hold

@@ -23,7 +23,7 @@ from headscope.formats.huggingface.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.layers import DEFAULT_LENGTH
-from headscope.model.native.shrink import folded_weights, without_mixing
+from headscope.model.native.transformer import folded_weights, without_mixing
 from headscope.model.native.transformer_config import TransformerConfig
 
 

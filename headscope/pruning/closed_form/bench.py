@@ -11,7 +11,7 @@ from functools import cached_property
 from torch import nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
-from headscope.attribution.objectives.loss import LossObjective
+from headscope.attribution.objectives.predictions import LossObjective
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.errors import flag

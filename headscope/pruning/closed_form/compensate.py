@@ -17,8 +17,7 @@ from torch import nn
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, refuse_absent
-from headscope.model.native.shrink import fold_mixings
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import Transformer, fold_mixings
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from headscope.attribution.objectives.base import ObjectiveOutput, per_sentence
-from headscope.attribution.objectives.loss import LossObjective
+from headscope.attribution.objectives.predictions import LossObjective
 from headscope.data.encoded import IGNORED, Batch
 from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint

@@ -15,8 +15,8 @@ from headscope.training.variant import Variant, per_site, variant
 
 if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
+    from headscope.training.head_scores import Phase, Scores, SwapTiming
     from headscope.training.run_state import TrainingRun
-    from headscope.training.swap_scores import Phase, Scores, SwapTiming
     from headscope.training.swaps import Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
@@ -79,7 +79,7 @@ class SwapOptions(NoOptions):
 
     def timing(self, site: Site) -> SwapTiming:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
-        from headscope.training.swap_scores import SwapTiming
+        from headscope.training.head_scores import SwapTiming
 
         start, frequency, pause = (
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
@@ -93,8 +93,8 @@ class SwapHeads(Variant):
     """Query, key and value projections of two heads change places, between epochs.
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
-    validation, by scores on the validation text (`headscope.training.swap_scores`), and undone after a while
-    (`headscope.training.swap_scores`). `compat` "fork" follows the published program in widths, layer names,
+    validation, by scores on the validation text (`headscope.training.head_scores`), and undone after a while
+    (`headscope.training.head_scores`). `compat` "fork" follows the published program in widths, layer names,
     mixing matrices and pairings (`headscope.training.swaps`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
@@ -119,7 +119,7 @@ class SwapHeads(Variant):
             raise ConfigError(f"{flag.dynamic} ranks on validation text; give {flags('valid_source', 'valid_target')}")
 
     def prepare(self, run: TrainingRun) -> None:
-        from headscope.training.swap_scores import Phase
+        from headscope.training.head_scores import Phase
         from headscope.training.swaps import check_fork_width, check_separate
 
         options = self.options
@@ -157,7 +157,7 @@ class SwapHeads(Variant):
             self.scheduled += len(swaps_due)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        from headscope.training.swap_scores import decide
+        from headscope.training.head_scores import decide
 
         scores: dict[Site, Scores] | None = None
         for site, before in self.phases.items():
@@ -184,14 +184,14 @@ class SwapHeads(Variant):
 
     def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
-        from headscope.training.swap_scores import head_scores
+        from headscope.training.head_scores import head_scores
 
         run.model.eval()
         with run.autocast():
             return head_scores(run.model, run.validation(), score=self.options.score)
 
     def _choose(self, run: TrainingRun, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
-        from headscope.training.swap_scores import FORK_SELECTIONS, SELECTIONS, SwapScores
+        from headscope.training.head_scores import FORK_SELECTIONS, SELECTIONS, SwapScores
 
         ways = FORK_SELECTIONS if self.options.compat == "fork" else SELECTIONS
         encoder = run.model.config.encoder
@@ -238,7 +238,7 @@ class SwapHeads(Variant):
         return {"scheduled": self.scheduled, "phases": phases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        from headscope.training.swap_scores import Phase
+        from headscope.training.head_scores import Phase
         from headscope.training.swaps import Swap
 
         self.scheduled = state["scheduled"]
