@@ -13,16 +13,17 @@ What is unusual here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, HeadscopeError, flag
 
+T = TypeVar("T")
 IMPLEMENTATION = "headscope"
 """The attention implementation of transformers that headscope registers."""
 _HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
@@ -57,8 +58,10 @@ def precise(values: Tensor) -> Tensor:
 class ScoreOptions:
     """What makes scores and weights of query and key beside their products.
 
-    `mask` is the model's (additive, or boolean with True for visible), or None; the others are those of
-    `attention_scores` and `attention_weights`.
+    `mask` is the model's, or None: it broadcasts to [b h t s], additive, or boolean with True where a query may attend.
+    `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c maps them to
+    c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. `sinks` [h] is one extra score per head that
+    takes part in the normalisation and is then dropped (gpt-oss), so rows sum to less than one.
     """
 
     mask: Tensor | None = None
@@ -94,21 +97,6 @@ class AttentionCall:
             )
         return self.made_weights
 
-    @property
-    def mask(self) -> Tensor | None:
-        """The model's mask."""
-        return self.options.mask
-
-    @property
-    def scaling(self) -> float | None:
-        """What multiplies the products of query and key; None: k^-0.5."""
-        return self.options.scaling
-
-    @property
-    def softcap(self) -> float | None:
-        """The cap of scores, or None."""
-        return self.options.softcap
-
 
 Tap = Callable[[AttentionCall, Tensor], Tensor | None]
 """Called with each attention call and its context [b h t k] as earlier taps (and mixing) have changed it; returns a
@@ -138,6 +126,16 @@ _BEFORE_MIXING: ContextVar[tuple[Tap, ...]] = ContextVar("headscope_taps_before_
 
 
 @contextmanager
+def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Within the block a context variable has another value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
 def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) -> Iterator[None]:
     """Within the block, `tap` is called by every `attend`; taps entered later are called later.
 
@@ -145,22 +143,15 @@ def tap_contexts(tap: Tap, *, before_mixing: bool = False, first: bool = False) 
     called before those that were entered earlier.
     """
     taps = _BEFORE_MIXING if before_mixing else _TAPS
-    token = taps.set((tap, *taps.get()) if first else (*taps.get(), tap))
-    try:
+    with holding(taps, (tap, *taps.get()) if first else (*taps.get(), tap)):
         yield
-    finally:
-        taps.reset(token)
 
 
 @contextmanager
 def without_taps() -> Iterator[None]:
     """Within the block `attend` calls no tap: the model is as it is without gates, masks and captures."""
-    tokens = [(taps, taps.set(())) for taps in (_TAPS, _BEFORE_MIXING)]
-    try:
+    with holding(_TAPS, ()), holding(_BEFORE_MIXING, ()):
         yield
-    finally:
-        for taps, token in tokens:
-            taps.reset(token)
 
 
 def is_tapped() -> bool:
@@ -168,27 +159,17 @@ def is_tapped() -> bool:
     return bool(_TAPS.get() or _BEFORE_MIXING.get())
 
 
-@contextmanager
-def replace_products(products: Products) -> Iterator[None]:
+def replace_products(products: Products) -> AbstractContextManager[None]:
     """Within the block every `attend` computes its matrix products with `products`."""
-    token = _PRODUCTS.set(products)
-    try:
-        yield
-    finally:
-        _PRODUCTS.reset(token)
+    return holding(_PRODUCTS, products)
 
 
-@contextmanager
-def replace_contexts(contexts: Contexts | None) -> Iterator[None]:
+def replace_contexts(contexts: Contexts | None) -> AbstractContextManager[None]:
     """Within the block `attend` computes contexts with `contexts` and makes no weights (None: as usual).
 
     Where `replace_products` holds too, and in training with dropout, weights are made all the same.
     """
-    token = _CONTEXTS.set(contexts)
-    try:
-        yield
-    finally:
-        _CONTEXTS.reset(token)
+    return holding(_CONTEXTS, contexts)
 
 
 def makes_weights() -> bool:
@@ -201,40 +182,26 @@ def tapped_after_mixing() -> bool:
     return bool(_TAPS.get())
 
 
-def attention_scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    position_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Scores [b h t s] of query [b h t k] and key [b h s k].
-
-    `scaling` multiplies the dot products (default k^-0.5, Vaswani et al. 2017, §3.2.1); `softcap` c maps
-    them to c·tanh(x/c) (Gemma 2); `position_bias` (T5) is added before the mask. The mask broadcasts to
-    [b h t s]: additive, or boolean with True where a query may attend.
-    """
+def attention_scores(query: Tensor, key: Tensor, options: ScoreOptions) -> Tensor:
+    """Scores [b h t s] of query [b h t k] and key [b h s k]."""
     products = _PRODUCTS.get()
     product = torch.matmul(query, key.transpose(-1, -2)) if products is None else products.scores(query, key)
-    scores = product * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if position_bias is not None:
-        scores = scores + position_bias
-    if mask is None:
+    scores = product * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    if options.position_bias is not None:
+        scores = scores + options.position_bias
+    if options.mask is None:
         return scores
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return scores + mask
+    if options.mask.dtype == torch.bool:
+        return scores.masked_fill(~options.mask, torch.finfo(scores.dtype).min)
+    return scores + options.mask
 
 
-def attention_weights(scores: Tensor, *, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over keys of scores [b h t s]; computed in float32 where scores are of half precision.
+def attention_weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over keys of scores [b h t s], with `sinks`; computed in float32 where scores are of half precision.
 
-    `sinks` [h] is one extra score per head that takes part in the normalisation and is then dropped
-    (gpt-oss), so rows sum to less than one. The row maximum is subtracted by softmax itself.
+    The row maximum is subtracted by softmax itself.
     """
     dtype = precise_type(scores.dtype)
     if sinks is None:
@@ -256,12 +223,8 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    options: ScoreOptions,
     *,
-    mask: Tensor | None = None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    position_bias: Tensor | None = None,
-    sinks: Tensor | None = None,
     dropout: float = 0.0,
     mixing: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -269,10 +232,8 @@ def attend(
 
     query [b h t k], key and value [b g s k]; returns context [b h t k] and weights [b h t s] (before
     dropout; None within `replace_contexts`). `module` is the attention module that calls: taps identify the site by it,
-    and its `training` flag switches dropout. Arguments are those of `attention_scores` and `attention_weights`;
-    `mixing` maps contexts to contexts between weights·V and the gates.
+    and its `training` flag switches dropout. `mixing` maps contexts to contexts between weights·V and the gates.
     """
-    options = ScoreOptions(mask, scaling, softcap, position_bias, sinks)
     contexts, weights = _CONTEXTS.get(), None
     if contexts is not None and not makes_weights() and not (module.training and dropout):
         context = contexts(query, key, value, options)
@@ -294,23 +255,12 @@ def dense_context(
 ) -> tuple[Tensor, Tensor]:
     """Context [b h t k] and weights [b h t s] of query [b h t k], key and value [b g s k]."""
     heads = query.shape[1]
-    scores = attention_scores(
-        query,
-        repeat_groups(key, heads),
-        scaling=options.scaling,
-        softcap=options.softcap,
-        position_bias=options.position_bias,
-        mask=options.mask,
-    )
-    weights = attention_weights(scores, sinks=options.sinks).to(value.dtype)  # [b h t s]
+    scores = attention_scores(query, repeat_groups(key, heads), options)
+    weights = attention_weights(scores, options.sinks).to(value.dtype)  # [b h t s]
     weights_after_dropout = nn.functional.dropout(weights, p=dropout, training=module.training)
     states, products = repeat_groups(value, heads), _PRODUCTS.get()
-    context = (
-        torch.matmul(weights_after_dropout, states)
-        if products is None
-        else products.context(weights_after_dropout, states)
-    )  # [b h t k]
-    return context, weights
+    multiply = torch.matmul if products is None else products.context
+    return multiply(weights_after_dropout, states), weights
 
 
 def _through(taps: tuple[Tap, ...], call: AttentionCall | None, context: Tensor) -> Tensor:

@@ -365,7 +365,7 @@ def _site(call: AttentionCall, two_sided: bool, kind: str, length: int) -> Site:
     elif t == s:
         shown_weights = call.weights
         if not shown_weights.shape[1]:  # a layer without heads has no weights that would tell
-            mask = torch.ones(t, s) if call.mask is None else call.mask
+            mask = torch.ones(t, s) if call.options.mask is None else call.options.mask
             shown_weights = mask if mask.dtype == torch.bool else mask > -1.0
         causal = not shown_weights.triu(1).any()
         return Site.DECODER_SELF if causal and t > 1 else Site.ENCODER_SELF

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import IMPLEMENTATION
+from headscope.model.attention import IMPLEMENTATION, holding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,13 +132,12 @@ def through_attend(model: nn.Module, *, implementation: str = IMPLEMENTATION) ->
         yield
         return
     before = _implementations(model)
-    token = _INSIDE.set({**inside, id(model): implementation})
     try:
         if any(name != implementation for _, name in before):
             model.set_attn_implementation(implementation)
-        yield
+        with holding(_INSIDE, {**inside, id(model): implementation}):
+            yield
     finally:
-        _INSIDE.reset(token)
         for config, name in before:
             config._attn_implementation_internal = name
 

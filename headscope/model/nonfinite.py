@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import isfinite
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, NumericalError, flag, shortlist
-from headscope.model.attention import AttentionCall, tap_contexts
+from headscope.model.attention import AttentionCall, holding, tap_contexts
 from headscope.model.interface import watch_modules
 from headscope.model.stored_weights import tensors_in_place
 
@@ -122,14 +122,9 @@ class DeferredChecks:
 _DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
 
 
-@contextmanager
-def defer_checks(checks: DeferredChecks) -> Iterator[None]:
+def defer_checks(checks: DeferredChecks) -> AbstractContextManager[None]:
     """Within the block checks of what a model computes (`headscope.model.forward`) wait in `checks`."""
-    token = _DEFERRED.set(None if checks.immediate else checks)
-    try:
-        yield
-    finally:
-        _DEFERRED.reset(token)
+    return holding(_DEFERRED, None if checks.immediate else checks)
 
 
 def deferred_checks() -> DeferredChecks | None:

@@ -23,7 +23,7 @@ from transformers.masking_utils import (
 )
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import IMPLEMENTATION, attend, makes_weights, refuse_head_masks
+from headscope.model.attention import IMPLEMENTATION, ScoreOptions, attend, makes_weights, refuse_head_masks
 from headscope.model.streaming.visibility import LazyMask, Spans, spans_of
 
 # Arguments that models pass and that eager attention ignores too: their effect is in the mask.
@@ -63,18 +63,8 @@ def attend_interface(
                 f"{type(module).__name__} passes {name!r} to its attention, which headscope does not know; "
                 "this model cannot be analysed without giving wrong numbers"
             )
-    context, weights = attend(
-        module,
-        query,
-        key,
-        value,
-        mask=attention_mask,
-        scaling=scaling,
-        softcap=softcap,
-        position_bias=position_bias,
-        sinks=s_aux,
-        dropout=dropout,
-    )
+    options = ScoreOptions(attention_mask, scaling, softcap, position_bias, s_aux)
+    context, weights = attend(module, query, key, value, options, dropout=dropout)
     return context.transpose(1, 2).contiguous(), weights
 
 

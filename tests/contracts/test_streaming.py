@@ -189,15 +189,9 @@ def exact_weights(
 ) -> tuple[Tensor, Tensor]:
     """The contexts of the streamed path, with weights made in float64."""
     bias, sinks = (None if part is None else part.double() for part in (options.position_bias, options.sinks))
-    scores = attention_scores(
-        query.double(),
-        repeat_groups(key.double(), query.shape[1]),
-        scaling=options.scaling,
-        softcap=options.softcap,
-        position_bias=bias,
-        mask=options.mask,
-    )
-    return context.streamed_context(query, key, value, options), attention_weights(scores, sinks=sinks).float()
+    exact = replace(options, position_bias=bias)
+    scores = attention_scores(query.double(), repeat_groups(key.double(), query.shape[1]), exact)
+    return context.streamed_context(query, key, value, options), attention_weights(scores, sinks).float()
 
 
 def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

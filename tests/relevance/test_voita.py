@@ -17,7 +17,7 @@ from headscope.config import Companions
 from headscope.data.encoded import Batch, pad_side
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, attend, tap_contexts
+from headscope.model.attention import AttentionCall, ScoreOptions, attend, tap_contexts
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
@@ -256,7 +256,7 @@ def test_attention_with_groups_caps_and_sinks_is_its_matrix_form(signed: bool) -
     sinks, seen = torch.randn(6).double(), torch.rand(2, 1, 3, 7) > 0.3
     calls: list[AttentionCall] = []
     with tap_contexts(lambda call, _: calls.append(call)):
-        attend(torch.nn.Identity().eval(), query, key, value, mask=seen, scaling=0.7, softcap=2.0, sinks=sinks)
+        attend(torch.nn.Identity().eval(), query, key, value, ScoreOptions(seen, 0.7, 2.0, sinks=sinks))
     place = AttentionSite(Site.DECODER_SELF, 0, 6, 2, 5, "")
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     rules = VoitaRules(settings, sentences=2, dtype=DOUBLE, block=1)

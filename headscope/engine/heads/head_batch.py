@@ -338,12 +338,12 @@ class ObservedBatch:
         name, rows, scores = f"{id(key_side)}/{size[0]}", None, None
         mask_id: object
         if call.made_weights is not None:
-            visible = self.shared.get(f"visible/{name}", call.mask, lambda: _visible(call, key_side))
+            visible = self.shared.get(f"visible/{name}", call.options.mask, lambda: _visible(call, key_side))
             rows, mask_id = Rows(precise(call.made_weights.detach()), visible, slice(0, size[1])), visible
         else:
             shape, device = (len(call.query), *size), call.context.device
             visibility = self.shared.get(
-                f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, shape, device=device)
+                f"visibility/{name}", call.options.mask, lambda: Visibility.of(call.options.mask, shape, device=device)
             )
             scores = ScoreBlocks.of(call.query.detach(), call.key.detach(), visibility, call.options)
             mask_id = visibility
@@ -382,8 +382,8 @@ class ObservedBatch:
 def _visible(call: AttentionCall, key_side: Side) -> Tensor:
     """Where each query may look [b t s]: what the model's mask leaves, without padding."""
     real = key_side.real[:, None, :].expand(-1, call.query.shape[2], -1)
-    if call.mask is None:
+    if call.options.mask is None:
         return real
-    if call.mask.dtype == torch.bool:
-        return call.mask[:, 0] & real
-    return (call.mask[:, 0] > torch.finfo(call.mask.dtype).min / 2) & real
+    if call.options.mask.dtype == torch.bool:
+        return call.options.mask[:, 0] & real
+    return (call.options.mask[:, 0] > torch.finfo(call.options.mask.dtype).min / 2) & real

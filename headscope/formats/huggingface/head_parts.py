@@ -116,7 +116,7 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
 
     def tap(place: SiteLayer, call: AttentionCall) -> None:
         sides = {name: _side(states) for name, states in zip(STATES, (call.query, call.key, call.value), strict=True)}
-        makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
+        makes_mask = any(_reaches(states, call.options.mask) for states in (call.key, call.value))
         parts_by_place[place] = HeadParts(sides | {"position bias": _position_bias(call)}, makes_mask=makes_mask)
 
     def receive(place: SiteLayer, context: Tensor, module: nn.Module, x: Tensor) -> bool:

@@ -30,7 +30,7 @@ from headscope.formats.huggingface import narrowing
 from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
 from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.narrowing import Narrowed
-from headscope.model.attention import attend
+from headscope.model.attention import ScoreOptions, attend
 from headscope.model.removal_plan import RemovalPlan, padded_plan
 from headscope.model.stored_weights import written_type
 
@@ -45,7 +45,7 @@ def attend_without_heads(
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
     if mask is not None and mask.shape[1] > 1:  # that of Doge has all heads
         mask = mask[:, :1]
-    _, weights = attend(module, query[:, :0], key[:, :0], value[:, :0], mask=mask)
+    _, weights = attend(module, query[:, :0], key[:, :0], value[:, :0], ScoreOptions(mask))
     return query.new_zeros(query.shape[0], query.shape[2], 1, value.shape[3]), weights
 
 

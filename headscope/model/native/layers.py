@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import DataError
-from headscope.model.attention import attend, tapped_after_mixing
+from headscope.model.attention import ScoreOptions, attend, tapped_after_mixing
 from headscope.model.mixing.base import Mixing, Queries, build_mixing
 from headscope.model.native.transformer_config import StackConfig
 
@@ -186,9 +186,8 @@ class Attention(nn.Module):
         if self.mixing is not None and folded_output is None:
             queries = Queries(x, real, causal, None if cache is None else cache.mixing)
             mixing = partial(self.mixing, queries=queries)
-        context, _ = attend(
-            self, self._split(self.query, x, self.d_head), key, value, mask=mask, dropout=self.dropout, mixing=mixing
-        )
+        query = self._split(self.query, x, self.d_head)
+        context, _ = attend(self, query, key, value, ScoreOptions(mask), dropout=self.dropout, mixing=mixing)
         joint_context = context.transpose(1, 2).flatten(2)  # [b t h·k]
         if folded_output is not None:
             return nn.functional.linear(joint_context, folded_output, self.output.bias)

@@ -154,12 +154,12 @@ def attention_inputs(call: AttentionCall, dtype: torch.dtype) -> AttentionInputs
     """The heads of a call; keys and values of a group are given to each of its query heads."""
     h = call.query.shape[1]
     query, key, value = (states.to(dtype) for states in (call.query, call.key, call.value))
-    scaling = query.shape[-1] ** -0.5 if call.scaling is None else float(call.scaling)
+    scaling = query.shape[-1] ** -0.5 if call.options.scaling is None else float(call.options.scaling)
     query = query * scaling
     key, value, weights = repeat_groups(key, h), repeat_groups(value, h), call.weights.to(dtype)
     slope = weights
-    if call.softcap is not None:
-        slope = weights * (1 - torch.tanh(query @ key.transpose(-1, -2) / call.softcap).square())
+    if call.options.softcap is not None:
+        slope = weights * (1 - torch.tanh(query @ key.transpose(-1, -2) / call.options.softcap).square())
     query, key, value, weights, context, slope = (
         tensor.flatten(0, 1) for tensor in (query, key, value, weights, weights @ value, slope)
     )
