@@ -19,7 +19,7 @@ from headscope.data.encoded import Batch
 from headscope.distributed import upload
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError, flag
 from headscope.heads import HeadId
-from headscope.model.discovery import base_of, track_calls
+from headscope.model.discovery import base_of
 from headscope.model.interface import takes, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.nonfinite import WIDER, deferred_checks, first_non_finite, is_finite
@@ -241,13 +241,8 @@ def _output(result: Any) -> Tensor | None:
 def refuse_overflow(checkpoint: Any, run: Callable[[], object], batch: Batch | None = None) -> NoReturn:
     """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
     select_tokens = (lambda values: values) if batch is None else batch.at_tokens
-    with track_calls(checkpoint.model) as tracker:
-
-        def site_name(attention: nn.Module) -> str | None:
-            attention_site = tracker.attention_site(attention)
-            return None if attention_site is None else f"{attention_site.site}.{attention_site.layer}"
-
-        location = first_non_finite(checkpoint.model, run, site_of=site_name, select_tokens=select_tokens)
+    with through_attend(checkpoint.model):
+        location = first_non_finite(checkpoint.model, run, select_tokens=select_tokens)
     dtype = str(checkpoint.dtype).removeprefix("torch.")
     half = WIDER.get(checkpoint.dtype)
     hint = f"its weights are out of proportion for {dtype}" + (f"; take {flag.dtype} {half}" if half else "")

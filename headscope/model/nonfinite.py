@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError, NumericalError, flag, shortlist
-from headscope.model.attention import AttentionCall, holding, tap_contexts
+from headscope.model.attention import holding
 from headscope.model.interface import watch_modules
 from headscope.model.stored_weights import tensors_in_place
 
@@ -133,57 +132,24 @@ def deferred_checks() -> DeferredChecks | None:
 
 
 def first_non_finite(
-    model: nn.Module,
-    run: Callable[[], object],
-    *,
-    site_of: Callable[[nn.Module], object] = lambda attention: None,
-    select_tokens: Callable[[Tensor], Tensor] = lambda values: values,
+    model: nn.Module, run: Callable[[], object], *, select_tokens: Callable[[Tensor], Tensor] = lambda values: values
 ) -> str | None:
     """The first module with a non-finite output while `run` makes a forward pass of `model`; None if there is none.
 
-    Every module's output and every head's context is checked, so this is for a pass that is known to fail.
-    `site_of` gives the site and layer of an attention module, `select_tokens` the part of a tensor to check.
+    Every module's output is checked, so this is for a pass that is known to fail. `select_tokens` gives the part of a
+    tensor to check.
     """
-    trace = _Trace({id(part): name for name, part in model.named_modules()}, site_of, select_tokens)
-    with (
-        watch_modules(model.modules(), trace.output),
-        tap_contexts(trace.context),
-        suppress(NumericalError),
-        torch.no_grad(),
-    ):
-        run()
-    return trace.location
+    names, locations = {part: name for name, part in model.named_modules()}, list[str]()
 
-
-@dataclass
-class _Trace:
-    names: Mapping[int, str]
-    site_of: Callable[[nn.Module], object]
-    select: Callable[[Tensor], Tensor]
-    location: str | None = None
-    last: object = field(default=None)
-
-    def context(self, call: AttentionCall, context: Tensor) -> None:
-        """A tap: the contexts [b h t k] of one attention call."""
-        attention_site = self.site_of(call.module)
-        if self.location is None and not is_finite(self.select(call.context.transpose(1, 2))):
-            name = self.names.get(id(call.module)) or type(call.module).__name__
-            self.location = (
-                f"the attention of {name}" if attention_site is None else f"the attention of {attention_site} ({name})"
-            )
-        self.last = attention_site or self.last
-
-    def output(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A forward hook; submodules are checked before the module that contains them."""
-        if self.location is not None:
-            return
+    def check(module: nn.Module, _: Any, output: Any) -> None:
         owns = next(module.parameters(recurse=False), None) is not None  # other modules may make masks of -inf
-        if all(is_finite(self.select(tensor), masked=not owns) for tensor in _tensors(output)):
-            return
-        input_broken = not all(is_finite(self.select(tensor), masked=True) for tensor in _tensors(inputs))
-        name = self.names[id(module)] or "the model"
-        after = "" if self.last is None else f", after {self.last}"
-        self.location = f"{'the input of ' if input_broken else ''}{name}{after}"
+        finite = (is_finite(select_tokens(tensor), masked=not owns) for tensor in _tensors(output))
+        if not locations and not all(finite):
+            locations.append(names[module] or "the model")
+
+    with watch_modules(model.modules(), check), suppress(NumericalError), torch.no_grad():
+        run()
+    return next(iter(locations), None)
 
 
 def _tensors(values: Any, depth: int = 0) -> Iterator[Tensor]:

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.data.batching import BatchingOptions, Omissions, batches
-from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
+from headscope.data.encoded import Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import Checkpoint
 from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
-from tests.oracles import checkpoints, native, speakers, tiny
+from tests.oracles import speakers, tiny
 from tests.oracles.run_options import run_options
 
 NAMES = tuple(name for name, each in RULE_SETS if isinstance(each, Backward))
@@ -264,28 +263,3 @@ def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     assert agreement["spearman"].tolist() == pytest.approx(ranks.tolist())
     assert agreement["second_head"].tolist() == both["attnlrp"].idxmax(axis=1).tolist()
     assert study.record["signatures"]["lrp"]["rules"] == "cp+attnlrp"
-
-
-# Voita's rule for whole batches: groups of like length give what the batch gives in one piece.
-
-
-SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return checkpoints.small()
-
-
-@pytest.fixture(scope="module")
-def batch() -> Batch:
-    """Sentences of all lengths in no order, with the longest source and the longest target in different ones."""
-    noise = torch.Generator().manual_seed(3)
-
-    def drawn(lengths: tuple[int, ...]) -> list[list[int]]:
-        return [torch.randint(4, native.TARGET, (length,), generator=noise).tolist() for length in lengths]
-
-    sources, targets = ([Encoded(ids, [False] * len(ids)) for ids in drawn(lengths)] for lengths in (SOURCES, TARGETS))
-    labels = pad_rows(drawn(TARGETS), IGNORED)
-    labels[3, 7] = IGNORED
-    return Batch(torch.arange(6), 0, pad_side(sources), pad_side(targets), labels=labels)

@@ -7,18 +7,13 @@ For each explained position the start is 1.0 at one logit (the indicator, not th
 is read at its context as it enters the output projection, after mixing and gates. Relevance of the input is that of
 the sum that enters the first layer: embeddings and positions are not gone into.
 
-In batches, sentences of similar length are explained together, without the batch's padding. What a sentence takes grows
-with the square of its length and more, padding included, so that one long sentence would make a batch of short ones
-several times as expensive. The rule treats every sentence by itself: the numbers are the same.
-
 The rule sets: `voita` is the program's default; the others are its other modes and versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +37,7 @@ from headscope.relevance.rulesets import (
     join_relevance,
     register,
 )
-from headscope.relevance.voita.propagation import Propagated, propagate
+from headscope.relevance.voita.propagation import propagate
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
 from headscope.relevance.voita.trace import Trace, trace_model
 
@@ -78,15 +73,13 @@ class VoitaRelevance:
 
     `inputs` [p b t d] is that of what enters the first layer of each stack, neuron by neuron, the encoder's first;
     `memory` [p b s d] that of the encoder's output (None: there is none). Both are left out where not wanted.
-    `explained` [p b] says which entries are explained positions and not padding, `classes` [p b] which output was
-    explained (-1: none).
+    `is_explained` [p b] says which entries are explained positions and not padding.
     """
 
     heads: dict[tuple[Site, int], Relevance]
     inputs: tuple[Tensor, ...]
     memory: Tensor | None
     is_explained: Tensor
-    classes: Tensor
 
 
 def recorded_voita(
@@ -138,13 +131,14 @@ class RecordedTrace:
                 steps = steps[:-1]  # the logits, of which single units are explained
             widest = max((step.output.numel() for step in steps), default=1)
             size = max(1, block_bytes // (COPIES * widest * values.element_size()))
-            starts = _split(self.start, size)
-            return _join_relevances(
-                [
-                    _positions(trace, start, propagate(trace, self.output, start, rules), self.settings, neurons)
-                    for start in starts
-                ]
-            )
+            parts = [propagate(trace, self.output, start, rules) for start in _split(self.start, size)]
+        heads = {layer: join_relevance([part.heads[layer] for part in parts]) for layer in parts[0].heads}
+        names = [name for name in trace.roots if name in parts[0].roots] if neurons else []
+        inputs = tuple(torch.cat([part.roots[name] for part in parts]) for name in names)
+        memories = [part.memory for part in parts if part.memory is not None] if neurons else []
+        if not isinstance(self.start, OutputUnits):
+            values = values.reshape(len(values), trace.sentences, -1).ne(0).any(dim=-1)
+        return VoitaRelevance(heads, inputs, torch.cat(memories) if memories else None, values != 0)
 
 
 def record_trace(
@@ -171,77 +165,6 @@ def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]
     return [OutputUnits(*parts) for parts in zip(*columns, strict=True)]
 
 
-def _positions(
-    trace: Trace, start: Tensor | OutputUnits, result: Propagated, settings: VoitaSettings, neurons: bool
-) -> VoitaRelevance:
-    """The relevance of some explained positions."""
-    if isinstance(start, OutputUnits):
-        is_explained = start.values != 0
-        classes = torch.where(is_explained, start.classes, -1)
-    else:
-        is_explained = start.reshape(len(start), trace.sentences, -1).ne(0).any(dim=-1)
-        classes = torch.full_like(is_explained, -1, dtype=torch.long)
-    inputs = tuple(result.roots[name] for name in trace.roots if name in result.roots) if neurons else ()
-    return VoitaRelevance(result.heads, inputs, result.memory if neurons else None, is_explained, classes)
-
-
-def _join_relevances(parts: list[VoitaRelevance]) -> VoitaRelevance:
-    """Relevances of different explained positions, concatenated along `p`."""
-
-    def concatenate(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {layer: join_relevance([heads[layer] for heads in values]) for layer in values[0]}
-        if isinstance(values[0], tuple):
-            return tuple(map(torch.cat, zip(*values, strict=True)))
-        return torch.cat(values) if isinstance(values[0], Tensor) else values[0]
-
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(VoitaRelevance))
-    return VoitaRelevance(*map(concatenate, columns))
-
-
-SIMILAR = 0.75
-"""Sentences of at least this share of the longest are grouped."""
-PAIRS = 2**12
-"""Pairs of an explained position and a position, over all sentences of a group: states of so many stay in the cache."""
-
-
-def length_groups(lengths: Sequence[int], *, pairs: int | None) -> list[Tensor]:
-    """Numbers of sentences of similar length, the longest first, with at most so many `pairs` a group."""
-    groups: list[list[int]] = []
-    longest = 0
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        full = bool(groups) and pairs is not None and (len(groups[-1]) + 1) * longest**2 > pairs
-        if not groups or full or lengths[number] < SIMILAR * longest:
-            groups.append([])
-            longest = lengths[number]
-        groups[-1].append(number)
-    return [torch.tensor(group) for group in groups]
-
-
-def _joined_groups(parts: Sequence[VoitaRelevance], groups: Sequence[Tensor]) -> Explanation:
-    """The sentences of all groups in the order of the batch; positions beyond those of a group are not explained."""
-    counts = _scatter_groups([part.is_explained.float() for part in parts], groups)
-
-    def join_groups(layer: tuple[Site, int], name: str) -> Any:
-        columns = [getattr(part.heads[layer], name) for part in parts]
-        return None if any(column is None for column in columns) else _scatter_groups(columns, groups)
-
-    names = [field.name for field in fields(Relevance)]
-    heads = {layer: Relevance(*(join_groups(layer, name) for name in names)) for layer in parts[0].heads}
-    return Explanation(heads, counts, counts)
-
-
-def _scatter_groups(parts: Sequence[Tensor], groups: Sequence[Tensor]) -> Tensor:
-    """Parts [p b …] of different numbers of positions as one tensor, its second axis in the order of the batch."""
-    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
-    shape[1] = sum(len(group) for group in groups)
-    together = parts[0].new_zeros(shape)
-    for part, group in zip(parts, groups, strict=True):
-        index: Any = (slice(None), group.to(part.device), *(slice(size) for size in part.shape[2:]))
-        together[: part.shape[0]][index] = part
-    return together
-
-
 @dataclass(frozen=True)
 class Voita(RuleSet):
     """Starts from an indicator at each position; rescaling is not linear, so positions are explained one by one."""
@@ -256,15 +179,10 @@ class Voita(RuleSet):
         """`values` are 1 where something is explained: the indicator, not a logit."""
         if steps != "each":
             raise ConfigError(f"{self.name} is not linear, it explains each position by itself; choose steps 'each'")
-        sides = [side.real.sum(dim=1) for side in (batch.source, batch.target) if side is not None]
-        longer = torch.stack(sides).amax(dim=0)  # of the two sides of every sentence
-        groups = length_groups(longer.tolist(), pairs=PAIRS if checkpoint.device.type == "cpu" else None)
-        parts = []
-        for rows in groups:
-            part = batch.rows(rows.to(batch.source.ids.device))
-            trace = recorded_voita(checkpoint, part, settings=self.settings, target=target)
-            parts.append(trace.explain(neurons=False))
-        return _joined_groups(parts, groups)
+        trace = recorded_voita(checkpoint, batch, settings=self.settings, target=target)
+        found = trace.explain(neurons=False)
+        counts = found.is_explained.float()
+        return Explanation(found.heads, counts, counts)
 
 
 for name, summary, settings in (
