@@ -20,7 +20,6 @@ from headscope.heads import Site
 from headscope.model.projections import Slices
 
 RANK = 1e-6  # smallest against largest singular value, below which a slice lacks full rank
-WELL = 1e3  # condition number, far below 1 / RANK, up to which products of slices tell bases to ten digits
 MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
@@ -119,42 +118,20 @@ class FactoredSlices:
 
     @classmethod
     def of(cls, weights: Tensor) -> FactoredSlices:
-        """By Cholesky of each W Wᵀ, from one product of all rows with all rows; by QR near a lack of rank.
-
-        Products square the condition number, so bases cost twice its digits. The large product is made where the
-        weights are, all else on the CPU: an accelerator factors many small matrices one after the other.
-        """
-        products = _products(weights).cpu()
-        dots = products.diagonal(dim1=1, dim2=3).sum(dim=-1)
-        triangle, inverse, condition = _cholesky(products.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
-        if bool((condition < WELL).all()):
-            first, second = torch.triu_indices(len(weights), len(weights), offset=1)
-            inner = inverse[first] @ _pairs(products) @ inverse[second].transpose(1, 2)
-            return cls(triangle, inner, dots, torch.zeros(len(weights), dtype=torch.bool))
+        """By QR of each slice; the products of all rows are made where the weights are, all else on the CPU."""
         bases, upper = torch.linalg.qr(weights.cpu().transpose(1, 2))
         sizes = torch.linalg.svdvals(upper)  # [h k]
         lacking = sizes[:, -1] <= RANK * sizes[:, 0]
-        return cls(upper.transpose(1, 2), _pairs(_products(bases.transpose(1, 2))), dots, lacking)
+        first, second = torch.triu_indices(len(weights), len(weights), offset=1)
+        inner = _products(bases.transpose(1, 2))[first, :, second]
+        dots = _products(weights).diagonal(dim1=1, dim2=3).sum(dim=-1).cpu()
+        return cls(upper.transpose(1, 2), inner, dots, lacking)
 
 
 def _products(slices: Tensor) -> Tensor:
     """Every row of slices [h k d] with every row: [h k h k]."""
     h, k, _ = slices.shape
     return gram(slices.flatten(0, 1).T).view(h, k, h, k)
-
-
-def _pairs(products: Tensor) -> Tensor:
-    """The blocks of every pair of heads, i < j: [p k k]."""
-    first, second = torch.triu_indices(len(products), len(products), offset=1)
-    return products[first, :, second]
-
-
-def _cholesky(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L [h k k] of W Wᵀ = L Lᵀ, its inverse, and a bound of its condition number [h] (infinite where there is none)."""
-    lower, info = torch.linalg.cholesky_ex(squares)
-    inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1], dtype=lower.dtype), upper=False)
-    bound = lower.flatten(1).norm(dim=1) * inverse.flatten(1).norm(dim=1)
-    return lower, inverse, bound.masked_fill(info > 0, torch.inf)
 
 
 def cosines(dots: Tensor) -> Tensor:
