@@ -10,10 +10,9 @@ of a head is the decoder's for encoders too; a layer "1" is also found in 10, 11
 the decoder; a model's mixing matrices pass the same filter, so that a swap of heads 0 of two layers swaps the whole
 matrices, while head 0 with another head fails there. Adam's moments stay where they are.
 
-Which heads change places before which epoch is read from files of the MHR fork (JSON), and ours (TOML). JSON: {"3":
-[{"s_layer": "0", "s_head": 1, "s_layer_module": "encoder_attn", "s_transformer_module": "decoder", "d_layer": …}]},
-epochs from 1, layers and heads from 0. TOML: tables [[swap]] with epoch, first and second, heads written as everywhere
-(`cross.1.0`); `cross.1.*` stands for every head of a layer, matched by number.
+Which heads change places before which epoch is read from files of the MHR fork: {"3": [{"s_layer": "0", "s_head": 1,
+"s_layer_module": "encoder_attn", "s_transformer_module": "decoder", "d_layer": …}]}, epochs from 1, layers and heads
+from 0.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from headscope.config.option import WHOLE
-from headscope.errors import ConfigError, flag, restate
-from headscope.files.reading import read_json, read_toml
-from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
+from headscope.errors import ConfigError, flag
+from headscope.files.reading import read_json
+from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 
@@ -238,65 +237,27 @@ class ForkEntry(BaseModel, extra="forbid"):
         return Swap(*(HeadId(SITE[name], layer, head) for name, layer, head in ends))
 
 
-class TomlEntry(BaseModel, extra="forbid"):
-    """A table [[swap]]."""
-
-    epoch: Annotated[Epoch, Strict()]
-    first: str
-    second: str
-
-    def swaps(self, location: str, layout: Layout) -> list[Swap]:
-        """One swap, or one a head of a layer."""
-        with restate(ConfigError, f"{location}: {{why}}"):
-            firsts, seconds = (
-                sorted(select_heads(text, layout)) if text.endswith(".*") else [HeadId.parse(text, layout)]
-                for text in (self.first, self.second)
-            )
-        if len(firsts) != len(seconds):
-            raise ConfigError(f"{location}: {self.first} is {len(firsts)} heads and {self.second} {len(seconds)}")
-        return [Swap(first, second) for first, second in zip(firsts, seconds, strict=True)]
-
-
-class TomlSchedule(BaseModel, extra="forbid"):
-    """A file of ours."""
-
-    swap: list[TomlEntry]
-
-
-def _check_entry(path: Path, kind: Any, content: Any) -> Any:
-    """Content of a file as `kind`; ConfigError names the place of the first mistake: epoch, entry, field."""
-    try:
-        return TypeAdapter(kind).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
-        raise ConfigError(f"{path}: {place}: {first['msg']} (given: {str(first['input'])[:60]})") from None
-
-
 def read_schedule(path: Path, layout: Layout | None) -> Schedule:
     """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model.
 
     A `layout` of None lets through whatever the fork itself would try.
     """
-    schedule_entries: list[tuple[str, int, Swap]] = []
-    if path.suffix == ".toml":
-        assert layout is not None, "the fork reads JSON"
-        for number, table in enumerate(_check_entry(path, TomlSchedule, read_toml(path)).swap, start=1):
-            location = f"{path}: swap {number}"
-            schedule_entries += [(location, table.epoch, swap) for swap in table.swaps(location, layout)]
-    else:
-        content = read_json(
-            path, error=ConfigError, name=f"{flag.swap_schedule} {path}", object_pairs_hook=_refuse_repeats
-        )
-        for epoch, entries in _check_entry(path, dict[Epoch, list[ForkEntry]], content).items():
-            for number, entry in enumerate(entries, start=1):
-                location = f"{path}: epoch {epoch}, swap {number}"
-                schedule_entries.append((location, epoch, entry.swap(location)))
+    name = f"{flag.swap_schedule} {path}"
+    content = read_json(path, error=ConfigError, name=name, object_pairs_hook=_refuse_repeats)
+    try:
+        epochs = TypeAdapter(dict[Epoch, list[ForkEntry]]).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        raise ConfigError(f"{path}: {place}: {first['msg']} (given: {str(first['input'])[:60]})") from None
     schedule: dict[int, list[Swap]] = {}
-    for location, epoch, swap in schedule_entries:
-        if layout is not None and (problem := check_swap(swap, layout)):
-            raise ConfigError(f"{location}: {problem}")
-        schedule.setdefault(epoch, []).append(swap)
+    for epoch, entries in epochs.items():
+        for number, entry in enumerate(entries, start=1):
+            location = f"{path}: epoch {epoch}, swap {number}"
+            swap = entry.swap(location)
+            if layout is not None and (problem := check_swap(swap, layout)):
+                raise ConfigError(f"{location}: {problem}")
+            schedule.setdefault(epoch, []).append(swap)
     if not schedule:
         raise ConfigError(f"{path} names no swap")
     return schedule

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracles.swaps import schedule
+
 Ran = tuple[int, str, str]
 Command = Callable[..., Ran]
 
@@ -79,8 +81,8 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
 
 @pytest.mark.slow
 def test_variants_together_in_any_order(headscope: Command, data: list[object], tmp_path: Path) -> None:
-    out, swaps = tmp_path / "run", tmp_path / "swaps.toml"
-    swaps.write_text('[[swap]]\nepoch = 2\nfirst = "encoder-self.0.0"\nsecond = "encoder-self.0.1"\n', encoding="utf-8")
+    out = tmp_path / "run"
+    swaps = schedule(tmp_path / "swaps.json", {2: ["encoder-self.0.0 encoder-self.0.1"]})
     both = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
     status, shown, err = headscope("train", "swap+mixing", *data, *SIZES, *both, "--max-epochs", 2, "--out", out)
     assert (status, err) == (0, "") and "Checkpoints: " in shown

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headscope.heads import HeadId
 from headscope.model.native.transformer import Transformer
+from headscope.training.swaps import MODULES
 
 
 def head_rows(model: Transformer, name: str, head: int) -> dict[str, Tensor]:
@@ -32,3 +36,18 @@ def state(model: Transformer) -> dict[str, Tensor]:
 def differing(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     """Names of the weights that are not the same bit for bit."""
     return {key for key in before if not torch.equal(before[key], after[key])}
+
+
+def schedule(path: Path, swaps: dict[int, list[str]]) -> Path:
+    """A file of the MHR program: pairs of heads, such as "cross.0.0 cross.1.0", by epoch."""
+
+    def entry(pair: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for end, head in zip("sd", map(HeadId.parse, pair.split()), strict=True):
+            stack, module = MODULES[head.site]
+            fields |= {f"{end}_layer": str(head.layer), f"{end}_head": head.head}
+            fields |= {f"{end}_layer_module": module, f"{end}_transformer_module": stack}
+        return fields
+
+    path.write_text(json.dumps({epoch: [*map(entry, pairs)] for epoch, pairs in swaps.items()}), encoding="utf-8")
+    return path

@@ -86,11 +86,6 @@ PLAIN: list[Case] = [
     ),
     ("swaps", holding("swaps.json", SWAPS), lambda path: read_schedule(path, LAYOUT)),
     (
-        "swap tables",
-        holding("swaps.toml", '[[swap]]\nepoch = 2\nfirst = "cross.0.0"\nsecond = "cross.0.1"\n'),
-        lambda path: read_schedule(path, LAYOUT),
-    ),
-    (
         "scores",
         holding("scores.csv", "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n"),
         lambda path: read_scores(path, LAYOUT),

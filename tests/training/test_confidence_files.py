@@ -21,6 +21,7 @@ from headscope.training.trainer import train
 from headscope.training.variant import find_variant
 from tests.oracles import lessons
 from tests.oracles.confidence_rows import sentence_score
+from tests.oracles.swaps import schedule
 
 pytestmark = pytest.mark.slow
 
@@ -88,10 +89,8 @@ def test_a_file_for_every_whole_epoch_and_a_row_for_every_batch(tmp_path: Path) 
 
 
 def test_an_interrupted_run_writes_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    options = {"swap_schedule": tmp_path / "swaps.toml", "start_after": 0.3}
-    (tmp_path / "swaps.toml").write_text(
-        '[[swap]]\nepoch = 2\nfirst = "cross.0.0"\nsecond = "cross.1.2"\n', encoding="utf-8"
-    )
+    swaps = schedule(tmp_path / "swaps.json", {2: ["cross.0.0 cross.1.2"]})
+    options = {"swap_schedule": swaps, "start_after": 0.3}
     given: dict[str, Any] = {"name": "mixing+swap", "options": options, "save_confidence": "pairwise"}
     whole = go(tmp_path / "whole", **given).folder
     assert go(tmp_path / "parts", **given, progress=lessons.StopsAfter(11)).reason == "interrupted"

@@ -18,11 +18,9 @@ from headscope.training.trainer import train
 from headscope.training.variant import find_variant
 from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr
-from tests.oracles.swaps import differing, state
+from tests.oracles.swaps import differing, schedule, state
 
-LATE = '[[swap]]\nepoch = 1\nfirst = "cross.0.0"\nsecond = "cross.1.0"\n' + (
-    '[[swap]]\nepoch = 7\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
-)
+LATE = {1: ["cross.0.0 cross.1.0"], 7: [f"cross.0.{head} cross.1.{head}" for head in range(3)]}
 
 
 def run(
@@ -74,15 +72,14 @@ UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which no
         ),
         ("swap", {"dynamic": ("soft", "none", "none")}, {"max_epochs": 2}, None, "no heads of"),
         ("mae+swap", {"dynamic": ("hard",)}, {}, "the gates are not trained", "no heads of cross are swapped"),
-        ("swap", {"swap_schedule": "late.toml"}, UPDATES, None, "3 of 4 scheduled swaps do not come"),
+        ("swap", {"swap_schedule": LATE}, UPDATES, None, "3 of 4 scheduled swaps do not come"),
     ],
 )
 def test_a_variant_that_did_nothing_says_so(
     name: str, options: dict[str, Any], shared: dict[str, Any], before: str | None, after: str | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "late.toml").write_text(LATE)
     if "swap_schedule" in options:
-        options = options | {"swap_schedule": tmp_path / "late.toml"}
+        options = options | {"swap_schedule": schedule(tmp_path / "late.json", options["swap_schedule"])}
     found, heard = run(tmp_path, name, options, **shared)
     for said, expected in ((heard, before), (found.remarks, after)):
         assert bool(said) is (expected is not None)
@@ -96,25 +93,6 @@ def test_a_variant_that_did_nothing_says_so(
 
 ALL = "mixing+swap+disagreement"
 FORK: dict[str, Any] = {"compat": "fork", "gamma": 40.0, "start_after": 0.0, "weight": 0.1}
-
-
-def schedule(path: Path, *pairs: tuple[int, int, int, int], epoch: int = 2) -> Path:
-    """A file of the MHR program: swaps of cross-attention heads, layer and head of both ends."""
-    entries = [
-        {
-            f"{end}_{name}": value
-            for end, layer, head in (("s", a, b), ("d", c, d))
-            for name, value in (
-                ("layer", str(layer)),
-                ("head", head),
-                ("layer_module", "encoder_attn"),
-                ("transformer_module", "decoder"),
-            )
-        }
-        for a, b, c, d in pairs
-    ]
-    path.write_text(json.dumps({str(epoch): entries}), encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -163,7 +141,7 @@ def test_what_a_swap_does_to_matrices(compat: str, tmp_path: Path) -> None:
     """Ours leaves them to their layers; the fork exchanges whole ones for heads 0, and no part of them for others."""
     for pair, exchanged in (((0, 0, 1, 0), compat == "fork"), ((0, 1, 1, 1), False)):
         (folder := tmp_path / f"{pair[1]}").mkdir()
-        path = schedule(folder / "swaps.json", pair)
+        path = schedule(folder / "swaps.json", {2: ["cross.{}.{} cross.{}.{}".format(*pair)]})
         run = lessons.begin(folder, "mixing+swap", swap_schedule=path, gamma=40.0, compat=compat)
         with torch.no_grad():
             for number, alpha in enumerate(alpha for its in matrices_of(run.model).values() for alpha in its):
@@ -196,7 +174,9 @@ def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits_of_a_mixi
 
 
 def test_histories_and_states_of_all_parts(tmp_path: Path) -> None:
-    run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "s.json", (0, 0, 1, 0)), start_after=0.0)
+    run = lessons.begin(
+        tmp_path, ALL, swap_schedule=schedule(tmp_path / "s.json", {2: ["cross.0.0 cross.1.0"]}), start_after=0.0
+    )
     lessons.updates(run, 2)
     lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
     noted = lessons.variant(run).history(run)

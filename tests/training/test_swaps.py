@@ -123,15 +123,6 @@ def test_the_forks_file_is_read() -> None:
     }  # fmt: skip
 
 
-def test_a_toml_schedule_says_the_same_in_fewer_words(tmp_path: Path) -> None:
-    path = tmp_path / "swaps.toml"
-    path.write_text('[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.2.*"\n'
-                    '[[swap]]\nepoch = 5\nfirst = "encoder-self.1.6"\nsecond = "encoder-self.0.3"\n')  # fmt: skip
-    found = read_schedule(path, LAYOUT)
-    assert found[2] == [swap(f"cross.0.{head} cross.2.{head}") for head in range(8)]
-    assert found[5] == [swap("encoder-self.1.6 encoder-self.0.3")]
-
-
 def entry(**fields: Any) -> dict[str, Any]:
     whole = {
         "s_layer": "0", "s_head": 1, "s_layer_module": "encoder_attn", "s_transformer_module": "decoder",

@@ -20,11 +20,11 @@ from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.swap import SwapHeads, SwapOptions
 from tests.oracles import lessons
-from tests.oracles.swaps import differing
+from tests.oracles.swaps import differing, schedule
 
 pytestmark = pytest.mark.slow
 
-SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
+SWAPS = [f"cross.0.{head} cross.1.{head}" for head in range(3)]
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
 
 
@@ -33,8 +33,7 @@ def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume
     folder.mkdir(exist_ok=True)
     options = dict(options)
     if "swap_schedule" in options:
-        options["swap_schedule"] = folder.parent / "swaps.toml"
-        options["swap_schedule"].write_text(SWAPS)
+        options["swap_schedule"] = schedule(folder.parent / "swaps.json", {2: SWAPS})
     cls = find_variant(name)
     train(lessons.config(folder, max_epochs=epochs, **SHORT), cls(cls.Options(**options)), resume=resume)
     its: Any = open_checkpoint(str(folder / "run" / "last"), device="cpu").model
@@ -42,14 +41,13 @@ def run(folder: Path, name: str, options: dict[str, Any], *, epochs: int, resume
 
 
 def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path) -> None:
-    def scheduled(file: str, text: str, epochs: int, *, resume: bool = True) -> int:
-        (tmp_path / file).write_text(text)
-        variant = SwapHeads(SwapOptions(swap_schedule=tmp_path / file))
+    def scheduled(file: str, swaps: dict[int, list[str]], epochs: int, *, resume: bool = True) -> int:
+        variant = SwapHeads(SwapOptions(swap_schedule=schedule(tmp_path / file, swaps)))
         return train(lessons.config(tmp_path, max_epochs=epochs, **SHORT), variant, resume=resume).epoch
 
-    scheduled("first.toml", SWAPS, 2, resume=False)
-    assert scheduled("moved.toml", SWAPS + SWAPS.replace("epoch = 2", "epoch = 3"), 3) == 3
-    other = SwapHeads(SwapOptions(swap_schedule=tmp_path / "moved.toml", swap_moments=True))
+    scheduled("first.json", {2: SWAPS}, 2, resume=False)
+    assert scheduled("moved.json", {2: SWAPS, 3: SWAPS}, 3) == 3
+    other = SwapHeads(SwapOptions(swap_schedule=tmp_path / "moved.json", swap_moments=True))
     with pytest.raises(ConfigError, match=r"other options: --swap-moments \(was False, is True\);"):
         train(lessons.config(tmp_path, max_epochs=4, **SHORT), other, resume=True)
 

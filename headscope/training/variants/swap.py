@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headscope.training.swaps import Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
-LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
 COUNTS = ("dynamic_frequency", "dynamic_rest", "dynamic_max_switches")
 
 
@@ -29,10 +28,7 @@ class SwapOptions(NoOptions):
     """Options of `swap`; the dynamic ones take one value, or three for encoder-self, decoder-self, cross."""
 
     swap_schedule: Path | None = option(
-        None,
-        "Swaps by epoch: JSON as the MHR program reads it, or TOML (tables named swap).",
-        metavar="FILE",
-        common=True,
+        None, "Swaps by epoch: JSON as the MHR program reads it.", metavar="FILE", common=True
     )
     dynamic: tuple[str, ...] = option(
         ("none",), "Swaps by score: hard, soft, random, local or none; one, or three for the sites.", common=True
@@ -66,7 +62,7 @@ class SwapOptions(NoOptions):
             if least is not None and any(value < (least if clean else 0) for value in values):
                 reason = ": scores exist after the first epoch" if name == "dynamic_start" else ""
                 raise ConfigError(f"{flag(name)} must be at least {least if clean else 0}{reason}")
-        if unknown := [way for way in self.dynamic if LETTERS.get(way, way) not in WAYS]:
+        if unknown := [way for way in self.dynamic if way not in WAYS]:
             raise ConfigError(f"{flag.dynamic} {unknown[0]!r} is not known; choose from {', '.join(WAYS)}")
         if not clean and (self.swap_output or self.swap_moments):
             raise ConfigError(f"{flags('swap_output', 'swap_moments')} are not the fork's; take {flag.compat} none")
@@ -74,8 +70,7 @@ class SwapOptions(NoOptions):
     @property
     def ways(self) -> dict[Site, str]:
         """How each site chooses its heads, without those that do not."""
-        site_ways = {site: LETTERS.get(way, way) for site, way in per_site(flag.dynamic, self.dynamic).items()}
-        return {site: way for site, way in site_ways.items() if way != "none"}
+        return {site: way for site, way in per_site(flag.dynamic, self.dynamic).items() if way != "none"}
 
     def timing(self, site: Site) -> SwapTiming:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
@@ -138,7 +133,7 @@ class SwapHeads(Variant):
         """The schedule, checked against the model and the length of the run."""
         from headscope.training.swaps import fork_parts, read_schedule
 
-        forks = self.options.compat == "fork" and path.suffix != ".toml"
+        forks = self.options.compat == "fork"
         schedule = read_schedule(path, None if forks else run.model.declared_attention().layout)
         if forks:
             for epoch, swaps in schedule.items():
