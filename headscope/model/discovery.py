@@ -9,7 +9,6 @@ attention; a model that bypasses the interface, or comes out different, is refus
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from headscope.model.interface import (
     reads_input,
     reads_sound,
     suppress_warnings,
+    takes,
     text_config,
     through_attend,
     vocabulary_size,
@@ -113,7 +113,11 @@ class CallTracker:
 def track_calls(model: nn.Module) -> Iterator[CallTracker]:
     """Within the block `model` computes attention with `attend`, and the tracker maps each call to its site."""
     attention_sites = find_attention(model)
-    interface.refuse_recomputation(model)
+    if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
+        raise CheckpointError(
+            "gradient checkpointing runs layers a second time, out of sight of capture and gates; "
+            "turn it off, or call model.eval() first"
+        )
     tracker = CallTracker(attention_sites)
     with ExitStack() as stack:
         stack.enter_context(through_attend(model))
@@ -148,8 +152,7 @@ def base_of(model: nn.Module) -> nn.Module:
 
 def is_two_sided(model: nn.Module) -> bool:
     """Whether a model has an encoder and a decoder; the config of an encoder taken out of both may still say so."""
-    reads = inspect.signature(type(base_of(model)).forward).parameters
-    return bool(getattr(model.config, "is_encoder_decoder", False)) and "decoder_input_ids" in reads
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and takes(base_of(model), "decoder_input_ids")
 
 
 def probe(model: nn.Module) -> AttentionSites:
@@ -182,7 +185,12 @@ def probe(model: nn.Module) -> AttentionSites:
             f"this {kind!r} model gives NaN or infinite numbers on a probe of a few tokens, first at "
             f"{location or 'the output'}; {hint}"
         )
-    _compare(output, expected, kind, half=half)
+    difference = (output - expected).abs().max().item()
+    if not difference <= (0.05 if half else 1e-4) * (expected.abs().max().item() + 1e-6):  # NaN too
+        raise CheckpointError(
+            f"model type {kind!r} computes something else than headscope's attention does "
+            f"(outputs differ by {difference:.1e} on a probe); it is not supported"
+        )
     return _name_calls(model, calls, kind)
 
 
@@ -228,21 +236,20 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     except CheckpointError:
         raise
     except Exception as error:  # anything that a model's own code may raise
-        parameters = inspect.signature(base_of(model).forward).parameters
         kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
-        second_input = " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in parameters))
+        inputs_beside = (kind for name, kind in kinds.items() if takes(base_of(model), name))
+        second_input = " and ".join(dict.fromkeys(inputs_beside))
         if second_input and "input_ids" in inputs:
             raise CheckpointError(
                 f"model type {kind!r} reads {second_input} beside the text, and headscope gives it text alone, with "
                 f"which it cannot run; {interface.advice(base_of(model))}"
             ) from error
         reason = reason_of(error, max_length=200)
-        picture = "×".join(map(str, inputs["pixel_values"].shape[2:])) if "pixel_values" in inputs else ""
         experts = "multiple of 16 bytes" in reason  # of torch's product of all experts
         then = 'call model.set_experts_implementation("eager") first' if experts else "it cannot be analysed"
-        config: Any = getattr(model.config, "vision_config", model.config)
-        size = "as its image_size says" if hasattr(config, "image_size") else "its config says no image_size"
-        probe = f"a picture of {picture}, {size}" if picture else f"a probe of {SOURCE_LENGTH} tokens"
+        probe = f"a probe of {SOURCE_LENGTH} tokens"
+        if "pixel_values" in inputs:
+            probe = f"a picture of {'×'.join(map(str, inputs['pixel_values'].shape[2:]))} (image_size in its config)"
         raise CheckpointError(f"model type {kind!r} fails on {probe}: {reason}; {then}") from error
     if not isinstance(output, Tensor):
         raise CheckpointError(
@@ -250,16 +257,6 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
             "one output; name in architectures of config.json the class of its final states (such as Dinov2Model)"
         )
     return output.float()
-
-
-def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
-    difference = (output - expected).abs().max().item()
-    tolerance = (0.05 if half else 1e-4) * (expected.abs().max().item() + 1e-6)
-    if not difference <= tolerance:  # NaN too
-        raise CheckpointError(
-            f"model type {kind!r} computes something else than headscope's attention does "
-            f"(outputs differ by {difference:.1e} on a probe); it is not supported"
-        )
 
 
 def probe_inputs(model: nn.Module) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -49,12 +48,7 @@ def reads_input(model: nn.Module) -> bool:
 
 def takes(model: nn.Module, argument: str) -> bool:
     """Whether a model names an argument among those that it takes."""
-    return argument in _arguments(type(model).forward)
-
-
-@lru_cache(maxsize=256)  # read once a class and not at every pass
-def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
+    return argument in inspect.signature(type(model).forward).parameters
 
 
 @contextmanager
@@ -85,7 +79,14 @@ def position_limit(model: nn.Module) -> int | None:
     for path, module in model.named_modules():
         if NOT_TEXT.search(path):
             continue
-        tables = [part for name, part in module.named_children() if POSITIONS.match(name) and _is_table(part)]
+        tables = [
+            part
+            for name, part in module.named_children()
+            if POSITIONS.match(name)
+            and "Embedding" in type(part).__name__
+            and getattr(getattr(part, "weight", None), "ndim", 0) == 2
+            and not hasattr(part, "make_weight")  # whose rows grow
+        ]
         for table in tables:
             padding = getattr(table, "padding_idx", None)  # RoBERTa and its like count from behind it
             first = getattr(table, "offset", 0 if padding is None else padding + 1)
@@ -96,23 +97,7 @@ def position_limit(model: nn.Module) -> int | None:
     return min(limits, default=None)
 
 
-def _is_table(module: nn.Module) -> bool:
-    """Whether a module has rows to look up, and no more of them than these."""
-    weight = getattr(module, "weight", None)
-    grows = hasattr(module, "make_weight")
-    return "Embedding" in type(module).__name__ and isinstance(weight, Tensor) and weight.ndim == 2 and not grows
-
-
 _INSIDE: ContextVar[Mapping[int, str]] = ContextVar("headscope_implementations", default=MappingProxyType({}))
-
-
-def refuse_recomputation(model: nn.Module) -> None:
-    """CheckpointError for gradient checkpointing: layers would run again in a backward pass after the block."""
-    if any(getattr(part, "gradient_checkpointing", False) and part.training for part in model.modules()):
-        raise CheckpointError(
-            "gradient checkpointing runs layers a second time, out of sight of capture and gates; "
-            "turn it off, or call model.eval() first"
-        )
 
 
 @contextmanager
@@ -170,18 +155,17 @@ def why_no_call(config: Any, kind: str) -> str:
 
 def advice(base: nn.Module) -> str:
     """What of a model (without its task head) may be opened instead: a part that transformers can save by itself."""
-    parts = [name for name, part in base.named_children() if _stands_alone(part)]
+    parts = [
+        name
+        for name, part in base.named_children()
+        if hasattr(part, "save_pretrained")
+        and getattr(part, "main_input_name", "") in ("input_ids", "pixel_values")
+        and not getattr(getattr(part, "config", None), "add_cross_attention", False)
+    ]
     if not parts:
         return "it is not supported"
     alternatives = "".join(f" or model.{name}" for name in parts[1:])
     return f"open a part of it: save model.{parts[0]}{alternatives} with save_pretrained, and the tokenizer"
-
-
-def _stands_alone(part: nn.Module) -> bool:
-    config: Any = getattr(part, "config", None)
-    attends_outside = getattr(config, "add_cross_attention", False)
-    readable = getattr(part, "main_input_name", "") in ("input_ids", "pixel_values")
-    return hasattr(part, "save_pretrained") and readable and not attends_outside
 
 
 @contextmanager

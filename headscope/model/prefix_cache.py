@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,11 +46,6 @@ class LayerEntry:
     attention: nn.Module
     output: nn.Module
     slices: Slices
-
-    @cached_property
-    def output_is_inside(self) -> bool:
-        """Whether the output projection is a part of the attention module (as in GPT-2, not as in BERT)."""
-        return any(part is self.output for part in self.attention.modules())
 
     def project(self, context: Tensor, heads: Tensor) -> Tensor:
         """The sum over `heads` [h] of contexts [b h t k] · W_O[head]: [b t d]."""
@@ -293,7 +288,7 @@ class PrefixCache:
 def _with_shifted(entry: LayerEntry, prefix: CachedPrefix, new_outputs: list[Tensor]) -> list[Any] | None:
     """Outputs of an attention module with the projection's result replaced. Returns None if they do not contain it."""
     results: list[Any] = prefix.outputs[entry.attention]
-    if not entry.output_is_inside:
+    if all(part is not entry.output for part in entry.attention.modules()):  # beside the module, as in BERT
         return results
     new_results = [
         _replace_tensor(output, old, new)

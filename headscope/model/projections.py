@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,19 +111,20 @@ def probe_gradients(
             waiting[:] = [(place, context)]
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        linear = waiting and inputs and isinstance(inputs[0], Tensor) and is_linear(module)
-        if linear and receive(*waiting[0], module, inputs[0]):
+        if waiting and inputs and isinstance(inputs[0], Tensor) and receive(*waiting[0], module, inputs[0]):
             waiting.clear()
 
     with (
+        ExitStack() as stack,
         eval_mode(model),
         through_attend(model),
-        hooked_matrices(model, before),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         Unclipped(),
         tap_contexts(tap_heads),
     ):
+        for part in filter(is_linear, model.modules()):
+            stack.enter_context(part.register_forward_pre_hook(before))
         base_of(model)(**probe_inputs(model))
 
 
@@ -233,16 +234,6 @@ def columns_of(module: nn.Module, heads: int, width: int, *, gate: float = 1.0) 
     device = weight.device if isinstance(weight, Tensor) else None
     order = torch.arange(heads * width, device=device).view(heads, width)
     return Slices(weight, axis, tuple(order), gate)
-
-
-@contextmanager
-def hooked_matrices(model: nn.Module, receive: Any) -> Iterator[None]:
-    """Call `receive` before every module that has a weight matrix of its own."""
-    with ExitStack() as stack:
-        for part in model.modules():
-            if isinstance(getattr(part, "weight", None), Tensor) and part.weight.ndim == 2:
-                stack.enter_context(part.register_forward_pre_hook(receive))
-        yield
 
 
 class WeightOwners:

@@ -143,10 +143,6 @@ class TransformerConfig:
             raise ConfigError(
                 f"the decoder has no cross_heads; give {self.decoder.layers} head counts (0 for a layer without heads)"
             )
-        self._check_slices()
-        self._check_sharing()
-
-    def _check_slices(self) -> None:
         if self.encoder is not None and self.decoder.head_input == "slice":
             d, chunks = self.encoder.d_model, self.decoder.chunks
             if d % chunks:
@@ -154,6 +150,7 @@ class TransformerConfig:
                     f"encoder width {d} cannot be cut into the {chunks} slices of the decoder's heads; "
                     f"choose from {divisors(d)}"
                 )
+        self._check_sharing()
 
     def _check_sharing(self) -> None:
         decoder = self.decoder

@@ -47,14 +47,10 @@ class Spans:
     first: Tensor
     end: Tensor
 
-    @classmethod
-    def from_ends(cls, first: Tensor, end: Tensor) -> Spans:
-        """Spans that are empty where `end` lies before `first`."""
-        return cls(first, torch.maximum(first, end))
-
     def clip(self, keys: Spans) -> Spans:
-        """Only the keys [b 1] of other spans."""
-        return Spans.from_ends(torch.maximum(self.first, keys.first), torch.minimum(self.end, keys.end))
+        """Only the keys [b 1] of other spans; empty where these end before the first."""
+        first = torch.maximum(self.first, keys.first)
+        return Spans(first, torch.maximum(first, torch.minimum(self.end, keys.end)))
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """First keys and ends [b t] on a device."""
