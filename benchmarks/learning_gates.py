@@ -27,7 +27,6 @@ from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import (
     LabelLoss,
     TrainingExamples,
-    batch_loss,
     training_examples,
 )
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters
@@ -50,7 +49,7 @@ def plain(checkpoint: Checkpoint, data: TrainingExamples, parameters: list[nn.Pa
         batch = data.batch(numbers, seed=1, epoch=1).to(checkpoint.device)
         adam.zero_grad(set_to_none=True)
         if isinstance(model, Transformer):
-            loss, _, tokens = batch_loss(checkpoint, batch, smoothing=smoothing)
+            loss, _, tokens = LabelLoss(smoothing).of(checkpoint, batch)
         else:
             given = {"input_ids": batch.source.ids, "attention_mask": batch.source.real.long()}
             if batch.target is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from headscope.distributed import Processes, random_state, set_random_state
@@ -22,7 +22,7 @@ from headscope.files.folders import Workplace, recover, replacing, to_resume, wo
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.reading import read_object
 from headscope.files.writing import save_torch, write_atomically
-from headscope.formats.native import DIRECTORY, NATIVE, native_state
+from headscope.formats.native import DIRECTORY, NATIVE
 from headscope.formats.native import FILES as CHECKPOINT_FILES
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
@@ -60,20 +60,6 @@ def recover_all(folder: Path) -> None:
     """Tidy up after a process that was killed: a checkpoint between its two renames is put back."""
     for name in NAMES:
         recover(folder / name, DIRECTORY)
-
-
-def keep_weights(run: TrainingRun, update: int) -> None:
-    """Write the weights of this update for averaging."""
-    folder = run.config.out / WEIGHTS
-    state = native_state(run.model, {})
-    write_atomically(folder / f"{update}.safetensors", lambda path: save_file(state, path))
-
-
-def drop_weights(run: TrainingRun, updates: Sequence[int]) -> None:
-    """Remove the weights of every update that is not among `updates`."""
-    for path in (run.config.out / WEIGHTS).glob("*.safetensors"):
-        if path.stem.isdecimal() and int(path.stem) not in updates:
-            path.unlink(missing_ok=True)
 
 
 def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
@@ -183,24 +169,20 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
     write_atomically(run.config.out / FILE, lambda path: save_torch(content, path))
 
 
-def read_state(folder: Path) -> dict[str, Any] | None:
-    """What `save_state` wrote, on the CPU. Returns None if it has not yet. CheckpointError for a broken file."""
-    if not (folder / FILE).exists():
-        return None
-    return load_record(folder / FILE, advice=f"train anew with {flag.force}")
+def read_state(folder: Path, *names: str) -> dict[str, Any] | None:
+    """The state of a run of training, or of gates that learn, on the CPU. Returns None if none is written yet.
 
-
-def load_record(path: Path, *, advice: str) -> dict[str, Any]:
-    """A dictionary that torch.save wrote, on the CPU; CheckpointError, ending with `advice`, for anything else.
-
-    Nothing of the file is executed.
+    CheckpointError for a file that is no record with these names. Nothing of it is executed.
     """
+    path, advice = folder / FILE, f"begin anew with {flag.force}"
+    if not path.is_file():
+        return None
     try:
         record = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
         raise CheckpointError(f"{path} cannot be read ({reason_of(error, max_length=120)}); {advice}") from None
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{path} holds no record of a run; {advice}")
+    if not isinstance(record, dict) or not set(names) <= record.keys():
+        raise CheckpointError(f"{path} holds no state of such a run; {advice}")
     return record
 
 

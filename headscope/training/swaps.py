@@ -89,8 +89,12 @@ def swap_heads(
         seconds = parts_of(sides[1], swap.second.head, output=output, matrix=one_layer)
         for first, second in zip(firsts, seconds, strict=True):
             swap_parameters(first, second)
-            if optimizer is not None:
-                swap_optimizer_state(first, second, optimizer)
+            if optimizer is None or not isinstance(first.tensor, nn.Parameter):
+                continue
+            state, other_state = (optimizer.state.get(part.tensor, {}) for part in (first, second))
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == first.tensor.shape and name in other_state:
+                    swap_parameters(first._replace(tensor=value), second._replace(tensor=other_state[name]))
 
 
 def check_separate(*modules: Attention) -> None:
@@ -124,16 +128,6 @@ def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
     copy = first_rows.clone()
     first_rows.copy_(second_rows)
     second_rows.copy_(copy)
-
-
-def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimizer: torch.optim.Optimizer) -> None:
-    """Swap the slices of every optimizer state that has the size of the two weights."""
-    if not isinstance(first.tensor, nn.Parameter):
-        return
-    first_state, second_state = (optimizer.state.get(part.tensor, {}) for part in (first, second))
-    for name, value in first_state.items():
-        if isinstance(value, Tensor) and value.shape == first.tensor.shape and name in second_state:
-            swap_parameters(first._replace(tensor=value), second._replace(tensor=second_state[name]))
 
 
 MODULES = {

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors.torch import save_file
+
 from headscope.config.commands import TranslateOptions
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError, ConfigError, flag
@@ -18,10 +20,11 @@ from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import DEFAULT, TOKENISED, TextMode, translate_lines
 from headscope.files.reading import read_text
 from headscope.files.writing import write_atomically, write_errors
+from headscope.formats.native import native_state
 from headscope.progress import Progress as ProgressDisplay
 from headscope.progress import Step
 from headscope.training import checkpoints
-from headscope.training.checkpoints import METRICS, Progress, checkpoint, save_state
+from headscope.training.checkpoints import METRICS, WEIGHTS, Progress, checkpoint, save_state
 from headscope.training.config import TrainConfig, length, rate, remarks_on
 from headscope.training.losses import Sums
 from headscope.training.prepare import Numbers, collate, epoch_plan, without_labels
@@ -81,7 +84,13 @@ class History:
         self.columns: list[str] = []
         if self.path.exists():
             self._cut(update)
-        self.board = _board(folder, update) if tensorboard else None
+        self.board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ModuleNotFoundError:
+                raise ConfigError(f"{flag.tensorboard} needs its package: pip install 'headscope[train]'") from None
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
     def add(self, row: Mapping[str, float | int | None]) -> None:
         """Write a line; what is no finite number stays empty, as the norm of a gradient that overflowed in fp16."""
@@ -119,14 +128,6 @@ def _cell(value: float | int | None) -> str:
 
 def _line(cells: list[str]) -> str:
     return ",".join(cells) + "\n"
-
-
-def _board(folder: Path, update: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError:
-        raise ConfigError(f"{flag.tensorboard} needs its package: pip install 'headscope[train]'") from None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
 
 Reason = Literal["updates", "epochs", "patience", "interrupted"]
@@ -268,7 +269,9 @@ class Loop:
             if best:
                 checkpoints.save(run, "best")
             if keeps:
-                checkpoints.keep_weights(run, run.position.update)
+                weights = native_state(run.model, {})
+                file = run.config.out / WEIGHTS / f"{run.position.update}.safetensors"
+                write_atomically(file, lambda path: save_file(weights, path))
         valid_perplexity = None if nll is None else float(perplexity(nll))
         self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": bleu, "best": int(best)})
 
@@ -296,8 +299,9 @@ class Loop:
 
     def _save(self) -> None:
         save_state(self.run, self.progress, self.settings)
-        if self.run.processes.main:
-            checkpoints.drop_weights(self.run, self.progress.kept)
+        for path in (self.run.config.out / WEIGHTS).glob("*.safetensors") if self.run.processes.main else ():
+            if path.stem.isdecimal() and int(path.stem) not in self.progress.kept:
+                path.unlink(missing_ok=True)
 
     def _finish(self, reason: Reason) -> None:
         run = self.run

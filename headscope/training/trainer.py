@@ -69,7 +69,7 @@ def train(
         workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)
         with _stoppable() as is_interrupted, clean_workspace(workspace, processes):
-            state = read_state(workspace.path)
+            state = read_state(workspace.path, "settings", "model", "progress")
             result = _train(working, variant, processes, state, progress, remark, is_interrupted, command)
         if result.reason != "interrupted":
             if processes.main:

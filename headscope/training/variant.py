@@ -7,10 +7,10 @@ they import torch inside functions or under TYPE_CHECKING only.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, make_dataclass
 from functools import cache, partial, wraps
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from headscope.config import NoOptions
@@ -153,9 +153,9 @@ def _of_each(hook: str) -> Any:
     """The hook of a chain that calls this hook of every part."""
 
     @wraps(getattr(Variant, hook))
-    def call(chain: VariantChain, *arguments: Any) -> None:
+    def call(chain: VariantChain, *arguments: Any, **options: Any) -> None:
         for part in chain.parts:
-            getattr(part, hook)(*arguments)
+            getattr(part, hook)(*arguments, **options)
 
     return call
 
@@ -176,18 +176,19 @@ class VariantChain(Variant):
             config = part.shape(config)
         return config
 
-    def adapt(self, model: Transformer, *, fresh: bool) -> None:
-        for part in self.parts:
-            part.adapt(model, fresh=fresh)
-
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
-        """What all parts leave to the main optimizer, with the settings of all."""
+        """What all parts leave to the main optimizer, with the settings of all, in the order of the first ones."""
         groups = super().groups(model)
         for part in self.parts:
-            groups = intersect_groups(groups, part.groups(model))
+            common_groups = []
+            for group, other in product(groups, part.groups(model)):
+                shared = set(map(id, other["params"]))
+                parameters = [parameter for parameter in group["params"] if id(parameter) in shared]
+                common_groups.append({**group, **other, "params": parameters})
+            groups = [group for group in common_groups if group["params"]] or common_groups[:1]
         return groups
 
-    check, prepare = _of_each("check"), _of_each("prepare")
+    check, adapt, prepare = _of_each("check"), _of_each("adapt"), _of_each("prepare")
     before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
     before_update, after_update = _of_each("before_update"), _of_each("after_update")
 
@@ -270,16 +271,3 @@ def combine(classes: tuple[type[Variant], ...]) -> type[VariantChain]:
 def options_of(cls: type[Variant], options: Any) -> Any:
     """The options of one variant out of those of several."""
     return cls.Options(**{option.name: getattr(options, option.name) for option in fields(cls.Options)})
-
-
-def intersect_groups(
-    groups: Iterable[Mapping[str, Any]], other_groups: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Parameter groups of what is in both, with the settings of both, in the order of the first ones."""
-    common_groups = []
-    for group in groups:
-        for other in other_groups:
-            shared = set(map(id, other["params"]))
-            parameters = [parameter for parameter in group["params"] if id(parameter) in shared]
-            common_groups.append({**group, **other, "params": parameters})
-    return [group for group in common_groups if group["params"]] or common_groups[:1]

@@ -23,9 +23,9 @@ from headscope.formats.fairseq.format import read_dictionary
 from headscope.formats.pickles import read_pickle
 from headscope.formats.story_of_heads.model import read_hp
 from headscope.heads import select_heads
-from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores
 from headscope.report import fork
+from headscope.training.checkpoints import read_state
 from headscope.training.swaps import read_schedule
 from tests.oracles import checkpoints
 from tests.oracles.commands import Stage
@@ -130,17 +130,16 @@ def test_single_files(name: str, make: Callable[[Stage, Path], Path], read: Read
 def test_states_of_gates(tmp_path: Path) -> None:
     """What `prune l0 --resume` goes on from; a record of another kind is none."""
     record = {
-        "version": learn.VERSION,
         "settings": {"a": [1, 2.5]},
         "nll": {"before": 1.0},
         "weights": torch.ones(3, 5),
     }
     torch.save(record, tmp_path / "state.pt")
-    holds(tmp_path / "state.pt", lambda path: learn.read_gate_state(path.parent), examples=60)
-    for other in ([1], {"version": learn.VERSION - 1, "settings": {}}, {"version": [1]}, torch.ones(2)):
+    holds(tmp_path / "state.pt", lambda path: read_state(path.parent, "settings", "nll"), examples=60)
+    for other in ([1], {"settings": {}}, {"nll": [1]}, torch.ones(2)):
         torch.save(other, tmp_path / "state.pt")
         with pytest.raises(CheckpointError, match=r"state\.pt"):
-            learn.read_gate_state(tmp_path)
+            read_state(tmp_path, "settings", "nll")
 
 
 PICKLE = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 0.75, 4.0], [0.5, 0.5, 0.5, 3.0]])}], "decoder": []}

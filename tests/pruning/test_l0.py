@@ -19,7 +19,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.mixing import linear
 from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.examples import batch_loss, training_examples
+from headscope.pruning.learning.examples import LabelLoss, training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0, L0Options, noisy_gates, nonzero_probability
@@ -96,7 +96,7 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
 
     def loss(at: torch.Tensor) -> torch.Tensor:
         with gated(its.model, gates.spread(at)):
-            return batch_loss(its, batch, smoothing=0.1)[0]
+            return LabelLoss(0.1).of(its, batch)[0]
 
     (slopes,) = torch.autograd.grad(loss(values), values)
     assert len(slopes) * int(gates.sizes[0]) == sum(its.layout.values())
@@ -117,7 +117,7 @@ def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
     total, count = 0.0, 0
     with torch.no_grad():
         for numbers in data.plan(tokens=40, chance=None):
-            _, nll, asked = batch_loss(its, data.batch(numbers, seed=1), smoothing=0.0)
+            _, nll, asked = LabelLoss().of(its, data.batch(numbers, seed=1))
             total, count = total + nll.item(), count + asked
     alone = [speakers.asked(kind, sentence) for sentence in corpus]
     with torch.no_grad():

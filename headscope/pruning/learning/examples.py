@@ -125,8 +125,24 @@ class LabelLoss:
         return f"-log p of a {self.what}"
 
     def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """What is learnt by, what is measured (without gradient), each summed over `count` predictions."""
-        return batch_loss(checkpoint, batch, smoothing=self.smoothing)
+        """What is learnt by, what is measured (without gradient), each summed over `count` predictions.
+
+        Native models make the vocabulary's logits for tokens that are asked for alone.
+        """
+        assert batch.labels is not None
+        has_label, smoothing = batch.labels != IGNORED, self.smoothing
+        labels = batch.labels[has_label]
+        if isinstance(checkpoint.model, Transformer):
+            model, states = checkpoint.model, checkpoint.states(batch)[has_label]
+            states = states if model.before_output is None else model.before_output(states)
+            weight, bias = model.output.weight, model.output.bias
+            loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
+            return loss, nll, len(labels)
+        logits = precise(checkpoint.logits(batch)[has_label])
+        loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+        with torch.no_grad():
+            nll = loss if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return loss, nll.detach(), len(labels)
 
 
 @dataclass(frozen=True)
@@ -190,24 +206,3 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
             f"a model of type {checkpoint.model_type!r} {why}; without, gates learn by {flag.objective} representation"
         )
     return "loss"
-
-
-def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor, int]:
-    """Label-smoothed cross-entropy, -log p (without gradient), each summed over tokens, and how many there are.
-
-    The vocabulary's logits are made for tokens that are asked for alone in native models.
-    """
-    assert batch.labels is not None
-    has_label = batch.labels != IGNORED
-    labels = batch.labels[has_label]
-    if isinstance(checkpoint.model, Transformer):
-        model, states = checkpoint.model, checkpoint.states(batch)[has_label]
-        states = states if model.before_output is None else model.before_output(states)
-        weight, bias = model.output.weight, model.output.bias
-        loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
-        return loss, nll, len(labels)
-    logits = precise(checkpoint.logits(batch)[has_label])
-    loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
-    with torch.no_grad():
-        nll = loss if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
-    return loss, nll.detach(), len(labels)

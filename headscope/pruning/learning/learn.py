@@ -15,7 +15,7 @@ import torch
 from headscope.config.option import changed_options, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.distributed import ALONE, Processes
-from headscope.errors import CheckpointError, ConfigError, flag
+from headscope.errors import ConfigError, flag
 from headscope.files.folders import Build, Workplace, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import contents, inputs_of
 from headscope.files.writing import save_torch, write_atomically
@@ -42,7 +42,7 @@ from headscope.pruning.selection import (
     write_selection,
 )
 from headscope.results.ranking import Ranking
-from headscope.training.checkpoints import load_record
+from headscope.training.checkpoints import read_state
 
 POINTS = 50  # of the trajectory
 
@@ -161,7 +161,7 @@ class GateRun:
     def save(self) -> None:
         """Write DIR/state.pt; every process calls this, and the first writes."""
         tuner = self.tuner
-        content = {"version": VERSION, "settings": _fixed(self.config), "trace": self.trace, "nll": self.quality}
+        content = {"settings": _fixed(self.config), "trace": self.trace, "nll": self.quality}
         content |= {"tuner": tuner.state(), "digests": [tuner.checkpoint.digest, tuner.data.digest]}
         if tuner.processes.main:
             write_atomically(self.folder / STATE, lambda path: save_torch(content, path))
@@ -186,7 +186,7 @@ class GateRun:
 def _choose(config: LearnConfig, folder: Path, progress: Progress, processes: Processes) -> tuple[Ranking, Checkpoint]:
     """The result of learning, whose state lies in `folder`."""
     began = time.monotonic()
-    state = read_gate_state(folder) if config.resume else None
+    state = read_state(folder, "settings", "tuner", "trace", "nll", "digests") if config.resume else None
     setup = open_selection(config, trains=True)
     checkpoint, gates = setup.checkpoint, setup.gating
     generator = torch.Generator().manual_seed(config.seed)  # of the gates' noise
@@ -281,24 +281,7 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
     ]
 
 
-# Going on after a kill: what a run saves as it goes, and how it is taken up again.
-
-
-VERSION = 2
-AFTERWARDS = {"tune_updates"}  # which may change within a run: it follows what is saved
-
-
-def read_gate_state(folder: Path) -> dict[str, Any] | None:
-    """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
-    if not (folder / STATE).is_file():
-        return None
-    state = load_record(folder / STATE, advice=f"learn anew with {flag.force}")
-    if state.get("version") != VERSION:
-        raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with {flag.force}")
-    return state
-
-
 def _fixed(config: LearnConfig) -> dict[str, Any]:
-    """Options that must not change within a run; texts and companions are known by their digests."""
+    """Options that must not change within a run; texts are known by their digests, and tuning follows what is saved."""
     options = identity(config) | {"method": config.settings()["method"]}
-    return {name: value for name, value in options.items() if name not in AFTERWARDS}
+    return {name: value for name, value in options.items() if name != "tune_updates"}

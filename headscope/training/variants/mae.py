@@ -119,9 +119,14 @@ class Mae(Variant):
         """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
         if all(stack.self_mixing == MIXING for stack in config.stacks):
             return config
-        check_heads(
-            [count for stack in config.stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options
-        )
+        counts = [count for stack in config.stacks for count in (*stack.self_heads, *stack.cross_heads) if count > 1]
+        if not counts:
+            raise ConfigError(f"experts need layers with at least 2 heads; raise {flag.heads}, or choose {flag.init}")
+        if self.options.expert_heads >= min(counts):
+            raise ConfigError(
+                f"{flag.expert_heads} {self.options.expert_heads} with layers of {min(counts)} heads; an expert lacks "
+                f"a head, so choose at most {min(counts) - 1}"
+            )
         encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
@@ -152,6 +157,9 @@ class Mae(Variant):
     def prepare(self, run: TrainingRun) -> None:
         import torch
 
+        from headscope.model.mixing.base import mixings_of
+        from headscope.model.mixing.experts import Experts
+
         if self.gates:
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
             self.start = [gate.detach().clone() for gate in self.gates]
@@ -159,7 +167,10 @@ class Mae(Variant):
             trained_ids = {id(parameter) for parameter in (*self.gates, *run.trained)}
             for parameter in run.model.parameters():
                 parameter.requires_grad_(id(parameter) in trained_ids)
-        self._watch(run)
+        for site, layer, mixture in mixings_of(run.model):
+            if isinstance(mixture, Experts) and mixture.gate is not None:
+                self.experts[site, layer] = mixture.experts
+                mixture.gate.register_forward_hook(partial(self._record, f"{site}.{layer}"))  # goes with the model
 
     def step(self, run: TrainingRun, batches: Sequence[Batch], gradients: Gradients) -> Sums:
         from headscope.model.mixing.experts import expert_mode, experts_of
@@ -186,16 +197,6 @@ class Mae(Variant):
             self.gate_steps += 1
         for gate in self.gates:
             gate.grad = None
-
-    def _watch(self, run: TrainingRun) -> None:
-        """Note the entropy of gates as training goes by; the model's own, so nothing has to be removed."""
-        from headscope.model.mixing.base import mixings_of
-        from headscope.model.mixing.experts import Experts
-
-        for site, layer, mixture in mixings_of(run.model):
-            if isinstance(mixture, Experts) and mixture.gate is not None:
-                self.experts[site, layer] = mixture.experts
-                mixture.gate.register_forward_hook(partial(self._record, f"{site}.{layer}"))
 
     def _record(self, module: str, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
         if self.noting and gate.training:
@@ -274,18 +275,6 @@ def mixture_modules(stack: StackConfig, options: MaeOptions, *, causal: bool) ->
         settings |= {"window": options.gate_window} if causal else {}
     cross = MIXING if stack.cross_heads else None
     return replace(stack, self_mixing=MIXING, cross_mixing=cross, mixing_options=settings)
-
-
-def check_heads(counts: Sequence[int], options: MaeOptions) -> None:
-    """ConfigError unless there are layers of two heads or more, and all of these have more than an expert has."""
-    several = [count for count in counts if count > 1]
-    if not several:
-        raise ConfigError(f"experts need layers with at least 2 heads; raise {flag.heads}, or choose {flag.init}")
-    if options.expert_heads >= min(several):
-        raise ConfigError(
-            f"{flag.expert_heads} {options.expert_heads} with layers of {min(several)} heads; an expert lacks a head, "
-            f"so choose at most {min(several) - 1}"
-        )
 
 
 @contextmanager

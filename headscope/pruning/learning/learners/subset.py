@@ -76,9 +76,9 @@ class Subset(GateLearner):
 
     @property
     def temperature(self) -> float:
-        """Of the next update."""
-        options = self.options
-        return anneal(self.update, first=options.first, last=options.last, updates=self.cooldown)
+        """Of the next update: geometric from `first` to `last` within `cooldown`, then constant."""
+        first, share = math.log(self.options.first), min(self.update / self.cooldown, 1.0) if self.cooldown else 1.0
+        return math.exp(first - share * (first - math.log(self.options.last)))
 
     @property
     def cooldown(self) -> int:
@@ -159,9 +159,3 @@ def soft_top_k(scores: Tensor, k: int, *, temperature: float) -> Tensor:
 def straight_through(scores: Tensor, k: int) -> Tensor:
     """The exact top-K as 0/1 [n], with the gradient of the identity."""
     return top_k(scores, k).to(scores) + (scores - scores.detach())
-
-
-def anneal(update: int, *, first: float, last: float, updates: int) -> float:
-    """T after `update` updates: geometric from `first` to `last` within `updates`, then constant."""
-    share = min(update / updates, 1.0) if updates else 1.0
-    return math.exp(math.log(first) - share * (math.log(first) - math.log(last)))
