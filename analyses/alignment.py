@@ -234,7 +234,9 @@ class Alignment(Analysis):
         if aggregates.site_layers("lift_fed"):
             report = template_report(aggregates, tests)
             if self.between:
-                report.tables["alignment_together"] = self._together(report)
+                labelled_heads = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
+                together = joint_error_rates(self.between, self.tables, labelled_heads)
+                report.tables["alignment_together"] = together
         report.remarks += [] if self.links is None else self.links.remarks
         if "alignment" in report.tables:
             return report
@@ -302,10 +304,6 @@ class Alignment(Analysis):
         columns |= {f"baseline_{kind}": baselines[kind] for kind in BASELINES}
         columns |= {"offset": self.offsets[name], "hard_positions": int(hard_count.sum())}
         return share, aer, pd.DataFrame(columns)
-
-    def _together(self, report: AnalysisReport) -> pd.DataFrame:
-        labelled_heads = [head for head, labels in report.labels.items() if "aligned:fed" in labels]
-        return joint_error_rates(self.between, self.tables, labelled_heads)
 
     def signature(self) -> dict[str, str]:
         links = "none" if self.links is None else self.links.name

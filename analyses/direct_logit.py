@@ -99,23 +99,19 @@ class DirectLogit(Analysis):
         labels = heads.batch.labels
         assert labels is not None, "the batch was read without labels"
         has_label = labels != IGNORED  # [b t]
-        towards, place = self._towards(labels, has_label, heads.context.dtype), (heads.site, heads.layer)
+        place, dtype = (heads.site, heads.layer), heads.context.dtype
+        if self.directions is None or self.directions[0] is not labels:  # once per batch; zero without a label
+            assert self.readout is not None
+            directions = torch.zeros(*labels.shape, self.readout.weight.shape[1], dtype=dtype, device=labels.device)
+            if self.last is None:
+                x = y = directions[has_label]
+            else:
+                x, y = (states[has_label].to(dtype) for states in self.last)
+            directions[has_label] = self.readout.direction(labels[has_label], x, y)
+            self.directions = (labels, directions)
+        towards = self.directions[1]  # what a written vector is worth at every position [b t d]
         if place in self.scales:
-            towards = towards * self.scales[place].to(towards.dtype)
+            towards = towards * self.scales[place].to(dtype)
         per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[place].to(towards.dtype))
         values = torch.einsum("bhtk,bhtk->bh", heads.context, per_head)
         return {"direct_logit": Ratio(values, has_label.sum(dim=-1, keepdim=True))}
-
-    def _towards(self, labels: Tensor, is_prediction: Tensor, dtype: torch.dtype) -> Tensor:
-        """What a written vector is worth at every position [b t d], once per batch; zero where nothing is predicted."""
-        if self.directions is None or self.directions[0] is not labels:
-            assert self.readout is not None
-            d = self.readout.weight.shape[1]
-            directions = torch.zeros(*labels.shape, d, dtype=dtype, device=labels.device)
-            if self.last is None:
-                x = y = directions[is_prediction]
-            else:
-                x, y = (states[is_prediction].to(dtype) for states in self.last)
-            directions[is_prediction] = self.readout.direction(labels[is_prediction], x, y)
-            self.directions = (labels, directions)
-        return self.directions[1]

@@ -150,21 +150,15 @@ class ExpertUse(Analysis):
         return report
 
     def _top(self, counts: Tensor, *, reads: bool) -> Iterator[dict[str, Any]]:
-        names = self.subwords.get(reads, ())
-        information = mutual_information(counts).masked_fill(counts.sum(dim=0) < LEAST, -torch.inf)
+        names, of_token = self.subwords.get(reads, ()), counts.sum(dim=0)
+        expectation = (counts.sum(dim=1, keepdim=True) * of_token / counts.sum()).clamp_min(1e-300)
+        information = torch.where((counts > 0) & (of_token >= LEAST), (counts / expectation).log(), -torch.inf)
         for expert, row in enumerate(information):
             values, ids = row.sort(descending=True, stable=True)
             for value, number in list(zip(values.tolist(), ids.tolist(), strict=True))[:TOKENS]:
                 if value > 0:
                     token = names[number] if number < len(names) else str(number)
                     yield {"expert": expert, "token": token, "pmi": value, "count": int(counts[expert, number])}
-
-
-def mutual_information(counts: Tensor) -> Tensor:
-    """log p(t, e) / (p(t) p(e)) in nats for counts [e V]; -inf where a token never stands with an expert."""
-    total, of_expert, of_token = counts.sum(), counts.sum(dim=1, keepdim=True), counts.sum(dim=0)
-    expectation = (of_expert * of_token / total).clamp_min(1e-300)
-    return torch.where(counts > 0, (counts / expectation).log(), -torch.inf)
 
 
 @analysis

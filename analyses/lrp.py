@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
+from headscope.engine.aggregate import stack_layers
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis, head_table
 from headscope.engine.evidence.significance import spearman
 from headscope.errors import ConfigError, flag
@@ -100,7 +100,10 @@ class Lrp(Analysis):
                 if self.run.detail and name == self.names[0]:
                     self._keep(batch, (site, layer), relevance_shares, explanation.counts)
                 measures = (relevance.raw, relevance.absolute, relevance.value_share, relevance.qk_share)
-                columns = [_weighted(relevance_shares, explanation.counts)]
+                weights = (
+                    explanation.counts.to(relevance_shares.dtype)[..., None] * relevance_shares.isfinite()
+                )  # [p b h]
+                columns = [((relevance_shares.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0))]
                 columns += [_sum_counts(values, explanation.counts) for values in measures]
                 totals, counts = zip(*columns, strict=True)
                 ratios[name, site, layer] = Ratio(torch.stack(totals, dim=-1), torch.stack(counts, dim=-1))
@@ -142,7 +145,7 @@ class Lrp(Analysis):
             columns={"lrp": first},
             tables={"lrp": _table(estimates)} | self._agreement(estimates),
             detail={
-                "lrp": {f"{n}/{site}": _stack_layers(layers) for (n, site), layers in sorted(self.relevance.items())}
+                "lrp": {f"{n}/{site}": stack_layers(layers) for (n, site), layers in sorted(self.relevance.items())}
             },
         )
 
@@ -160,12 +163,6 @@ class Lrp(Analysis):
     def signature(self) -> dict[str, str]:
         steps = "+".join(dict.fromkeys(self.used.values()))
         return {"rules": "+".join(self.names), "explains": self.quantity, "steps": steps}
-
-
-def _weighted(relevance: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_p normalised relevance [p b h] times the number of predictions it is for, and the sum of these, [b h] each."""
-    weights = counts.to(relevance.dtype)[..., None] * relevance.isfinite()  # [p b h]
-    return (relevance.nan_to_num() * weights).sum(dim=0), weights.sum(dim=0)
 
 
 def _sum_counts(values: Tensor | None, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,12 +187,3 @@ def _table(estimates: Mapping[tuple[str, Site, int], Estimate]) -> pd.DataFrame:
         frames.append(head_table({(site, layer): columns}))
         frames[-1].insert(0, "rules", name)
     return pd.concat(frames, ignore_index=True)
-
-
-def _stack_layers(layers: Mapping[int, Tensor]) -> Array:
-    """Relevance [p h] of every layer as [p layer h]; layers with fewer heads are filled with NaN."""
-    positions, heads = (max(sizes) for sizes in zip(*(relevance.shape for relevance in layers.values()), strict=True))
-    by_layer: Array = np.full((positions, max(layers) + 1, heads), np.nan)
-    for layer, relevance in layers.items():
-        by_layer[: len(relevance), layer, : relevance.shape[1]] = relevance
-    return by_layer

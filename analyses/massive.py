@@ -102,8 +102,10 @@ class Massive(Analysis):
         states = self.states.pop(self.blocks[heads.site, heads.layer], None)
         if states is None or states.shape[:2] != heads.queries.shape:
             raise CheckpointError(f"what {heads.site}.{heads.layer} reads cannot be seen; leave out massive")
-        magnitude, median = magnitudes(states, heads.key_side.real)
-        massive = heads.key_side.real & (magnitude > self.options.massive_magnitude)
+        real, absolute = heads.key_side.real, states.abs() if states.dtype is torch.float64 else states.abs().float()
+        magnitude = absolute.amax(dim=-1).masked_fill(~real, 0.0)  # of every token [b t], and of every sentence [b]
+        median = absolute.masked_fill(~real[..., None], torch.nan).flatten(1).nanmedian(dim=1).values
+        massive = real & (magnitude > self.options.massive_magnitude)
         massive &= magnitude >= self.options.massive_ratio * median[:, None]  # [b s]
         side, ratio = heads.batch.on_host.sides(heads.site)[1], magnitude / median[:, None]
         if self.waiting and self.waiting[0][1] is not side:
@@ -182,13 +184,3 @@ class Massive(Analysis):
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
         names = "site layer token id first count share magnitude times_median"
         return pd.DataFrame(rows, columns=names.split())
-
-
-def magnitudes(states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest absolute activation of every token [b t], and the median of every sentence [b].
-
-    Of states [b t d]; `real` [b t] leaves out padding. The lower one of two medians, as torch has it.
-    """
-    absolute = states.abs() if states.dtype is torch.float64 else states.abs().float()
-    median = absolute.masked_fill(~real[..., None], torch.nan).flatten(1).nanmedian(dim=1).values
-    return absolute.amax(dim=-1).masked_fill(~real, 0.0), median

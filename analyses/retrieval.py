@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.bootstrap import Array, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
@@ -225,8 +225,17 @@ class Retrieval(Analysis):
         report.columns = {measure.name: report.columns.get(measure.name, {}) for measure in self.measures}
         report.tables["retrieval"] = pd.DataFrame([trial.row(self.checkpoint) for trial in self.trials])
         if self.options.kv_budget is not None and self.trials:
-            report.tables["retrieval_capacity"] = _capacities(report.columns[self.name], self.options.kv_budget)
-        report.files["retrieval/head_score.json"] = _head_scores(answered_trials)
+            values = {place: estimate.value for place, estimate in report.columns[self.name].items()}
+            capacities = head_capacities(np.concatenate([*values.values()]), budget=self.options.kv_budget).astype(int)
+            parts = np.split(capacities, np.cumsum([len(part) for part in values.values()])[:-1])
+            of_layers = {place: {"keys": keys} for place, keys in zip(values, parts, strict=True)}
+            report.tables["retrieval_capacity"] = head_table(of_layers)
+        by_head: dict[str, list[float]] = {}
+        for trial in answered_trials:
+            for site_layer in trial.copies:
+                for head, score in enumerate(trial.program_score(site_layer).tolist()):
+                    by_head.setdefault(f"{site_layer[1]}-{head}", []).append(score)
+        report.files["retrieval/head_score.json"] = json.dumps(by_head) + "\n"
         if self.lost:
             report.remarks.append(f"retrieval: the needle could not be found again in {self.lost} prompts")
         if not answered_trials:
@@ -325,23 +334,6 @@ def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
         if len(needle_ids & set(ids[start : start + len(needle)])) > 0.9 * len(needle_ids):
             return start
     return None
-
-
-def _head_scores(trials: Sequence[Trial]) -> str:
-    """One line of JSON: the scores of every head in the trials that count, by "layer-head"."""
-    scores: dict[str, list[float]] = {}
-    for trial in trials:
-        for site, layer in trial.copies:
-            for head, score in enumerate(trial.program_score((site, layer)).tolist()):
-                scores.setdefault(f"{layer}-{head}", []).append(score)
-    return json.dumps(scores) + "\n"
-
-
-def _capacities(scores: Mapping[tuple[Site, int], Estimate], budget: int) -> pd.DataFrame:
-    values = [estimate.value for estimate in scores.values()]
-    capacities = head_capacities(np.concatenate(values), budget=budget).astype(int)
-    parts = np.split(capacities, np.cumsum([len(part) for part in values])[:-1])
-    return head_table({place: {"keys": keys} for place, keys in zip(scores, parts, strict=True)})
 
 
 def head_capacities(scores: Array, *, budget: int, window: int = 32, beta: float = 1.005) -> Array:

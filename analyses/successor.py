@@ -96,27 +96,21 @@ class Successor(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         statistics = {(self.name, *place): Ratio(hits, torch.ones(len(hits), 1)) for place, hits in self.hits.items()}
         report = super().report(aggregates.over_units(statistics))
-        report.tables = {"successor": self._by_sequence(), "successor_words": self.words}
-        if not len(self.words):
-            report.remarks.append(f"successor: no two words of an order are tokens of the model; give {flag.sequences}")
-        return report
-
-    def _by_sequence(self) -> pd.DataFrame:
         names = self.words["sequence"].to_numpy()
-        rows = [
+        by_sequence = [
             (
-                head.site.value,
-                head.layer,
-                head.head,
-                name,
-                int((names == name).sum()),
-                float(hits[names == name, head.head].mean()),
+                *(head.site.value, head.layer, head.head, name),
+                *(int((names == name).sum()), float(hits[names == name, head.head].mean())),
             )
             for site_layer, hits in self.hits.items()
             for head in head_ids(site_layer, hits.shape[1])
             for name in dict.fromkeys(names)
         ]
-        return pd.DataFrame(rows, columns=["site", "layer", "head", "sequence", "words", "share"])
+        columns = ["site", "layer", "head", "sequence", "words", "share"]
+        report.tables = {"successor": pd.DataFrame(by_sequence, columns=columns), "successor_words": self.words}
+        if not len(self.words):
+            report.remarks.append(f"successor: no two words of an order are tokens of the model; give {flag.sequences}")
+        return report
 
     def signature(self) -> dict[str, str]:
         sequences = self.options.sequences

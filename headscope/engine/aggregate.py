@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -94,7 +94,10 @@ class Aggregator:
             self.analyses[observation.analysis.name] = observation.analysis
             ratio = observation.ratio
             if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.per_batch:
-                self._keep_sentences(observation.statistic, batch, ratio)
+                statistic, means = observation.statistic, ratio.total / ratio.count.to(ratio.total.device)  # [b h]
+                by_sentence = self.details.setdefault(statistic.name, {})
+                for sentence, value in zip(batch.indices.tolist(), means.float().cpu(), strict=True):
+                    by_sentence.setdefault(f"{sentence}/{statistic.site}", {})[statistic.layer] = value
             if observation.single:
                 by_device.setdefault(ratio.total.device, []).append(observation)
             else:
@@ -165,17 +168,6 @@ class Aggregator:
         else:
             statistics[key] = sums
 
-    def _keep_sentences(self, statistic: Statistic, batch: Batch, ratio: Ratio) -> None:
-        values = (ratio.total / ratio.count.to(ratio.total.device)).float().cpu()  # [b h]
-        by_sentence = self.details.setdefault(statistic.name, {})
-        for sentence, value in zip(batch.indices.tolist(), values, strict=True):
-            by_sentence.setdefault(f"{sentence}/{statistic.site}", {})[statistic.layer] = value
-
-
-def add_ratios(earlier: Ratio, later: Ratio) -> Ratio:
-    """What blocks of queries contribute together."""
-    return replace(later, total=earlier.total + later.total, count=earlier.count + later.count)
-
 
 def gram(flat: Tensor) -> Tensor:
     """flatᵀ flat of [n d]: what lies right of the diagonal, by strips of `STRIP` rows, and its mirror image.
@@ -226,12 +218,13 @@ def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId],
 
 
 def stack_layers(layers: Mapping[int, Tensor]) -> Array:
-    """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
-    widest = max(len(values) for values in layers.values())
-    matrix = np.full((max(layers) + 1, widest), np.nan)
+    """Per-layer values [… h] as [… layer h]; layers with fewer heads or positions are filled with NaN."""
+    *positions, heads = (max(sizes) for sizes in zip(*(values.shape for values in layers.values()), strict=True))
+    by_layer: Array = np.full((*positions, max(layers) + 1, heads), np.nan)
     for layer, values in layers.items():
-        matrix[layer, : len(values)] = values.numpy()
-    return matrix
+        cells: Any = (*map(slice, values.shape[:-1]), layer, slice(values.shape[-1]))
+        by_layer[cells] = values
+    return by_layer
 
 
 NOTHING = "found nothing to measure"

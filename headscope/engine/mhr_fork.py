@@ -30,7 +30,6 @@ from torch import Tensor
 from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
-from headscope.data.vocabulary import Vocabulary
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -70,7 +69,9 @@ def fork_batches(
     Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
     fairseq does (`headscope.model.native.layers`). ConfigError where a sentence alone has more than `size.tokens`.
     """
-    texts, pads = list(corpus), {name: _pad(checkpoint, name) for name in ("source", "target")}
+    texts, source_words = list(corpus), checkpoint.source if checkpoint.two_sided else checkpoint.target
+    target_words = checkpoint.target
+    assert source_words is not None and target_words is not None, "they have encoded the text"
     sources = checkpoint.encode([text.source for text in texts], side="source", limit=limit)
     targets: list[Encoded | None] = [None] * len(texts)
     if corpus.has_target:
@@ -85,9 +86,9 @@ def fork_batches(
         numbers = [
             group[position] for position in longest_first.tolist()
         ]  # torch decides about ties, as when fairseq sorts
-        read = pad_side([sources[n] for n in numbers], pad=pads["source"])
+        read = pad_side([sources[n] for n in numbers], pad=source_words.padding)
         targets_read = [target for n in numbers if (target := targets[n]) is not None]
-        target = pad_side(targets_read, pad=pads["target"]) if targets_read else None
+        target = pad_side(targets_read, pad=target_words.padding) if targets_read else None
         width = read.ids.shape[1]
         order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
         padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))
@@ -114,12 +115,6 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
     return [*closed_batches, batch] if batch else closed_batches
 
 
-def _pad(checkpoint: TransformerCheckpoint, name: str) -> int:
-    vocabulary: Vocabulary | None = getattr(checkpoint, name if checkpoint.two_sided else "target")
-    assert vocabulary is not None, "it has encoded the text"
-    return vocabulary.padding
-
-
 def without_last_cell(weights: Tensor, queries: Tensor, keys: Tensor, *, rows: slice = slice(None)) -> Tensor:
     """Weights [b h t s] of real queries [b t] on real keys [b s], the last of them on the last set to 0.
 
@@ -137,13 +132,11 @@ def base(weights: Tensor) -> Tensor:
     return weights.amax(dim=(-1, -2))
 
 
-def advance_share(weights: Tensor, widths: Tensor) -> Tensor:
-    """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key."""
-    return mean_of_keys(weights.amax(dim=-2), widths)
+def advanced(largest: Tensor, widths: Tensor) -> Tensor:
+    """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key.
 
-
-def mean_of_keys(largest: Tensor, widths: Tensor) -> Tensor:
-    """`advanced` from the largest weight that any query gives to each key, [b h s]."""
+    `largest` [b h s] is the largest weight that any query gives to each key.
+    """
     return largest.sum(dim=-1) / (widths - 1)[:, None]
 
 
@@ -233,7 +226,7 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     keys = weights.new_ones(b, s, dtype=torch.bool) if keys is None else keys
     widths = keys.sum(dim=1)
     weights = without_last_cell(weights, queries, keys)
-    spread = advance_share(weights, widths)
+    spread = advanced(weights.amax(dim=-2), widths)
     flat = (context * queries[:, None, :, None]).flatten(2)  # [b h t·k]
     unit = flat / flat.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
-from headscope.engine.aggregate import Aggregator, Observation, Statistic, add_ratios, conclude
+from headscope.engine.aggregate import Aggregator, Observation, Statistic, conclude
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.errors import CheckpointError, ConfigError, flag
@@ -139,7 +139,15 @@ class AnalysisRunner:
         analysis.tick = tick  # type: ignore[method-assign]
         with self._passing(batch, analysis.name) as on_device:
             if makes_weights() or not _needs_matrix(analysis):
-                self._explain(analysis, on_device)
+                try:
+                    with torch.no_grad():
+                        ratios = analysis.explain(self.checkpoint, on_device)
+                    for (name, site, layer), ratio in ratios.items():
+                        self._add(analysis, Statistic(analysis.name, name, site, layer), ratio)
+                except CheckpointError as error:
+                    if self.aggregator.has(analysis) or len(self.running) == 1:
+                        raise
+                    self.leave_out(analysis, str(error))
         tick(1)
 
     @contextmanager
@@ -161,18 +169,6 @@ class AnalysisRunner:
             return batch.longest > LONG
         return self.options.attention == "streamed"
 
-    def _explain(self, analysis: Analysis, batch: Batch) -> None:
-        """An analysis' own passes; where the model is none that it can explain, it is left out from then on."""
-        try:
-            with torch.no_grad():
-                ratios = analysis.explain(self.checkpoint, batch)
-            for (name, site, layer), ratio in ratios.items():
-                self._add(analysis, Statistic(analysis.name, name, site, layer), ratio)
-        except CheckpointError as error:
-            if self.aggregator.has(analysis) or len(self.running) == 1:
-                raise
-            self.leave_out(analysis, str(error))
-
     def leave_out(self, analysis: Analysis, why: str) -> None:
         """Run without an analysis from now on; ConfigError where it is the last one."""
         if len(self.running) == 1:
@@ -183,16 +179,15 @@ class AnalysisRunner:
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._observing(batch, observers):
-            self.unseen = set() if any(map(watches, self.running)) else self._awaited_layers(batch, observers)
+            sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
+            seen = {
+                place for place in self.layers if place[0] in sites
+            } or self.layers  # all of them: the pass is checked
+            self.unseen = set() if any(map(watches, self.running)) else {*seen}
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:
                 self._observe(heads, self.observers, afterwards=True)
-
-    def _awaited_layers(self, batch: Batch, observers: Sequence[Analysis]) -> set[tuple[Site, int]]:
-        """Layers that these analyses see of such a batch; all of them where they see none, which checks the pass."""
-        sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
-        return {place for place in self.layers if place[0] in sites} or set(self.layers)
 
     def _differentiate(self, batch: Batch) -> None:
         """One forward pass and one backward pass of the objective.
@@ -274,7 +269,8 @@ class AnalysisRunner:
     def _add(self, analysis: Analysis, statistic: Statistic, ratio: Ratio) -> None:
         """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
         earlier = self.observations.get(statistic)
-        ratio = ratio if earlier is None else add_ratios(earlier.ratio, ratio)
+        if earlier is not None:
+            ratio = replace(ratio, total=earlier.ratio.total + ratio.total, count=earlier.ratio.count + ratio.count)
         self.observations[statistic] = Observation(analysis, statistic, ratio)
 
     def part(self) -> PartialResult:

@@ -44,6 +44,7 @@ from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
 LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
+TEXTS = ("source", "target", "source2", "labels", "clean", "corrupt", "answer", "parse", "target_parse")
 
 
 def complete_record(
@@ -69,16 +70,8 @@ def complete_record(
         "objective": study.record["objective"],
         "sampled": study.record["sampled"],
         "data": {
-            "source": settings.get("source"),
-            "target": settings.get("target"),
-            "source2": settings.get("source2"),
+            **{name: settings.get(name) for name in TEXTS},
             "pairs": settings.get("pairs", False),
-            "labels": settings.get("labels"),
-            "clean": settings.get("clean"),
-            "corrupt": settings.get("corrupt"),
-            "answer": settings.get("answer"),
-            "parse": settings["parse"],
-            "target_parse": settings.get("target_parse"),
             "digest": corpus.digest,
             "in_corpus": corpus.count,
             **study.record["data"],
