@@ -84,7 +84,8 @@ class Successor(Analysis):
             return
         every = torch.cat([ids, following]).unique()
         for site_layer, states in read_states(stream, ids).items():
-            head_output = stream.ov_states(site_layer, states)  # [h n d]
+            heads = stream.factors(site_layer)
+            head_output = states @ heads.value @ heads.output  # [h n d], but for a factor: 1/σ of the layer's norm
             logits = stream.unembed(head_output, every.to(head_output.device))  # [h n c]
             highest = every[logits.argmax(dim=-1).cpu()]  # [h n]
             writes = stream.reaches_logits(head_output, logits).cpu()

@@ -101,14 +101,6 @@ class ResidualStream:
         )
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
-    def ov_states(self, site_layer: SiteLayer, states: Tensor) -> Tensor:
-        """What each head writes where it looks at one of these states [n d] alone, but for a factor: [h n d].
-
-        The factor is the 1/σ of the layer's norm; its shift and biases are left out.
-        """
-        heads = self.factors(site_layer)
-        return states @ heads.value @ heads.output
-
     def unembed(self, vector: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [… V] (or of `ids`) of what is written to the stream [… d], for σ = 1 and without the norm's shift."""
         norm = self.readout.norm
@@ -253,9 +245,13 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     }
     side = pad_side([Encoded.plain([int(number)]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
+
+    def enter(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return ((states, *arguments[1:]), keywords) if arguments else (arguments, keywords | {"hidden_states": states})
+
     with (
         eval_mode(model),
-        _replaced_input(entry, states),
+        entry.register_forward_pre_hook(enter, with_kwargs=True),
         seen_states([end], lambda _, x: inputs.append(x)),
         gated(model, closed_gates),
     ):
@@ -271,17 +267,6 @@ def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer)
         if length > 1 and isinstance(model.get_submodule(".".join(parts[: length - 1])), nn.ModuleList):
             return model.get_submodule(".".join(parts[:length]))
     return model.get_submodule(name)
-
-
-@contextmanager
-def _replaced_input(module: nn.Module, states: Tensor) -> Iterator[None]:
-    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if arguments:
-            return (states, *arguments[1:]), keywords
-        return arguments, keywords | {"hidden_states": states}
-
-    with module.register_forward_pre_hook(hook, with_kwargs=True):
-        yield
 
 
 @contextmanager

@@ -63,8 +63,7 @@ def choose_analyses(
 
 
 def _members(names: Sequence[str]) -> set[str]:
-    pairs = [(member, cls.group) for member, cls in ANALYSES]
-    members = ([member for member, group in pairs if group == name] or [ANALYSES.get(name).name] for name in names)
+    members = ([member for member, cls in ANALYSES if cls.group == name] or [ANALYSES.get(name).name] for name in names)
     return {member for of_name in members for member in of_name}
 
 
@@ -211,8 +210,7 @@ def analyze(
         if not partial or not runner.counts[""]:
             raise
         complete = False
-    _, *parts = processes.gather((runner.part(), complete))
-    for part, part_complete in parts:
+    for part, part_complete in processes.gather((runner.part(), complete))[1:]:
         runner.merge(part)
         complete = complete and part_complete
     bootstrap = Bootstrap(seed=options.seed, replicates=replicates)
@@ -308,9 +306,8 @@ def _applicable(
     idle = {omission.analysis: f"it {omission.why}" for omission in left_out if omission.analysis in default_names}
     refuse_idle_options(options.analysis_options, [cls.name for cls in fitting], idle)
     if not fitting:
-        raise ConfigError(
-            "no analysis can run: " + "; ".join(f"{omission.analysis}: {omission.why}" for omission in left_out)
-        )
+        reasons = "; ".join(f"{omission.analysis}: {omission.why}" for omission in left_out)
+        raise ConfigError(f"no analysis can run: {reasons}")
     if any(map(needs_objective, analyses)):
         name = choose_objective(options.objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
         options = replace(options, objective=name)
