@@ -21,8 +21,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import CallTracker, base_of, eval_mode, probe_inputs
 from headscope.model.interface import through_attend, watch_modules
-from headscope.model.mixing.base import mixings_of
-from headscope.model.mixing.linear import open_probability
+from headscope.model.mixing.base import mixings_of, open_probability
 
 SHUT = 0.1
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # half precision: 0.02

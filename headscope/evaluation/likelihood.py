@@ -35,7 +35,7 @@ from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.attention import precise
-from headscope.model.shared_layers import SharedLayers
+from headscope.model.prefix_cache import SharedLayers
 from headscope.model.taps import masked
 
 Hiding = Literal["each", "random"]

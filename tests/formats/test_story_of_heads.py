@@ -26,7 +26,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.story_of_heads.format import STORY, StoryCheckpoint
 from headscope.heads import Site
-from headscope.model.mixing.linear import HardConcrete
+from headscope.model.mixing.base import HardConcrete
 from headscope.model.taps import capture
 from tests.makers.shared import SHIPPED
 from tests.makers.story_files import HP, TOLD, written

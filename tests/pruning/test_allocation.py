@@ -17,7 +17,7 @@ from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
-from headscope.model.shared_layers import SharedLayers
+from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form import allocation, divergence
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate

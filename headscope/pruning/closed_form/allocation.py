@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headscope.heads import HeadId
-from headscope.model.shared_layers import SharedLayers
+from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached_moments, solve_refit
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ModuleMoments

@@ -16,8 +16,7 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode, find_attention
-from headscope.model.prefix_cache import SiteLayer
-from headscope.model.shared_layers import SharedLayers
+from headscope.model.prefix_cache import SharedLayers, SiteLayer
 from headscope.pruning.closed_form.moments import text_batches
 
 MEASURED = 128

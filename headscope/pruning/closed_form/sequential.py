@@ -24,7 +24,7 @@ from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import find_attention
-from headscope.model.shared_layers import SharedLayers
+from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
 from headscope.pruning.closed_form.moments import text_batches

@@ -1,7 +1,7 @@
 """Hard concrete gates with a penalty on open ones (Louizos et al. 2018; Voita et al. 2019, §5.1).
 
 One number log_a for each gate. The constants are those of the story-of-heads program: temperature 0.33, stretch
-(−0.1, 1.1), ε = 1e-6. Gates that a checkpoint brings along, without noise, are `headscope.model.mixing.linear`.
+(−0.1, 1.1), ε = 1e-6. Gates that a checkpoint brings along, without noise, are `headscope.model.mixing.base`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headscope.config import option
 from headscope.errors import check_one_given, flag
-from headscope.model.mixing.linear import HIGH, LOW, TEMPERATURE, hard_concrete
+from headscope.model.mixing.base import HIGH, LOW, TEMPERATURE, hard_concrete
 from headscope.pruning.gate_layout import GateLayout, top_k
 from headscope.pruning.learning.learner import GateLearner, learner
 
