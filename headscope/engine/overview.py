@@ -189,12 +189,6 @@ def _analysis_cost(cls: Any) -> str:
     return "the forward pass, shared"
 
 
-def _criterion_cost(cls: Any) -> str:
-    if not cls.reads_text:
-        return "weights alone"
-    return "one pass" if cls.one_pass else "many passes"
-
-
 KINDS: Mapping[str, Kind] = {
     "analyses": Kind(
         "what `headscope analyze` measures of every head (--only, --also)",
@@ -211,7 +205,7 @@ KINDS: Mapping[str, Kind] = {
     "criteria": Kind(
         "what `headscope prune` ranks heads by (--by), columns of heads.csv among them",
         "headscope.pruning.ranking.criterion:CRITERIA",
-        cost=_criterion_cost,
+        cost=lambda cls: "weights alone" if not cls.reads_text else "one pass" if cls.one_pass else "many passes",
     ),
     "objectives": Kind(
         "what importance explains: loss, accuracy, … (--objective)",

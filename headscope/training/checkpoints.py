@@ -288,21 +288,17 @@ def clean_workspace(workspace: Workplace, processes: Processes) -> Iterator[None
 
 
 def with_defaults(values: Mapping[str, Any], variant: str, *, resume: bool) -> dict[str, Any]:
-    """Options that were given, over those of the run that is resumed, over those of a preset."""
-    earlier = _resumed_options(Path(values.get("out", TrainConfig.out)), variant) if resume else {}
+    """Options that were given, over those of the run that is resumed, over those of a preset.
+
+    ConfigError where the run is of another variant.
+    """
+    earlier, folder = dict[str, Any](), Path(values.get("out", TrainConfig.out))
+    if resume and (path := to_resume(folder, TRAINING) / "run.json").exists():
+        try:
+            about = read_object(path)
+            earlier = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
+        except (DataError, KeyError, TypeError):
+            raise ConfigError(f"{flag.resume}: {folder} is not a training run; choose another {flag.out}") from None
+        if (other := about.get("variant")) != variant:
+            raise ConfigError(f"{flag.resume}: the run in {folder} is of variant {other!r}, not {variant!r}")
     return {**preset(values.get("preset", earlier.get("preset"))), **earlier, **values}
-
-
-def _resumed_options(folder: Path, variant: str) -> dict[str, Any]:
-    """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
-    path = to_resume(folder, TRAINING) / "run.json"
-    if not path.exists():
-        return {}
-    try:
-        about = read_object(path)
-        options = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
-    except (DataError, KeyError, TypeError):
-        raise ConfigError(f"{flag.resume}: {folder} is not a training run; choose another {flag.out}") from None
-    if about.get("variant") != variant:
-        raise ConfigError(f"{flag.resume}: the run in {folder} is of variant {about.get('variant')!r}, not {variant!r}")
-    return options

@@ -174,11 +174,6 @@ class HeadBatch:
         _, visible, keys = self._rows
         return self._of_rows("seen", lambda: visible & self.keys[:, None, keys])
 
-    @cached_property
-    def _seen_before(self) -> Tensor:
-        """Those that stand before the query."""
-        return self._of_rows("before", lambda: self._visible_keys.tril(self.first_query - self._rows.keys.start - 1))
-
     @property
     def max_weight(self) -> Tensor:
         """Largest weight of each query on the counted keys that it sees [b h t]."""
@@ -236,7 +231,10 @@ class HeadBatch:
         weights, visible, keys = self._rows
 
         def make() -> Tensor:
-            return match(keys) & (visible if every_key else self._seen_before if earlier else self._visible_keys)
+            seen = visible if every_key else self._visible_keys
+            if earlier:
+                seen = self._of_rows("before", lambda: seen.tril(self.first_query - keys.start - 1))
+            return match(keys) & seen
 
         pairs = make() if name is None else self._of_rows(f"pairs/{name}", make)
         on_pairs = torch.einsum("bhts,bts->bht", weights, pairs.to(weights.dtype))
@@ -325,7 +323,9 @@ class ObservedBatch:
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
         """The heads of one call; CheckpointError where its positions are not those of the text."""
-        site, batch = attention_site.site, self._batch_on(call.context.device)
+        site, batch, device = attention_site.site, self.batch, call.context.device
+        if device != batch.source.ids.device:  # of a model that is spread over several
+            batch = self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
         query_side, key_side = batch.sides(site)
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
         size = (call.query.shape[2], call.key.shape[2])
@@ -341,7 +341,7 @@ class ObservedBatch:
             visible = self.shared.get(f"visible/{name}", call.options.mask, lambda: _visible(call, key_side))
             rows, mask_id = Rows(precise(call.made_weights.detach()), visible, slice(0, size[1])), visible
         else:
-            shape, device = (len(call.query), *size), call.context.device
+            shape = (len(call.query), *size)
             visibility = self.shared.get(
                 f"visibility/{name}", call.options.mask, lambda: Visibility.of(call.options.mask, shape, device=device)
             )
@@ -363,12 +363,6 @@ class ObservedBatch:
             of_batch=self.shared,
             host_queries=host_queries,
         )
-
-    def _batch_on(self, device: torch.device) -> Batch:
-        """The batch where a layer is, which is not where others are if the model is spread over several devices."""
-        if device == self.batch.source.ids.device:
-            return self.batch
-        return self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
 
     def _count_tokens(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         """Which queries [b t] count, on the CPU and on the device, and which keys [b s] there."""

@@ -248,19 +248,12 @@ class LinkedWords:
         for is_present, of_side in zip(present, words, strict=True):
             is_present[np.arange(b)[:, None], of_side] = True
             is_present[:, -1] = False  # where −1 stands
-        sure, shuffled_links = (
-            [sentence_links.pairs[sentence_links.sure] for sentence_links in own],
-            links.of_others(sentences),
-        )
         for kind, pairs in (
-            (POSSIBLE, [sentence_links.pairs for sentence_links in own]),
-            (SURE, sure),
-            (SHUFFLED, shuffled_links),
+            (POSSIBLE, [of_line.pairs for of_line in own]),
+            (SURE, [of_line.pairs[of_line.sure] for of_line in own]),
+            (SHUFFLED, links.of_others(sentences)),
         ):
-            row, (source, target) = (
-                np.repeat(np.arange(b), [len(sentence_links) for sentence_links in pairs]),
-                np.concatenate(pairs).T,
-            )
+            row, (source, target) = np.repeat(np.arange(b), [*map(len, pairs)]), np.concatenate(pairs).T
             inside = present[0][row, np.minimum(source, self.stride - 1)]
             inside &= present[1][row, np.minimum(target, self.targets - 1)]
             kinds[row[inside], target[inside], source[inside]] |= kind
@@ -304,30 +297,23 @@ class LinkedWords:
                 ratios[f"{part}{kind}_{name}"] = Ratio(hit, count)
         return ratios
 
-    def _due(self, about: Tensor) -> Tensor:
-        """Sure links [b] of words that some position is about."""
-        sure = (self.kinds & SURE > 0).sum(dim=-1)  # [b m]
-        return (sure * torch.zeros_like(sure).scatter(1, about % self.targets, 1)).sum(dim=-1).float()
-
     def places(self, name: str, offset: int) -> Places:
         """Which positions count for a relation, and where a fixed offset or the diagonal would do."""
         if name not in self.made:
-            on_offset, on_diagonal = (self._right(name, at) for at in (self._offset(offset), self._diagonal(name)))
-            is_counted = self.counts(self.about[name])
+            at = torch.arange(self.tokens.shape[1], device=self.tokens.device) + offset
+            at = torch.where((at >= 0) & (at < self.source_word.shape[1]), at, -1).expand(len(self.row), -1)
+            on_offset, on_diagonal = self._right(name, at), self._right(name, self._diagonal(name))
+            about, sure = self.about[name], (self.kinds & SURE > 0).sum(dim=-1)  # [b m]
+            is_counted = self.counts(about)
             by_difficulty = torch.stack([is_counted, is_counted & ~on_offset & ~on_diagonal], dim=-1).float()
-            self.made[name] = Places(on_offset, on_diagonal, by_difficulty, self._due(self.about[name]))
+            due = (sure * torch.zeros_like(sure).scatter(1, about % self.targets, 1)).sum(dim=-1).float()
+            self.made[name] = Places(on_offset, on_diagonal, by_difficulty, due)
         return self.made[name]
 
     def _right(self, name: str, at: Tensor) -> Tensor:
         """Positions [b t] with a link where the key at [b t] is linked; none has the number −1."""
         words = torch.where(self.counted_keys, self.source_word, -1).gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
         return self.kinds_of(self.pairs(self.about[name], words)) & POSSIBLE > 0
-
-    def _offset(self, offset: int) -> Tensor:
-        """The keys [b t] so far from each position."""
-        at = torch.arange(self.tokens.shape[1], device=self.tokens.device) + offset
-        at = torch.where((at >= 0) & (at < self.source_word.shape[1]), at, -1)
-        return at.expand(len(self.row), -1)
 
     def _diagonal(self, name: str) -> Tensor:
         """The counted key [b t] that lies at the place in the source where the position's token lies in the target."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.word_alignment import Floats, Ints, Links, words_of
+from headscope.data.word_alignment import Floats, Links, words_of
 from headscope.engine.heads.linked_words import SentenceLinks
 from headscope.errors import DataError, flag
 from headscope.files.reading import file_digest
@@ -29,7 +29,10 @@ def links_of_recordings(corpus: Corpus, checkpoint: Checkpoint, path: Path | Non
     for sentence, times in zip(corpus, _word_times(corpus, path), strict=True):
         (recording,) = checkpoint.encode([sentence.source], side="source", limit=DEFAULT_LIMIT)
         counts.append(recording.special.count(False))
-        pairs = _said_at(times, counts[-1])
+        middle = (np.arange(counts[-1]) + 0.5) * POSITION
+        word = np.searchsorted(times[:, 0], middle, side="right") - 1
+        is_spoken = (word >= 0) & (middle < times[word, 1])
+        pairs = np.stack([is_spoken.nonzero()[0], word[is_spoken]], axis=1)
         links_by_line.append(Links(pairs, np.zeros(len(pairs), dtype=bool)))
     return SentenceLinks(corpus, name=f"{path.name}:{file_digest([path])[:8]}", links=links_by_line, positions=counts)
 
@@ -65,11 +68,3 @@ def _check_words(sentence: Sentence, spoken_words: list[str], where: str) -> Non
         )
         pair = (" ".join(word_list[at : at + 3])[:60] or "nothing" for word_list in (spoken_words, words))
         raise DataError(f"{where}: word {at + 1} is {next(pair)!r}, its transcript goes on with {next(pair)!r}")
-
-
-def _said_at(times: Floats, count: int) -> Ints:
-    """Pairs [n 2] of a position, of so many, and the word that is said in its middle."""
-    middle = (np.arange(count) + 0.5) * POSITION
-    word = np.searchsorted(times[:, 0], middle, side="right") - 1
-    is_spoken = (word >= 0) & (middle < times[word, 1])
-    return np.stack([is_spoken.nonzero()[0], word[is_spoken]], axis=1)

@@ -182,7 +182,8 @@ class Operations(TorchFunctionMode):
         if name in MAPS and variables == 1:
             return with_epsilon(result, active) if self.epsilon else result
         if name in PRODUCTS or name in QUOTIENTS:
-            if variables < 2 and _multiplies(name, args):
+            divisor = args[0 if name == "__rtruediv__" else -1] if name in QUOTIENTS else None
+            if variables < 2 and not _depends(divisor):
                 return result
             if variables == 2 and name in PRODUCTS and not name.endswith("_"):
                 return with_share(result, active, lambda rules: rules.product)
@@ -217,24 +218,16 @@ class Operations(TorchFunctionMode):
 
     def _refuse(self, name: str) -> None:
         """CheckpointError where a module of the model is the caller, not who uses the model's output."""
-        caller = self._caller()
-        if caller is None:
-            return
-        module, name_in_model = caller
-        raise CheckpointError(
-            f"{type(module).__name__} ({name_in_model}) computes with {name!r}, for which "
-            f"{', '.join(self.strict)} lack a rule; {flag('rules', 'gradient')} may do"
-        )
-
-    def _caller(self) -> tuple[nn.Module, str] | None:
-        """The innermost module of the model on the call stack, and its name."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             caller = frame.f_locals.get("self")
             if isinstance(caller, nn.Module) and id(caller) in self.modules:
-                return caller, self.modules[id(caller)] or "the model itself"
+                location = self.modules[id(caller)] or "the model itself"
+                raise CheckpointError(
+                    f"{type(caller).__name__} ({location}) computes with {name!r}, for which "
+                    f"{', '.join(self.strict)} lack a rule; {flag('rules', 'gradient')} may do"
+                )
             frame = frame.f_back
-        return None
 
 
 def _depends(result: Any) -> bool:
@@ -253,11 +246,3 @@ def _count(value: Any) -> int:
     elif not isinstance(value, tuple | list):
         return 0
     return sum(map(_count, value))
-
-
-def _multiplies(name: str, args: Sequence[Any]) -> bool:
-    """Whether a quotient is by a constant; products are anyway."""
-    if name not in QUOTIENTS:
-        return True
-    divisor = args[0] if name == "__rtruediv__" else args[-1]
-    return not _depends(divisor)

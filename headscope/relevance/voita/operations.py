@@ -252,12 +252,6 @@ def _deviations(inputs: AttentionInputs) -> Tensor:
     return (inputs.value.transpose(1, 2)[:, None] - inputs.context[..., None]) * inputs.slope[:, :, None]
 
 
-def _query_impacts(deviations: Tensor, inputs: AttentionInputs) -> Tensor:
-    """Σ_s U[t,c,s] k[s,e] · Q[t,e]: [n t c e]."""
-    n, t, c, s = deviations.shape
-    return (deviations.reshape(n, t * c, s) @ inputs.key).view(n, t, c, -1) * inputs.query[:, :, None]
-
-
 def _positive_and_negative(
     into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, keeps_sign: bool
 ) -> None:
@@ -273,7 +267,8 @@ def _positive_and_negative(
         [torch.cat([products, opposite_products], -1), torch.cat([opposite_products, products], -1)], dim=-1
     )
     of_keys = left @ right  # [n t c 2]
-    queries_up, queries_down = positive_and_negative(_query_impacts(up + down, inputs))
+    of_queries = ((up + down).flatten(1, 2) @ inputs.key).unflatten(1, up.shape[1:3]) * inputs.query[:, :, None]
+    queries_up, queries_down = positive_and_negative(of_queries)  # Σ_s U[t,c,s] k[s,e] · Q[t,e]: [n t c e]
     value_sums = _value_sums(inputs)
     sums = (
         value_sums[0] + queries_up.sum(dim=-1) + of_keys[..., 0],

@@ -91,7 +91,9 @@ class L0(GateLearner):
             return torch.full((len(self.gating.units),), OPEN, dtype=torch.float64)
         modules = list(dict.fromkeys(self.gating.modules))
         counts = [self.gating.modules.count(module) for module in modules]
-        return torch.cat([initial_log_a(count, self.generator) for count in counts])
+        # U(−√(3/h), √(3/h)) for the h heads of a module; the program's generator has a seed made of a variable's name
+        uniform = [torch.rand(count, generator=self.generator, dtype=torch.float64) for count in counts]
+        return torch.cat([(2 * u - 1) * math.sqrt(3 / len(u)) for u in uniform])
 
     def training_gates(self) -> Tensor:
         u = noise((len(self.weights),), self.generator)
@@ -175,15 +177,6 @@ class L0(GateLearner):
         """Σ σ(log_a) over heads, as a share of all of them."""
         soft = torch.sigmoid(self.weights.detach()) * self.gating.sizes
         return float(soft.sum()) / self.gating.heads
-
-
-def initial_log_a(heads: int, generator: torch.Generator) -> Tensor:
-    """Glorot's uniform start [h] of a module with that many heads: U(−√(3/h), √(3/h)), in float64.
-
-    The program draws from TensorFlow's generator with a seed made of the variable's name; here it is `generator`.
-    """
-    bound = math.sqrt(3 / max(heads, 1))
-    return (2 * torch.rand(heads, generator=generator, dtype=torch.float64) - 1) * bound
 
 
 def noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
