@@ -11,9 +11,10 @@ layer index (see `headscope.model.prefix_cache`) compute every pass in full.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -184,47 +185,26 @@ class PrefixCache:
 
         With `keep` this pass is cached and later ones reuse it.
         """
-        prefix = self.prefix
-        if prefix.value is None:
-            return self._full_pass(gates, keep=keep)
-        changed_places = [
-            site_layer for site_layer, gate in gates.items() if not torch.equal(gate, prefix.gates[site_layer])
-        ]
-        if not changed_places:
+        prefix, layer_index, results = self.prefix, self.layer_index, None
+        before = {**gates, **prefix.gates}
+        changed_places = [place for place, gate in gates.items() if not torch.equal(gate, before[place])]
+        if prefix.value is not None and not changed_places:
             return prefix.value
-        return (
-            self._full_pass(gates, keep=keep)
-            if self.layer_index is None
-            else self._partial_pass(self.layer_index, gates, changed_places, keep)
-        )
-
-    def _full_pass(self, gates: Mapping[SiteLayer, Tensor], *, keep: bool) -> Tensor:
-        with self._running(gates, BEFORE_ALL if keep else None):
-            return self._finish(gates, self.work(), keep=keep)
-
-    def _partial_pass(
-        self, layer_index: LayerIndex, gates: Mapping[SiteLayer, Tensor], changed_places: list[SiteLayer], keep: bool
-    ) -> Tensor:
-        first = min(changed_places, key=lambda site_layer: layer_index.of[site_layer].rank)
-        entry, prefix = layer_index.of[first], self.prefix
-        new_outputs = self._shift_outputs(entry, first, gates[first])
-        results = _with_shifted(entry, prefix, new_outputs)
-        if results is None:
-            return self._full_pass(gates, keep=keep)
+        if prefix.value is not None and layer_index is not None:
+            first = min(changed_places, key=lambda site_layer: layer_index.of[site_layer].rank)
+            entry = layer_index.of[first]
+            new_outputs = self._shift_outputs(entry, first, gates[first])
+            results = _with_shifted(entry, prefix, new_outputs)
+        if layer_index is None or results is None:
+            return self._run(gates, BEFORE_ALL if keep else None)
         answers = {layer: prefix.outputs[layer] for rank, layer in layer_index.layers if rank[:2] < entry.rank[:2]}
         for earlier in layer_index.of.values():
             if entry.rank[:2] == earlier.rank[:2] and earlier.rank < entry.rank:
                 answers |= {module: prefix.outputs[module] for module in (earlier.attention, earlier.output)}
         answers |= {entry.output: new_outputs, entry.attention: results}
-        with self._running(gates, entry.rank if keep else None), stored_output(answers):
-            value = self.work()
+        value = self._run(gates, entry.rank if keep else None, answers)
         if keep:
             prefix.outputs |= {entry.output: new_outputs, entry.attention: results}
-        return self._finish(gates, value, keep=keep)
-
-    def _finish(self, gates: Mapping[SiteLayer, Tensor], value: Tensor, *, keep: bool) -> Tensor:
-        if keep:
-            self.prefix.gates, self.prefix.value = dict(gates), value
         return value
 
     def _shift_outputs(self, entry: LayerEntry, site_layer: SiteLayer, gate: Tensor) -> list[Tensor]:
@@ -255,24 +235,29 @@ class PrefixCache:
         scale = gate.to(context)[:, None, None]
         return context * scale if base is None else base + (context - base) * scale
 
-    @contextmanager
-    def _running(self, gates: Mapping[SiteLayer, Tensor], keep_after: Rank | None) -> Iterator[None]:
-        """Within the block heads are gated, and outputs of modules after `keep_after` are cached."""
+    def _run(
+        self,
+        gates: Mapping[SiteLayer, Tensor],
+        keep_after: Rank | None,
+        answers: Mapping[nn.Module, list[Any]] = MappingProxyType({}),
+    ) -> Tensor:
+        """The result of `work` with gated heads and some answers; outputs of modules after `keep_after` are cached."""
         self._plan = PassPlan(gates, keep_after)
         try:
-            with ExitStack() as stack:
-                if keep_after is not None:
-                    self._register_hooks(keep_after, stack)
-                yield
+            with stored_output(answers), nullcontext() if keep_after is None else self._caching(keep_after):
+                value = self.work()
         finally:
             self._plan = PassPlan({})
+        if keep_after is not None:
+            self.prefix.gates, self.prefix.value = dict(gates), value
+        return value
 
-    def _register_hooks(self, after: Rank, stack: ExitStack) -> None:
-        """Register hooks that cache outputs, after dropping those of modules ranked after `after`."""
+    def _caching(self, after: Rank) -> AbstractContextManager[None]:
+        """Within the block outputs are cached; those of modules ranked after `after` are dropped before."""
         self.prefix.value = None  # after an error there must be no cached pass
         if self.layer_index is None:
             self.prefix.contexts.clear()
-            return
+            return nullcontext()
         ranked_modules = list(self.layer_index.layers)
         for site_layer, entry in self.layer_index.of.items():
             ranked_modules += [(entry.rank, entry.attention), (entry.rank, entry.output)]
@@ -280,12 +265,12 @@ class PrefixCache:
                 self.prefix.contexts.pop(site_layer, None)
         later = [module for rank, module in ranked_modules if rank > after]
         self.prefix.outputs.update({module: [] for module in later})
-        stack.enter_context(watch_modules(later, self._cache_output))
 
-    def _cache_output(self, module: nn.Module, _: Any, output: Any) -> None:
-        """Cache an output without its attention weights, which are large and read by no layer."""
-        weights = self._plan.weights
-        self.prefix.outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
+        def cache(module: nn.Module, _: Any, output: Any) -> None:  # but for weights, which are large and not read
+            weights = self._plan.weights
+            self.prefix.outputs[module].append(output if weights is None else _replace_tensor(output, weights, None))
+
+        return watch_modules(later, cache)
 
 
 def _with_shifted(entry: LayerEntry, prefix: CachedPrefix, new_outputs: list[Tensor]) -> list[Any] | None:

@@ -45,14 +45,20 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     if not going:
         raise ConfigError(f"no head is to be removed; name some ({flag.heads}), or those to keep ({flag.keep_only})")
     heads_kept = {
-        (site, layer): tuple(head for head in range(count) if HeadId(site, layer, head) not in going)
-        for (site, layer), count in layout.items()
+        place: tuple(head for head in range(count) if HeadId(*place, head) not in going)
+        for place, count in layout.items()
     }
     groups = {}
-    for attention_site in attention_sites.order:
-        site_layer = attention_site.place
-        shared = attention_site.heads // max(attention_site.groups, 1)
-        groups[site_layer] = _groups(site_layer, heads_kept[site_layer], shared, whole_groups=whole_groups)
+    for site in attention_sites.order:
+        by_group = _by_group(heads_kept[site.place], site)
+        if whole_groups and len({*map(len, by_group.values())}) > 1:
+            sizes = ", ".join(f"group {group} keeps {len(of_group)}" for group, of_group in by_group.items())
+            raise ConfigError(
+                f"not whole groups: in {site.site}.{site.layer} every {site.heads // site.groups} query heads share "
+                f"one key and value, and {sizes}; remove whole groups, or as many heads of each ({flag.export} masked "
+                "takes any heads)"
+            )
+        groups[site.place] = tuple(by_group)
     for calls in attention_sites.modules:
         if len({heads_kept[attention_site.place] for attention_site in calls}) > 1:
             layers = ", ".join(str(attention_site.layer) for attention_site in calls)
@@ -111,24 +117,6 @@ def keeping(layout: Layout, heads: Collection[HeadId]) -> list[HeadId]:
     """All other heads of the sites that `heads` name: what goes where only `heads` are to stay."""
     sites = {head.site for head in heads}
     return [head for head in all_heads(layout) if head.site in sites and head not in set(heads)]
-
-
-def _groups(
-    site_layer: tuple[Site, int], heads_kept: tuple[int, ...], shared: int, *, whole_groups: bool
-) -> tuple[int, ...]:
-    """The groups of `shared` heads each that still have a head."""
-    sizes: dict[int, int] = {}
-    for head in heads_kept:
-        sizes[head // shared] = sizes.get(head // shared, 0) + 1
-    if whole_groups and len(set(sizes.values())) > 1:
-        site, layer = site_layer
-        group_sizes = ", ".join(f"group {group} keeps {size}" for group, size in sizes.items())
-        raise ConfigError(
-            f"not whole groups: in {site}.{layer} every {shared} query heads share one key and value, "
-            f"and {group_sizes}; "
-            f"remove whole groups, or as many heads of each ({flag.export} masked takes any heads)"
-        )
-    return tuple(sizes)
 
 
 # The cross heads that a model's settings name as aligning text with sound (`alignment_heads` of Whisper).

@@ -182,24 +182,20 @@ class Attention(nn.Module):
         if self.heads == 0:
             return self.output(x.new_zeros(*x.shape[:-1], 0))  # the output's bias
         key, value = self._keys(x, memory, cache)
-        mixing, folded_output = None, self._fold_output()
-        if self.mixing is not None and folded_output is None:
-            queries = Queries(x, real, causal, None if cache is None else cache.mixing)
-            mixing = partial(self.mixing, queries=queries)
+        mixing, folded_output = None, None
+        if self.mixing is not None:
+            folds = self.training and self.mixing.folds_in_training
+            if folds and not self.context_dropout.p and not tapped_after_mixing():
+                folded_output = self.mixing.fold(self.output.weight)
+            else:
+                queries = Queries(x, real, causal, None if cache is None else cache.mixing)
+                mixing = partial(self.mixing, queries=queries)
         query = self._split(self.query, x, self.d_head)
         context, _ = attend(self, query, key, value, ScoreOptions(mask), dropout=self.dropout, mixing=mixing)
         joint_context = context.transpose(1, 2).flatten(2)  # [b t h·k]
         if folded_output is not None:
             return nn.functional.linear(joint_context, folded_output, self.output.bias)
         return self.output(self.context_dropout(joint_context))
-
-    def _fold_output(self) -> Tensor | None:
-        """Output weights with the mixing folded in, in training without dropout or taps between them; else None."""
-        fits = self.training and self.mixing is not None and self.mixing.folds_in_training
-        if not fits or self.context_dropout.p or tapped_after_mixing():
-            return None
-        assert self.mixing is not None
-        return self.mixing.fold(self.output.weight)
 
     def inputs(self) -> tuple[tuple[nn.Linear, int], ...]:
         """The query, key and value projections with the number of rows that a head has in them."""
