@@ -51,13 +51,16 @@ class RareWords(Analysis):
             return {}
         ranks = heads.cached_per_batch("ranks", lambda: upload(corpus_ranks, heads.keys.device))
         rarest, only = heads.cached_per_batch("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b 1]
-        chances = heads.shared("rarest chance", lambda: _chance(heads, rarest, only))  # [b 2]
+        even = heads.shared(
+            "rarest chance",  # [b 2]
+            lambda: heads.over_queries(heads.evenly_on(rarest.mT.to(heads.context.dtype), heads.keys), only=only),
+        )
         places = heads.argmax_position
         b, h, t = places.shape
         hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
         sums = heads.over_queries(hits.flatten(1, 2), only=only)
         ratios: dict[str, Ratio] = {}
-        for name, total, chance in zip(NAMES, sums.total.tensor_split(2, dim=1), chances.unbind(dim=1), strict=True):
+        for name, total, chance in zip(NAMES, sums.total.tensor_split(2, dim=1), even.total.unbind(dim=1), strict=True):
             ratios[name] = Ratio(total, sums.count)
             ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), sums.count)
         return ratios
@@ -87,14 +90,3 @@ def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
     second = (key_ranks * (key_ranks < first)).amax(dim=-1, keepdim=True)
     rarest = torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)], dim=1) & heads.keys[:, None]
     return rarest.to(torch.float32), first > FREQUENT
-
-
-def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
-    """Summed over the counted queries of `only` [b 1]: the share of the counted keys each sees that are hits [b n].
-
-    `hits` [b n s] are ones and zeros.
-    """
-    columns = torch.cat([hits, heads.keys[:, None]], dim=1).to(heads.context.dtype)  # [b n+1 s]
-    visible = heads.visible_on(columns.transpose(1, 2))  # [b t n+1]
-    share = visible[..., :-1] / visible[..., -1:].clamp(min=1)
-    return heads.over_queries(share.transpose(1, 2), only=only).total

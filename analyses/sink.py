@@ -55,7 +55,7 @@ class Sink(Analysis):
         later = heads.shared("later", lambda: _later(heads))  # [b t]
         columns = heads.cached_per_batch("sinks", lambda: _sinks(heads))  # [b s 2]
         weight = heads.weight_on(columns)  # [b h t 2]
-        even = heads.shared("evenly", lambda: heads.over_queries(_evenly_on(heads, columns), only=later))
+        even = heads.shared("evenly", lambda: heads.over_queries(heads.evenly_on(columns), only=later))
         resting = (weight >= HALF).to(weight.dtype)
         ratios = {name: heads.over_queries(weight[..., place], only=later) for place, name in enumerate(MEASURES)}
         for place, name in enumerate(MEASURES):
@@ -113,9 +113,3 @@ def _sinks(heads: HeadBatch) -> Tensor:
     special = heads.key_side.special
     first = (torch.arange(special.shape[1], device=special.device) == 0).expand_as(special)
     return torch.stack([first, special], dim=-1).to(heads.context.dtype)
-
-
-def _evenly_on(heads: HeadBatch, columns: Tensor) -> Tensor:
-    """What queries that look at all they see alike have on columns [b s n]: [b n t]."""
-    visible = heads.visible_on(torch.nn.functional.pad(columns, (0, 1), value=1.0))  # [b t n+1]
-    return (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2)

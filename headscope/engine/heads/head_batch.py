@@ -219,6 +219,12 @@ class HeadBatch:
         _, visible, keys = self._rows
         return self._of_rows(f"visible/{columns.dtype}", lambda: visible.to(columns.dtype)) @ columns[:, keys]
 
+    def evenly_on(self, columns: Tensor, keys: Tensor | None = None) -> Tensor:
+        """What queries that look alike at all they see, of `keys` [b s], have on columns [b s n]: [b n t]."""
+        of_all = torch.ones_like(columns[..., :1]) if keys is None else keys[..., None].to(columns.dtype)
+        visible = self.visible_on(torch.cat([columns, of_all], dim=-1))  # [b t n+1]
+        return (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2)
+
     def weight_on_pairs(
         self, name: str | None, match: Callable[[slice], Tensor], *, every_key: bool = False, earlier: bool = False
     ) -> tuple[Tensor, Tensor]:
