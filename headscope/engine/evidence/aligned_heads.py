@@ -248,5 +248,4 @@ def _lift_p(aggregates: Aggregates, name: str, run: str, place: tuple[Site, int]
     """One-sided p of a lift being at most half of what is asked for."""
     hits, counts = aggregates.by_sentence(f"aligned_{name}{run}", place)
     rolled_hits, _ = aggregates.by_sentence(f"rolled_{name}{run}", place)
-    units = ((hits > 0) & (hits < counts)).sum(dim=0)
-    return p_values(hits, rolled_hits, counts, threshold=LIFT / 2, divided_sentences=units)
+    return p_values(hits, rolled_hits, counts, threshold=LIFT / 2, may_divide=True)

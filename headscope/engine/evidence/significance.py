@@ -63,22 +63,19 @@ MIN_UNITS = 10
 """Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
 
 
-def p_values(
-    total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: float, divided_sentences: Tensor | int = 0
-) -> Array:
+def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: float, may_divide: bool = False) -> Array:
     """One-sided p of a share being at most `threshold` above a baseline, for sums of sentences [g *cells].
 
-    `divided_sentences` is the number of sentences [*cells] that have hits and misses both.
+    `may_divide`: design effects below 1 are believed where sentences enough have hits and misses both.
     """
-    share, sentence_deviations, freedom = _ratio(
-        total, counts
-    )  # observed and others: what sentences differ by [g *cells]
+    share, sentence_deviations, freedom = _ratio(total, counts)  # and others: what sentences differ by [g *cells]
     base, of_baseline, _ = _ratio(baseline, counts)
     null = (base + threshold).clamp(0, 1)
     at_null, at_share = null * (1 - null), (share * (1 - share)).clamp(min=0)
     scale = torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1).sqrt()
     variance = _variance(sentence_deviations * scale - of_baseline, counts)
-    least = torch.where(torch.as_tensor(divided_sentences) < MIN_UNITS, at_null / counts.sum(dim=0), 0.0)
+    divided_sentences = ((total > 0) & (total < counts)).sum(dim=0) * may_divide  # [*cells]
+    least = torch.where(divided_sentences < MIN_UNITS, at_null / counts.sum(dim=0), 0.0)
     mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
     return stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
 
@@ -106,8 +103,7 @@ def _variance(differences: Tensor, counts: Tensor) -> Tensor:
 
 def share_p(total: Tensor, counts: Tensor, *, threshold: float) -> Array:
     """One-sided p of the mean of numbers in [0, 1] being at most `threshold`, for sums of sentences [g *cells]."""
-    nothing = torch.zeros_like(total)
-    return p_values(total, nothing, counts, threshold=threshold, divided_sentences=_count_divided(total, counts))
+    return p_values(total, torch.zeros_like(total), counts, threshold=threshold, may_divide=True)
 
 
 def above_chance(
@@ -119,14 +115,9 @@ def above_chance(
     that was the higher one.
     """
     chance = times * by_chance
-    against_chance = p_values(total, chance, counts, threshold=0, divided_sentences=_count_divided(total, counts))
+    against_chance = p_values(total, chance, counts, threshold=0, may_divide=True)
     p = np.maximum(share_p(total, counts, threshold=threshold), against_chance)
     return p, np.maximum(threshold, (chance.sum(dim=0) / counts.sum(dim=0)).numpy())
-
-
-def _count_divided(total: Tensor, counts: Tensor) -> Tensor:
-    """Sentences [*cells] whose own share is neither 0 nor 1."""
-    return ((total > 0) & (total < counts)).sum(dim=0)
 
 
 def adjust(p: Array) -> Array:

@@ -57,25 +57,6 @@ class Rules:
         return self == Rules()
 
 
-def identity_rule(gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """All relevance of y = f(x) goes to x: g · y / x, and nothing where x is 0.
-
-    Achtibat et al. add 1e-10 to x; leaving zeros out has the same effect without changing the other values.
-    """
-    return (y / x).nan_to_num_(nan=0.0).mul_(gradient)
-
-
-def constant_deviation(gradient: Tensor, weight: Tensor | None, inverse: Tensor, *, has_mean: bool) -> Tensor:
-    """Back through (x − mean) · inverse · weight + bias with `inverse` [… 1] held constant.
-
-    `has_mean` False is the root-mean-square norm, which subtracts no mean.
-    """
-    at_input = gradient * inverse
-    if weight is not None:
-        at_input *= weight
-    return at_input.sub_(at_input.mean(dim=-1, keepdim=True)) if has_mean else at_input
-
-
 def epsilon(gradient: Tensor, z: Tensor, size: float) -> Tensor:
     """g · z / (z + ε sign z) with ε = size · root mean square of z over its last axis (Montavon et al. 2019)."""
     margin = size * z.square().mean(dim=-1, keepdim=True).sqrt()
