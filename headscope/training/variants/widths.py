@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from headscope.config import NoOptions, option
@@ -46,22 +47,22 @@ class Wide(Variant):
     decides = ("how wide heads are",)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        options: WideOptions = self.options
+        return config.with_stacks(partial(reshape_stack, options=self.options))
 
-        def reshape(stack: StackConfig) -> StackConfig:
-            """Narrow heads are as wide as their slice unless told."""
-            width = stack.d_model // max(stack.most_heads, 1) if options.head_input == "slice" else stack.d_model
-            return replace(
-                stack,
-                d_head=options.d_head or width,
-                d_value=None,
-                head_input=options.head_input,
-                slices=None,
-                shared_qkv=options.shared_qkv,
-                qkv_bias=options.qkv_bias,
-            )
 
-        return config.with_stacks(reshape)
+def reshape_stack(stack: StackConfig, options: WideOptions) -> StackConfig:
+    """A stack whose heads are as the options say; narrow heads are as wide as their slice unless told."""
+    is_sliced = options.head_input == "slice"
+    width = stack.d_model // max(stack.most_heads, 1) if is_sliced else stack.d_model
+    return replace(
+        stack,
+        d_head=options.d_head or width,
+        d_value=None,
+        head_input=options.head_input,
+        slices=None,
+        shared_qkv=options.shared_qkv,
+        qkv_bias=options.qkv_bias,
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class NarrowOptions(WideOptions):
 
 
 @variant
-class Narrow(Wide):
+class Narrow(Variant):
     """The input is cut into h slices, a head reads its own: 3·d²/h + d² weights and d biases of the output.
 
     With `shared_qkv` all heads have the same small matrices: 3·(d/h)² + d² weights, d biases of the output.
@@ -86,3 +87,7 @@ class Narrow(Wide):
     name = "narrow"
     summary = "Heads that read a slice of the input each."
     Options = NarrowOptions
+    decides = Wide.decides
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        return config.with_stacks(partial(reshape_stack, options=self.options))
