@@ -23,6 +23,7 @@ from headscope.training.head_scores import (
     decide,
     head_scores,
 )
+from headscope.training.prepare import collate, plan_lengths
 from headscope.training.swaps import Swap, read_schedule, swap_heads, swap_heads_like_fork
 from tests.makers.shared import SHIPPED
 from tests.oracles import growth, mhr, native
