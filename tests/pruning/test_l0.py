@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
-from headscope.model.mixing import linear
+from headscope.model.mixing.base import hard_concrete
 from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.examples import LabelLoss, training_examples
@@ -45,14 +45,14 @@ def test_gates_penalties_and_gradients_are_the_originals(tag: str, temperature: 
     def close(found: torch.Tensor, name: str) -> None:
         np.testing.assert_allclose(found.detach().numpy(), stored[f"{tag}/{name}"], rtol=1e-6, atol=1e-6)
 
-    close(linear.hard_concrete(log_a), "eval_gate")
+    close(hard_concrete(log_a), "eval_gate")
     close((log_a > 0).double(), "eval_gate_hard")
-    close(torch.autograd.grad(linear.hard_concrete(log_a).sum(), log_a)[0], "d_evalgate_d_log_a")
+    close(torch.autograd.grad(hard_concrete(log_a).sum(), log_a)[0], "d_evalgate_d_log_a")
     opened = nonzero_probability(log_a, temperature=temperature)
     close(opened, "closed_p_nonzero")
     close(opened.sum(), "penalty_sum")
     close(torch.autograd.grad(opened.sum(), log_a)[0], "d_penalty_d_log_a")
-    close((linear.hard_concrete(log_a) > 0).double().mean(), "nonzero_fraction")
+    close((hard_concrete(log_a) > 0).double().mean(), "nonzero_fraction")
     each = log_a.detach().expand(64, -1).clone().requires_grad_()
     gates = noisy_gates(each, torch.tensor(stored[f"{tag}/train_u"], dtype=torch.float64), temperature=temperature)
     close(gates, "train_gate")
