@@ -88,9 +88,9 @@ class SwapHeads(Variant):
     """Query, key and value projections of two heads change places, between epochs.
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
-    validation, by scores on the validation text (`headscope.training.head_scores`), and undone after a while
-    (`headscope.training.head_scores`). `compat` "fork" follows the published program in widths, layer names,
-    mixing matrices and pairings (`headscope.training.swaps`); what it loses at a restart is kept here.
+    validation, by scores on the validation text, and undone after a while (`headscope.training.head_scores`).
+    `compat` "fork" follows the published program in widths, layer names, mixing matrices and pairings
+    (`headscope.training.swaps`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
     other's row and column. The published program swaps whole matrices when heads 0 are swapped, by an oversight;
