@@ -77,15 +77,16 @@ class Captured:
     calls: dict[tuple[Site, int], list[dict[str, Tensor]]] = field(default_factory=dict)
 
     def __getitem__(self, attention_site: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
-        if isinstance(attention_site, tuple):
-            return self._last(attention_site)
-        if not isinstance(attention_site, (HeadId, str)):
-            raise ConfigError(f"{attention_site!r:.60} names no layer and no head; write ('cross', 1) or 'cross.1.5'")
-        head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site, self.layout)
-        tensors = self._last((head.site, head.layer))
-        if head.head >= next(iter(tensors.values())).shape[1]:
-            raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
-        return {name: tensor[:, head.head] for name, tensor in tensors.items()}
+        is_layer = isinstance(attention_site, tuple)
+        head = None if is_layer else HeadId.parse(str(attention_site), self.layout)
+        place: Any = attention_site if head is None else (head.site, head.layer)
+        by_name = {(site.value, layer): calls[-1] for (site, layer), calls in self.calls.items()}
+        tensors = by_name.get(tuple(getattr(part, "value", part) for part in place))
+        if tensors is None or (head is not None and head.head >= self.layout[place]):
+            asked = ".".join(str(part) for part in place) if is_layer else str(attention_site)
+            names = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
+            raise ConfigError(f"{asked} was not captured; captured: {names}")
+        return tensors if head is None else {name: tensor[:, head.head] for name, tensor in tensors.items()}
 
     @property
     def layout(self) -> Layout:
@@ -99,14 +100,6 @@ class Captured:
         calls = list(self.calls.values())
         layer_names = layers if len(layers) <= LAYERS else [*layers[: LAYERS - 1], "…", layers[-1]]
         return f"<Captured {', '.join(calls[0][-1])} of {', '.join(layer_names)}; {max(map(len, calls))} calls at most>"
-
-    def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
-        by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
-        site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
-        if len(attention_site) != 2 or (site, attention_site[1]) not in by_name:
-            names = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
-            raise ConfigError(f"{'.'.join(map(str, (site, *attention_site[1:])))} was not captured; captured: {names}")
-        return by_name[site, attention_site[1]][-1]
 
     def weights(self, site: Site) -> list[Tensor]:
         """Weights [b h t s] of one site, by layer (the last call's)."""
