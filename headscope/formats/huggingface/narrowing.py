@@ -75,18 +75,10 @@ class SharedBias:
         self._full_bias: Any = super().compute_bias(*args, **kwargs)  # type: ignore[misc]
         return self._full_bias[:, self.bias_heads]
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Any = None,
-        key_value_states: Any = None,
-        position_bias: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, hidden_states: Tensor, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
         """As the plain layer, with this layer's heads of `position_bias`; hands on that of all heads."""
         layer_bias = None if position_bias is None else position_bias[:, self.bias_heads]
-        arguments = {"mask": mask, "key_value_states": key_value_states, "position_bias": layer_bias, **kwargs}
-        outputs = super().forward(hidden_states, **arguments)  # type: ignore[misc]
+        outputs = super().forward(hidden_states, *args, position_bias=layer_bias, **kwargs)  # type: ignore[misc]
         full_bias = self._full_bias if position_bias is None else position_bias
         self._full_bias = None
         return (outputs[0], full_bias, *outputs[2:])
@@ -95,17 +87,9 @@ class SharedBias:
 class UnsharedBias:
     """Attention to the encoder in T5: there is no bias, so the zeros of another layer's shape are left aside."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Any = None,
-        key_value_states: Any = None,
-        position_bias: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, hidden_states: Tensor, *args: Any, position_bias: Any = None, **kwargs: Any) -> Any:
         """As the plain layer without a position bias."""
-        arguments = {"mask": mask, "key_value_states": key_value_states, **kwargs}
-        return super().forward(hidden_states, **arguments)  # type: ignore[misc]
+        return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
 
 class SelectedUnits:
