@@ -24,10 +24,11 @@ from headscope.evaluation.metrics.base import METRICS, Translations, add_groups
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import Site
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
-from headscope.pruning.sweep.cells import Cell, read_cells
+from headscope.pruning.sweep.cells import Cell, cells_of, read_cells
 from headscope.pruning.sweep.methods import run_cell
 from headscope.pruning.sweep.sweep import run_sweep
 from headscope.results.sweep import Sweep, open_pruned
@@ -413,6 +414,14 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
     for own in shares:
         for cell in own:
             assert not cell.control or any(other.name == cell.folder for other in own)
+
+
+@pytest.mark.parametrize(("options", "seeds"), [({}, 1), ({"tune_updates": 2}, 2)])
+def test_rankings_have_all_seeds_where_they_are_trained(options: dict[str, Any], seeds: int, tmp_path: Path) -> None:
+    words = {"checkpoint": "model", "source": tmp_path / "a", "valid_source": tmp_path / "a"}
+    config_of_two = config(words, tmp_path / "out", methods=("magnitude", "random"), seeds=2, **options)
+    cells = cells_of(config_of_two, gate_layout(checkpoints.small().attention_sites), lambda name: name == "random")
+    assert [cell.method for cell in cells] == ["unpruned", *seeds * ["magnitude"], "random", "random"]
 
 
 def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path: Path) -> None:
