@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from headscope.analyses.positional import Distance, Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import ANALYSES, Aggregates, AnalysisReport, HeadBatch, RunOptions
 from headscope.engine.heads.head_batch import Rows
@@ -135,20 +134,6 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*place, 0)}, ")
     heads = found.heads[(found.heads.site == place[0].value) & (found.heads.layer == place[1])]
     assert heads.entropy_share.tolist() == pytest.approx([1.0] * count, abs=1e-6)
-
-
-def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
-    """Lines of one token, without the first one: batches of them have nothing to compare."""
-    its, options = speakers.checkpoint("t5"), run_options(exclude_sinks=True)
-    texts = ["ah", "ah bi ah 3", "bi", "3", "bi bi ) ah bi", "ah", "ah ) bi", "bi", "3", "ah", "bi ah 3 ah bi ) ah"]
-    found = []
-    for kept in (texts, [text for text in texts if " " in text]):
-        lines = [Sentence(number, text, text) for number, text in enumerate(kept)]
-        corpus = Corpus("lines", len(lines), "0" * 40, partial(iter, lines), has_target=True)
-        made = analyze(its, corpus, analyses=[ANALYSES.get("similarity")], options=options, replicates=19)
-        of_source = made.heads[made.heads.site != "decoder-self"]  # the decoder's first token is its start
-        found.append(of_source[["similarity_cosine", "similarity_cka"]].to_numpy())
-    assert found[0] == pytest.approx(found[1], abs=1e-9) and (found[0] == found[0]).all()
 
 
 def test_ties_at_the_border_of_a_ranking() -> None:

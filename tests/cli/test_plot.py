@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headscope.cli.plot import app
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.report.figures.layers import alpha_matrices
 from headscope.report.fork import checkpoint_alphas
@@ -84,18 +84,3 @@ def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path) -> Non
     path.write_bytes((SHIPPED / "mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
     with pytest.raises(CheckpointError, match=r"broken\.pt"):
         plot("alphas", path, "--out", tmp_path / "x.svg")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--heads", "cross.0.0"], "--sentence.*--index"),
-        (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "--sentence.*--index"),
-        (["--heads", "cross.0.0,encoder-self.0.0", "--index", "1"], "cross.*encoder-self"),
-        (["--heads", "cross.9.0", "--index", "1"], "'cross.9.0'"),
-        (["--heads", ",", "--index", "1"], "heads"),
-    ],
-)
-def test_attention_refuses(run_dir: Path, words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plot("attention", run_dir, "--out", run_dir.parent / "x.png", *words)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headscope.data.parses import Parse, Relation, Token
+from headscope.data.parses import Parse
 from headscope.data.stanza_parses import PROCESSORS, parse_with_stanza
 from headscope.errors import DataError
 
@@ -99,18 +99,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr("stanza.Pipeline", Fake)
     Fake.built = 0
     return Fake
-
-
-def test_key_of_the_cache(fake: type[Fake], resources: Path, tmp_path: Path) -> None:
-    def run(lines: list[str], **options: Any) -> list[Parse]:
-        return list(parse_with_stanza(lines, **{"resources": resources, "cache_dir": tmp_path, **options}))
-
-    first = run(["a b", "c"])
-    assert first[0] == Parse("a b", (Token(0, 1), Token(2, 3)), (Relation("dep", 0, 1),))
-    assert run(["a b", "c"], batch=1) == first and fake.built == 1
-    run(["a", "b c"])
-    run(["a b", "c", ""])
-    assert fake.built == 3 and len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("spoil", [lambda c: c[:-9], lambda c: b"", lambda c: b"\xff" * 9])

@@ -12,7 +12,6 @@ import torch
 
 from headscope.data.encoded import pad_side
 from headscope.data.parses import Aligned
-from headscope.data.token_text import marks_of
 from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fit_description, loss_and_gradient, with_pairs
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
@@ -121,23 +120,6 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
         read = reader.tokens(side, 0, Aligned(units, [("map", 0, 3)], 0, tags))
         pairs = Pairs(read, read, np.arange(len(read)))
         assert read.parsed and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
-
-
-def test_marks_of_words_are_those_of_the_vocabulary() -> None:
-    assert marks_of(["the", "##s", "dog", "##ing"]) == "##"
-    assert marks_of(["▁the", "s", "▁dog"]) == "▁" and marks_of(["Ġthe", "s"]) == "Ġ"
-    assert marks_of(["th@@", "e"]) == "@@" and marks_of(["the</w>", "s"]) == "</w>"
-    assert marks_of(["the", "dog"]) == "" and marks_of([]) == ""
-    none = np.zeros(5, dtype=bool)
-    assert word_starts(["▁un", "do", "▁it", ".", "a"], none, "▁").tolist() == [True, False, True, True, True]
-    assert word_starts(["un@@", "do", "it", ".", "a"], none, "@@").tolist() == [True, False, True, True, True]
-    assert word_starts(["un", "do</w>", "it</w>", ".</w>", "a"], none, "</w>").tolist() == [
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]
 
 
 # Shares of heads that were made by hand, and fits against plain softmax regression.

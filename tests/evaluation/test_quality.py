@@ -24,7 +24,6 @@ from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation import likelihood as scoring
 from headscope.evaluation import opened
-from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import _measure, loss_columns, run_each_head, run_evaluation
@@ -131,31 +130,6 @@ def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
         resamples.append(theirs.corpus_score(picked[0], [picked[1]]).score)
     assert [found.low, found.high] == pytest.approx(np.quantile(resamples, [0.025, 0.975]))
     assert found.low < found.value < found.high
-
-
-@pytest.mark.slow
-def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sacrebleu.metrics.bleu import BLEU
-
-    monkeypatch.setattr(its := checkpoints.small(), "writes", "tha_Thai")
-    hypotheses = list(run(its, SOURCES, TARGETS, metrics=("bleu",)).sentences.hypothesis)
-    references = [text.replace(" ", "", 1) for text in hypotheses]  # other words, the same characters
-    found = run(its, SOURCES, references, metrics=("bleu",))
-    by_characters, by_words = (BLEU(tokenize=name).corpus_score(hypotheses, [references]) for name in ("char", "13a"))
-    assert value(found, "bleu") == by_characters.score != by_words.score and "tok:char" in found.scores[0].signature
-    heads = run(its, SOURCES, references, metrics=("bleu",), each_head=True, heads="cross.0.0")
-    assert "cross.0.0" in heads.answers()[0].sentence, "the model has other sites"
-    assert heads.table.bleu[0] == by_characters.score and "tok:char" in str(heads.signature)
-    asked = {"metrics": ("bleu",), "bleu_tokenize": "13a"}
-    assert value(run(its, SOURCES, references, **asked), "bleu") == by_words.score
-    pairs = open_corpus(SOURCES, target=references)
-    for tokenize, expected in ((None, by_characters), ("13a", by_words)):
-        change = quality_change(its, its, question(its, pairs, metric="bleu", bleu_tokenize=tokenize))
-        assert change.before.value == expected.score and f"tok:{tokenize or 'char'}" in change.signature
-    with pytest.raises(ConfigError, match="--bleu-tokenize"):
-        question(its, pairs, metric="perplexity", bleu_tokenize="zh")
-    with pytest.raises(ConfigError, match="--bleu-tokenize is about translations"):
-        run(its, SOURCES, TARGETS, metrics=("accuracy",), bleu_tokenize="zh")
 
 
 # Perplexity and accuracy.

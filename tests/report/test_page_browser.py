@@ -146,23 +146,6 @@ def test_search_finds_a_head_by_its_name_before_longer_ones(chromium: Any, runs:
     context.close()
 
 
-@pytest.mark.parametrize("link, name", [
-    ("#encoder-self.0.1", "encoder-self.0.1"), ("#head=1/cross.1.0", "cross.1.0"), ("#%", None), ("#head=9/x", None),
-])  # fmt: skip
-def test_a_link_shows_the_card_of_a_head(chromium: Any, runs: dict[str, Path], link: str, name: str | None) -> None:
-    """At its top, also on a screen that is lower than the card."""
-    context = chromium.new_context(viewport=PHONE, reduced_motion="reduce")
-    reader = Reader(context.new_page(), runs["page"])
-    reader.page.evaluate(f"location.hash = '{link}'")
-    if name:
-        reader.page.wait_for_function(f"document.querySelector('#card h3').textContent === '{name}'")
-        top = reader.page.eval_on_selector("#card", "e => e.getBoundingClientRect().top")
-        assert 0 <= top < PHONE["height"] / 4
-    assert reader.page.locator(".maps:visible").get_attribute("data-run") == ("1" if "=1" in link else "0")
-    assert reader.heard == []
-    context.close()
-
-
 def test_a_card_has_sentence_examples_importance_and_attention(reader: Reader, runs: dict[str, Path]) -> None:
     page = reader.page
     page.locator('.maps:visible [data-name="cross.1.0"]').click()

@@ -91,7 +91,6 @@ def test_a_variant_that_did_nothing_says_so(
 # Variants in one run: names, what is refused, losses and groups, and swaps of heads that are mixed.
 
 
-ALL = "mixing+swap+disagreement"
 FORK: dict[str, Any] = {"compat": "fork", "gamma": 40.0, "start_after": 0.0, "weight": 0.1}
 
 
@@ -171,19 +170,3 @@ def test_with_its_output_slice_a_swap_within_a_layer_changes_no_logits_of_a_mixi
     assert not differing(weights, state(model))
     swap_heads(model, [swap])
     assert not any("alpha" in key for key in differing(weights, state(model)))
-
-
-def test_histories_and_states_of_all_parts(tmp_path: Path) -> None:
-    run = lessons.begin(
-        tmp_path, ALL, swap_schedule=schedule(tmp_path / "s.json", {2: ["cross.0.0 cross.1.0"]}), start_after=0.0
-    )
-    lessons.updates(run, 2)
-    lessons.variant(run).before_epoch(run, TrainingPosition(epoch=2))
-    noted = lessons.variant(run).history(run)
-    assert noted["swaps.schedule"] == 1 and noted["window"] == 1 and 0 < noted["disagreement"] < 1
-    saved = run.variant.state_dict()
-    assert saved["swap"]["scheduled"] == 1 and saved["mixing"]["seen"] > 0 and set(saved) == set(ALL.split("+"))
-    (tmp_path / "other").mkdir()
-    other = lessons.begin(tmp_path / "other", ALL, swap_schedule=tmp_path / "s.json", start_after=0.0)
-    other.variant.load_state_dict(saved)
-    assert other.variant.state_dict() == saved
