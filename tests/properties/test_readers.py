@@ -136,7 +136,8 @@ def test_states_of_gates(tmp_path: Path) -> None:
     }
     torch.save(record, tmp_path / "state.pt")
     holds(tmp_path / "state.pt", lambda path: read_state(path.parent, "settings", "nll"), examples=60)
-    for other in ([1], {"settings": {}}, {"nll": [1]}, torch.ones(2)):
+    others: list[object] = [[1], {"settings": {}}, {"nll": [1]}, torch.ones(2)]
+    for other in others:
         torch.save(other, tmp_path / "state.pt")
         with pytest.raises(CheckpointError, match=r"state\.pt"):
             read_state(tmp_path, "settings", "nll")
