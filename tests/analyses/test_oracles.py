@@ -21,6 +21,7 @@ from headscope.data.parses import Parse, Relation, Token
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
+from headscope.engine.heads.head_batch import max_and_position
 from headscope.engine.plan import analyze
 from headscope.errors import DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -517,3 +518,9 @@ def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:
         ("obj>", -1, 1 / 3),
         ("obj<", -3, 1 / 3),
     }
+
+
+@pytest.mark.parametrize(("dtype", "tied", "apart"), [(torch.float32, 1e-7, 1e-6), (torch.float64, 1e-13, 1e-11)])
+def test_rounding_does_not_decide_between_equal_weights(dtype: torch.dtype, tied: float, apart: float) -> None:
+    assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
+    assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + apart)], dtype=dtype))[1] == 2

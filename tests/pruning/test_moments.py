@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from headscope.attribution.objectives.representation import Representation
@@ -182,3 +183,21 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
         assert all(len(unit) == 3 for projection in found for unit in projection.units)
     if name == "albert":
         assert len(found) == 1 and len(found[0].places) == 3 and all(len(unit) == 3 for unit in found[0].units)
+
+
+def test_layers_that_share_a_module_share_moments() -> None:
+    albert = speakers.wrapped(_albert, speakers.SPEAKERS["bert"])
+    found = collect_moments(albert, speakers.corpus("bert"), objective="")
+    (projection,) = output_projections(albert)
+    its, parts = found.of(projection), [found.sites[place] for place in projection.places]
+    assert its is not None and its.tokens == sum(part.tokens for part in parts)
+    near(its.products, sum(part.products for part in parts))
+    assert its.fisher is not None
+    near(its.fisher, sum(part.fisher for part in parts))
+    assert not torch.allclose(parts[0].products, parts[1].products)
+
+
+def _albert() -> Any:
+    sizes = {"hidden_size": 15, "embedding_size": 11, "intermediate_size": 17, "max_position_embeddings": 97}
+    layers = {"num_hidden_layers": 3, "num_attention_heads": 3}
+    return transformers.AlbertForMaskedLM(transformers.AlbertConfig(vocab_size=speakers.V, **sizes, **layers))
