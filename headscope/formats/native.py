@@ -161,13 +161,13 @@ def placed_transformer(
 
     "auto" is the stored type, but float32 where types are mixed or unusual, or half on a CPU.
     """
-    model = build_transformer(path, config, state).to(device)
+    model = build_transformer(path, config, state)  # its type changes first: not every device has float64
     if dtype != "auto":
-        return model.to(getattr(torch, dtype)), {}
+        return model.to(getattr(torch, dtype)).to(device), {}
     file_types = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
     types = set(file_types.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
-    return model.to(types.pop() if len(types) == 1 and types <= usual else torch.float32), file_types
+    return model.to(types.pop() if len(types) == 1 and types <= usual else torch.float32).to(device), file_types
 
 
 def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:
