@@ -98,7 +98,7 @@ def write_whisper(folder: Path) -> Path:
 def _state(arrays: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and values of transformers' state dict."""
     for name, values in arrays.items():
-        if values.ndim == 0:
+        if values.ndim == 0 or name == "decoder/projection/weight":  # the embedding's, by another name
             continue
         tensor = torch.from_numpy(values.astype(np.float32))
         stack, *path, kind = name.split("/")
