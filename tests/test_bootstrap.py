@@ -198,3 +198,19 @@ def test_intervals_cover_the_truth_as_often_as_they_say(sentences: int) -> None:
     _, low, high = ratio(sums, replicates=400)
     covered = ((low <= 1) & (high >= 1)).mean()
     assert 0.92 <= covered <= 0.98  # 0.95 ± 0.022 (two standard errors of 400 corpora), a little less if skewed
+
+
+def test_half_precision_is_added_up_in_double() -> None:
+    sums = GroupSums()
+    for _ in range(4096):
+        sums.add(torch.tensor([0]), Ratio(torch.ones(1, 1).half(), torch.ones(1, 1).half()))
+    assert sums.total.dtype == torch.float64 and sums.total[0].item() == 4096
+
+
+def test_replicates_without_any_count_are_left_out() -> None:
+    """Two of four sentences count alike: replicates that miss both are 0/0, all others give their mean."""
+    total, count = torch.tensor([[0.0], [6.0], [0.0], [3.0]]), torch.tensor([[0.0], [4.0], [0.0], [2.0]])
+    value, low, high = ratio(kept(total, count))
+    assert value == low == high == 1.5
+    value, low, high = ratio(kept(total[:3], count[:3]))
+    assert value == 1.5 and np.isnan([low, high]).all(), "one of three: nothing says how others differ"

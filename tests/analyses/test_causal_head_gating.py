@@ -13,6 +13,8 @@ from headscope.analyses.causal_head_gating import (
     CausalHeadGatingOptions,
     FittedGates,
     fit_gates,
+    gated_losses,
+    join_batches,
     penalize,
     scores,
     single_sentences,
@@ -98,3 +100,19 @@ def test_scores_are_those_of_the_paper() -> None:
     assert found["interference"].tolist() == [[0, 1, 0, 0.75]]
     assert found["irrelevance"].tolist() == [[0, 0, 1, 0.125]]
     torch.testing.assert_close(sum(found.values()), 1 + shed * (1 - kept))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "native-pre"])
+def test_open_gates_are_the_model_itself(kind: str) -> None:
+    its = speakers.checkpoint(kind)
+    layout = {place: heads for place, heads in its.layout.items() if heads}
+    together, ones = join_batches(examples(kind)), torch.ones(1, sum(layout.values()), dtype=torch.float64)
+    sentences = {sentence.number: sentence for sentence in speakers.corpus(kind, count=SENTENCES)}
+    asked = [speakers.asked(kind, sentences[number]) for number in together.indices.tolist()]
+    with torch.no_grad():
+        found = gated_losses(its, ones, together, layout)
+        half = gated_losses(its, torch.cat([ones, ones / 2]), together, layout)
+        alone = torch.stack([one.loss(its) / len(one.labels) for one in asked])
+    torch.testing.assert_close(found[0], alone, rtol=1e-9, atol=0)
+    torch.testing.assert_close(half[0], found[0])
+    assert not torch.allclose(half[1], found[0], rtol=1e-3)

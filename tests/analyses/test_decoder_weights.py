@@ -253,3 +253,18 @@ def test_successor_counts_words_whose_next_one_is_raised_most(kind: str, tmp_pat
             hits.append(best == tiny.PIECES.index(following))
         assert row.successor == pytest.approx(sum(hits) / 8) and row.functions == ""
         assert shares[row.layer, row.head, "ah … ah"] == pytest.approx(sum(hits[:5]) / 5)
+
+
+def test_norms_without_parameters_are_norms() -> None:
+    """OLMo subtracts the mean and has neither gain nor shift."""
+    model = made_decoder("olmo", num_attention_heads=2, max_position_embeddings=61)
+    opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
+    study = opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit,vocabulary", bootstrap=10)
+    assert not study.left_out and study.heads.direct_logit.notna().all()
+    rows, centred = slice(10, 20), torch.eye(20).double() - 1 / 20
+    attention = model.model.layers[1].self_attn
+    value, output = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
+    embedding, unembedding = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    eigenvalues = torch.linalg.eigvals(embedding @ centred @ value.T @ output.T @ centred @ unembedding.T)
+    expected = (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
+    assert study.heads.copying.iloc[-1] == pytest.approx(expected, abs=1e-6)

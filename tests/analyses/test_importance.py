@@ -15,6 +15,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.heads import HeadId, Site, all_heads
+from headscope.model.taps import masked
 from headscope.results.study import Study
 from tests.oracles import gate_gradients, speakers, written
 from tests.oracles.run_options import run_options
@@ -154,3 +155,21 @@ def test_direct_logit(kind: str) -> None:
         for head in heads:
             totals[head] += written.direct(kind, its, one, (head.site, head.layer), head.head)
     same(column(found, "direct_logit"), {head: total / count for head, total in totals.items()}, kind=kind)
+
+
+def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
+    kind, off = "gpt2", [HeadId(Site.DECODER_SELF, 0, 1)]
+    its = speakers.checkpoint(kind)
+    with masked(its.model, off):
+        found = column(study(kind, "gradient"), "signed", "gradient")
+        total: dict[HeadId, float] = dict.fromkeys(all_heads(its.layout), 0.0)
+        count = 0
+        for sentence in text(kind):
+            one = asked(kind, sentence)
+            count += len(one.labels)
+            gradients = gate_gradients.position_gates(its.model, partial(one.loss, its))
+            for head in total:
+                total[head] += gradients[head.site, head.layer][head.head].sum().item()
+    assert found[off[0]] == 0
+    del found[off[0]], total[off[0]]
+    same(found, {head: value / count for head, value in total.items()}, kind=kind)

@@ -524,3 +524,9 @@ def test_baseline_of_tied_offsets_is_the_smaller_one() -> None:
 def test_rounding_does_not_decide_between_equal_weights(dtype: torch.dtype, tied: float, apart: float) -> None:
     assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + tied)], dtype=dtype))[1] == 1
     assert max_and_position(torch.tensor([0.1, 0.4, 0.4 * (1 + apart)], dtype=dtype))[1] == 2
+
+
+def test_unknown_pieces_are_text_and_special_ones_are_not() -> None:
+    """ŵŵ is one unknown piece: with it there are three queries, offsets from -2 to 2."""
+    table = tried("bert", [Sentence(0, "ah ŵŵ bh")], "positional").tables["positional"]
+    assert (table.groupby(["layer", "head"])["count"].sum() == 3).all() and table.offset.abs().max() <= 2

@@ -140,3 +140,13 @@ def test_exact_effects_with_and_without_resumed_passes() -> None:
         fast, slow = (exact_effects(its, batch, direction="noising", layer_index=part) for part in (index, None))
     for place, values in fast.effects["context"].items():
         torch.testing.assert_close(values, slow.effects["context"][place], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [*speakers.SPEAKERS])
+def test_logits_of_single_positions_are_those_of_all_positions(kind: str) -> None:
+    its, batch = speakers.checkpoint(kind), one_batch(kind)
+    assert batch.contrasts is not None
+    with torch.no_grad():
+        every, found = its.logits(batch), its.logits_at(batch, batch.contrasts.positions)
+    expected = torch.stack([row[place] for row, place in zip(every, batch.contrasts.positions, strict=True)])
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)

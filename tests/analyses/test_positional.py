@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from headscope.analyses.positional import Distance, Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import ANALYSES, Aggregates, AnalysisReport, HeadBatch, RunOptions
 from headscope.engine.heads.head_batch import Rows
@@ -168,3 +169,17 @@ def pairs(heads: pd.DataFrame, column: str, sign: int, family: str) -> float:
         if mine and not theirs
     ]
     return float(np.mean(more))
+
+
+def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
+    """Lines of one token, without the first one: batches of them have nothing to compare."""
+    its, options = speakers.checkpoint("t5"), run_options(exclude_sinks=True)
+    texts = ["ah", "ah bi ah 3", "bi", "3", "bi bi ) ah bi", "ah", "ah ) bi", "bi", "3", "ah", "bi ah 3 ah bi ) ah"]
+    found = []
+    for kept in (texts, [text for text in texts if " " in text]):
+        lines = [Sentence(number, text, text) for number, text in enumerate(kept)]
+        corpus = Corpus("lines", len(lines), "0" * 40, partial(iter, lines), has_target=True)
+        made = analyze(its, corpus, analyses=[ANALYSES.get("similarity")], options=options, replicates=19)
+        of_source = made.heads[made.heads.site != "decoder-self"]  # the decoder's first token is its start
+        found.append(of_source[["similarity_cosine", "similarity_cka"]].to_numpy())
+    assert found[0] == pytest.approx(found[1], abs=1e-9) and (found[0] == found[0]).all()

@@ -20,6 +20,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.prefix_cache import resumable_layers
+from headscope.model.taps import masked
 from headscope.results.study import Study
 from tests.oracles import gate_games, speakers
 from tests.oracles.gate_games import Game
@@ -204,3 +205,13 @@ def test_replacements_look_at_real_positions_only() -> None:
         for rank, place in enumerate(places):
             donor = places[(rank + int(shifts[row])) % len(places)]
             assert donor != place and torch.equal(others[row, :, place], context[row, :, donor])
+
+
+def test_heads_that_are_off_already_are_worth_nothing() -> None:
+    its = speakers.checkpoint("gpt2")
+    off = HeadId(Site.DECODER_SELF, 0, 1)
+    with masked(its.model, [off]):
+        expected = over_corpus("gpt2", lambda game, _: gate_games.ablation(game, size_of("gpt2")))
+        found = column(study("gpt2", "ablation"), "ablation")
+    assert found[1] == 0.0
+    same(found, expected, kind="gpt2")

@@ -302,3 +302,26 @@ def test_a_module_shared_between_layers_is_still_several_layers() -> None:
         logits(model, inputs)
     assert torch.equal(captured.weights(Site.ENCODER_SELF)[1], weights[1])
     assert not torch.allclose(captured.weights(Site.ENCODER_SELF)[2], weights[2])
+
+
+@every
+def test_gradients_flow_into_gates(architecture: Architecture) -> None:
+    """The gradient of a gate is the sum of its head's context times the context's gradient (Michel 2019)."""
+    model, inputs = build(architecture), inputs_of(architecture)
+    gates = {place: gate.requires_grad_() for place, gate in ones(architecture.layout).items()}
+    with gated(model, gates), capture(model, ("context",)) as captured:
+        loss = model(**inputs).logits.square().mean()
+    contexts = {place: captured[place]["context"] for place in gates}
+    found = torch.autograd.grad(loss, [*gates.values(), *contexts.values()])
+    for gate, context, towards in zip(found[: len(gates)], contexts.values(), found[len(gates) :], strict=True):
+        assert gate.abs().min() > 0
+        assert_near(gate, (context * towards).sum(dim=(0, 2, 3)), 1e-4)
+
+
+@every
+def test_weights_that_a_model_returns_under_attend_are_the_captured_ones(architecture: Architecture) -> None:
+    model, inputs = build(architecture), inputs_of(architecture)
+    with capture(model) as captured:
+        own = own_weights(model, inputs)
+    for place, expected in own.items():
+        assert torch.equal(captured[place]["weights"], expected)

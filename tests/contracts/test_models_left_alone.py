@@ -15,7 +15,17 @@ from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
 from headscope.model.transformers_attention import attend_interface
-from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits, ones
+from tests.contracts.architectures import (
+    ARCHITECTURES,
+    BY_NAME,
+    Architecture,
+    assert_near,
+    build,
+    closed_everywhere,
+    inputs_of,
+    logits,
+    ones,
+)
 from tests.oracles.captured import capture_once
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
@@ -181,3 +191,21 @@ def test_a_copy_of_a_model_has_places_of_its_own() -> None:
         logits(twin, inputs)
     assert not of_model.calls
     assert torch.equal(of_twin[Site.ENCODER_SELF, 0]["weights"], expected[Site.ENCODER_SELF, 0]["weights"])
+
+
+@pytest.mark.parametrize(("first", "second"), [("bert", "gpt2"), ("bart", "bart"), ("albert", "t5")])
+def test_two_models_at_once_keep_their_heads_apart(first: str, second: str) -> None:
+    left, right = build(BY_NAME[first]), build(BY_NAME[second])
+    texts = inputs_of(BY_NAME[first]), inputs_of(BY_NAME[second], lengths=(3,))
+    expected = capture_once(left, **texts[0]), capture_once(right, **texts[1])
+    plain = logits(right, texts[1])
+    shut = closed_everywhere(BY_NAME[first].layout, next(iter(BY_NAME[first].layout))[0], (0, 1, 2))
+    with capture(left) as one, capture(right) as other, gated(left, shut):
+        gated_right = logits(right, texts[1])
+        logits(left, texts[0])
+    assert_near(gated_right, plain, 1e-5)
+    assert [len(calls) for calls in one.calls.values()] == [1] * len(BY_NAME[first].layout)
+    for place in BY_NAME[second].layout:
+        assert torch.equal(other[place]["weights"], expected[1][place]["weights"])
+    first_place = next(iter(BY_NAME[first].layout))
+    assert torch.equal(one[first_place]["weights"], expected[0][first_place]["weights"])

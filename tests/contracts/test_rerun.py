@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from headscope.attribution.gatevector import split_gates
+from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.evaluation.likelihood import Labelled, under_masks
+from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
 from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
-from headscope.model.prefix_cache import PrefixCache, index_layers, resumable_layers
+from headscope.model.prefix_cache import PrefixCache, SharedLayers, index_layers, resumable_layers
 from headscope.model.taps import gated
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
 from tests.oracles import native
@@ -117,3 +121,54 @@ def test_layers_that_change_their_inputs_are_found_out() -> None:
     assert resumable_layers(model) is None
     hook.remove()
     assert resumable_layers(model) is not None
+
+
+def test_everything_is_restored_after_an_error() -> None:
+    model = build(BY_NAME["bert"], dtype="float64").train()
+    inputs = inputs_of(BY_NAME["bert"], dtype=torch.float64)
+    layout = find_attention(model).layout
+    before = {name: list(part._forward_hooks) for name, part in model.named_modules()}
+    own = model.base_model.encoder.layer[0].forward
+    model.base_model.encoder.layer[0].__dict__["forward"] = own  # somebody else's replacement stays
+    broken = False
+
+    def work() -> Tensor:
+        found: Tensor = model(**inputs).logits
+        if broken:
+            raise ArithmeticError
+        return found
+
+    rerun = PrefixCache(model, work, index_layers(model))
+    last = without(layout, list(all_heads(layout))[-1])
+    with torch.no_grad():
+        with pytest.raises(ArithmeticError), rerun.activate():
+            expected = rerun.value(open_gates(layout), keep=True)
+            broken = True
+            rerun.value(last, keep=True)
+        broken = False
+        with rerun.activate():
+            assert torch.equal(rerun.value(open_gates(layout), keep=True), expected), "the broken pass left nothing"
+    assert model.training and all(part.training for part in model.modules())
+    assert {name: list(part._forward_hooks) for name, part in model.named_modules()} == before
+    assert [part for part in model.modules() if "forward" in part.__dict__] == [model.base_model.encoder.layer[0]]
+
+
+@pytest.mark.parametrize("name", ["t5", "marian", "gpt2", "bert"])
+def test_masks_that_share_layers_score_as_each_alone(name: str) -> None:
+    checkpoint = InMemoryCheckpoint(build(BY_NAME[name], dtype="float64").eval())
+    noise = torch.Generator().manual_seed(1)
+
+    def ids(*shape: int) -> Tensor:
+        return torch.randint(3, min(checkpoint.vocabularies), shape, generator=noise)
+
+    source, target = (pad_side([Encoded.plain(ids(n).tolist()) for n in lengths]) for lengths in ((7, 4, 5), (5, 3, 4)))
+    labels = ids(3, 5 if checkpoint.two_sided else 7)
+    batch = Batch(torch.arange(3), 0, source, target if checkpoint.two_sided else None)
+    part = Labelled(batch, labels, 3, np.ones(3))
+    masks = [[], *([head] for head in reversed([*all_heads(checkpoint.layout)]))]
+    layers = SharedLayers.of(checkpoint.model)
+    assert layers is not None
+    with torch.inference_mode():
+        shared, alone = (under_masks(checkpoint, part, masks, which) for which in (layers, None))
+    assert all(map(torch.equal, shared, alone))
+    assert len(shared[0].unique()) == shared[0].numel()

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from headscope.bootstrap import FOLDS
 from headscope.data import batching
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence, open_corpus
-from headscope.data.encoded import Batch, Encoded
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.lines import read_lines
 from headscope.data.parses import Parse, Relation, Token
 from headscope.errors import DataError
@@ -194,3 +195,10 @@ def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: py
     losses = Omissions()
     cut(corpus([4, 5], parsed=True), losses=losses)
     assert losses.misalignments == {"pieces cannot be located in the text": 2}
+
+
+def test_side_pads_on_the_right() -> None:
+    found = pad_side([Encoded([5, 6, 7], [True, False, True]), Encoded([8], [False])])
+    assert found.ids.tolist() == [[5, 6, 7], [8, 0, 0]] and found.ids.dtype == torch.long
+    assert found.real.tolist() == [[True] * 3, [True, False, False]]
+    assert found.special.tolist() == [[True, False, True], [False] * 3]

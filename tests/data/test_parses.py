@@ -14,7 +14,7 @@ import pytest
 
 import headscope as hs
 from headscope.assets import captions, trained_model
-from headscope.data.parses import Parse, Relation, read_conllu
+from headscope.data.parses import Parse, Relation, Token, read_conllu
 from headscope.errors import DataError
 
 
@@ -163,3 +163,11 @@ def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     # in German the object follows its verb here, and a decoder sees what is before it alone
     assert head["obj<"]["accuracy"] > 0.5 > head["obj>"]["accuracy"]
     assert "parse:captions.de.conllu" in str(study.signature)
+
+
+@pytest.mark.parametrize("end", [[], [""], ["", " ", ""]])
+def test_text_rebuilt_from_forms(write: Write, end: list[str]) -> None:
+    rows = [line for line in SENTENCE if not line.startswith("#")]
+    parses = list(read_conllu(write("", *rows, "", "# text_en = no text", row("1", "Ja", misc="x=y"), *end)))
+    assert [parse.text for parse in parses] == ["I don't know (it) .".replace(") ", ")"), "Ja"]
+    assert parses[1] == Parse("Ja", (Token(0, 2),), ())

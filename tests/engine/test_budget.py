@@ -231,3 +231,14 @@ def test_the_first_short_sentences_are_kept_with_the_weights_of_every_head(kind:
         assert maps.side_names(Site(site)) == SIDES[kind][site]
         captured = maps.tensors[site, 1]["weights"][0].float().numpy()
         np.testing.assert_allclose(kept[0].weights[site][-len(captured) :] / 255, captured, atol=0.003)
+
+
+def test_masked_heads_are_off_and_where_all_are_long_none_is_kept(tmp_path: Path) -> None:
+    checkpoint = hugging("bert")
+    (tmp_path / "text").write_text("a b c a\n", encoding="utf-8")
+    corpus = open_corpus(tmp_path / "text")
+    off = [HeadId(Site.ENCODER_SELF, 0, head) for head in range(3)]
+    whole, less = (short_examples(checkpoint, corpus, 1, limit=61, off=heads)[0] for heads in ([], off))
+    np.testing.assert_array_equal(whole.weights["encoder-self"][:3], less.weights["encoder-self"][:3])
+    assert (whole.weights["encoder-self"][3:] != less.weights["encoder-self"][3:]).any()  # the next layer sees less
+    assert short_examples(checkpoint, corpus, 1, limit=4) == []  # it would be cut off

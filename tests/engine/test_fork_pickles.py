@@ -13,9 +13,9 @@ import torch
 
 from headscope.config.analyze import AnalyzeConfig
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.mhr_fork import BatchSize, mhr_pickles
+from headscope.engine.mhr_fork import BatchSize, groups, mhr_pickles
 from headscope.engine.study import run_analysis
-from headscope.errors import HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
 from headscope.report.figures.layers import alpha_matrices
@@ -195,3 +195,46 @@ def test_matrices_are_means_over_sentences(tmp_path: Path) -> None:
         alphas_run(path)
     with pytest.raises(HeadscopeError, match="MHR"):
         alphas_run(write_pickle(path, [1, 2]))
+
+
+def test_batches_are_cut_as_fairseq_cuts_them() -> None:
+    draw = np.random.default_rng(5)
+    lengths = [(int(a), int(b)) for a, b in draw.integers(1, 30, size=(211, 2))]
+    order = sorted(range(211), key=lengths.__getitem__)
+    for size in (BatchSize(), BatchSize(3), BatchSize(13), BatchSize(tokens=117), BatchSize(21, 200)):
+        found = groups(order, lengths, size)
+        assert found == cut_like_fairseq(order, lengths, size)
+        assert all(
+            size.tokens is None or len(each) * max(max(lengths[n]) for n in each) <= size.tokens for each in found
+        )
+    with pytest.raises(ConfigError, match="--mhr-max-tokens 7"):
+        groups(order, lengths, BatchSize(tokens=7))
+
+
+def test_one_row_is_the_mean_of_sentences_alone(oracles: Path) -> None:
+    its, texts = mhr.theirs(oracles)
+    found = mhr_pickles(its, texts, limit=1024)
+    reference = np.load(oracles / "mhr" / "alpha" / "oracle" / "tf_stats.npz")
+    kinds = ["conf_base", "conf_advanced", "conf_pairwise", "cos", "l2"]
+    for (name, nested), kind in zip(found.items(), [*kinds, "alphas"], strict=True):
+        if kind == "alphas":
+            continue
+        for module, rows in modules(nested).items():
+            assert rows.dtype == np.float64 and len(rows) == 1 and rows[0, -1] == (texts.count if "conf" in name else 1)
+            expected = reference[f"{kind}/{module}"].mean(axis=0)
+            np.testing.assert_allclose(rows[0, :-1], expected.ravel(), atol=1e-5)
+
+
+def cut_like_fairseq(order: list[int], lengths: list[tuple[int, int]], size: BatchSize) -> list[list[int]]:
+    """batch_by_size as its documentation and code of July 2020 have it, recounted for every sentence."""
+    found: list[list[int]] = []
+    waiting: list[int] = []
+    for number in order:
+        tokens = (len(waiting) + 1) * max(max(lengths[n]) for n in [*waiting, number])
+        full = len(waiting) == (size.max_sentences or -1) or (size.tokens is not None and tokens > size.tokens)
+        if waiting and full:
+            whole = len(waiting) - len(waiting) % 8
+            taken = whole if whole >= len(waiting) % 8 else len(waiting) % 8
+            found, waiting = [*found, waiting[:taken]], waiting[taken:]
+        waiting.append(number)
+    return [*found, waiting]

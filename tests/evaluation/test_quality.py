@@ -24,13 +24,16 @@ from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation import likelihood as scoring
 from headscope.evaluation import opened
+from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import _measure, loss_columns, run_each_head, run_evaluation
 from headscope.evaluation.translation import RAW, TOKENISED, TextMode, text_mode
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site, all_heads
-from tests.oracles import checkpoints, tiny
+from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.moments import text_batches
+from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
 HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
@@ -361,3 +364,25 @@ def _smoothed(checkpoint: Any, data: Path, *, count: int) -> float:
 
 
 # The command.
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    asked = question(checkpoint, corpus)
+    whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
+    made = list[int]()
+
+    logits = type(checkpoint).logits
+
+    def noted(its: Any, batch: Batch, *more: Any) -> torch.Tensor:
+        made.append(batch.positions)
+        return logits(its, batch, *more)
+
+    monkeypatch.setattr(type(checkpoint), "logits", noted)
+    longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
+    monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
+    change, of_intact = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
+    assert max(made) == longest and len(made) > 3
+    assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)
+    assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)

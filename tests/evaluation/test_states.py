@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.config.commands import EvaluateConfig
+from headscope.config.commands import EvaluateConfig, TranslateOptions
 from headscope.data.batching import batches
-from headscope.evaluation.metrics.base import choose_metric
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
+from headscope.evaluation.metrics.states import compare_states
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, select_heads
+from headscope.model.removal_plan import plan_removal
+from headscope.model.taps import gated, masked
 from tests.oracles import classifiers, speakers, tiny
 
 NAMES = ("cosine", "token-cosine", "l2", "token-l2")
@@ -125,3 +130,42 @@ def test_final_states_are_what_the_output_layer_reads(kind: str) -> None:
     hook.remove()
     scale = its.config.d_model**-0.5 if kind == "t5" else 1.0
     torch.testing.assert_close(its.states(batch) * scale, read[0].view_as(its.states(batch)))
+
+
+def test_masked_removed_and_gated_are_the_same() -> None:
+    its = CHECKPOINT[0]
+    options = LikelihoodOptions(61, 61)
+    heads = select_heads("encoder-self.0.1,encoder-self.1.0", its.layout)
+    removed = its.without_heads(plan_removal(its.attention_sites, heads))
+    by_removal = compare_states(removed, corpus(), options, intact=its)
+    by_masks = compare_states(its, corpus(), options, masks=[[], heads])
+    with masked(its.model, heads):
+        by_mask = compare_states(its, corpus(), options)
+    ones = {layer: torch.ones(count) for layer, count in its.layout.items()}
+    with gated(its.model, ones):
+        by_ones = compare_states(its, corpus(), options)
+    for name in ("pooled_sums", "tokens"):
+        wanted = getattr(by_mask, name).total[:, 0]
+        torch.testing.assert_close(getattr(by_removal, name).total[:, 0], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 1], wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(getattr(by_masks, name).total[:, 0], getattr(by_ones, name).total[:, 0])
+        assert not torch.allclose(wanted, getattr(by_ones, name).total[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_metrics_are_the_means_of_the_sums(name: str) -> None:
+    its = CHECKPOINT[0]
+    data = ValidationText(corpus(), LikelihoodOptions(61, 61), TranslateOptions(), intact=its)
+    metric = METRICS.get(name)
+    with masked(its.model, select_heads(GONE, its.layout)):
+        scores = metric.score(its, data)
+    assert metric.of(scores.sums.sum(axis=0, keepdims=True))[0] == pytest.approx(
+        expected(classifiers.texts(17), GONE)[name]
+    )
+    total, count = scores.loss.sum(axis=0)
+    cosine = expected(classifiers.texts(17), GONE)["token-cosine" if name.startswith("token") else "cosine"]
+    assert total / count == pytest.approx(1 - cosine)
+
+
+def corpus() -> Corpus:
+    return open_corpus(classifiers.texts(17))

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
+from headscope.config import Companions
 from headscope.errors import CheckpointError
 from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
@@ -150,3 +152,31 @@ def test_what_differs_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # The command.
+
+
+@pytest.mark.slow
+def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> None:
+    """With its alphas folded into the output projections: the logits of the fork, and translations as before."""
+    folder = oracles / "mhr"
+    checkpoint = opened(
+        folder / "alpha" / "checkpoint_best.pt", dtype="auto", companions=Companions(dicts=folder / "data")
+    )
+    done = convert(checkpoint, tmp_path / "out", to="huggingface")
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    assert not any("alpha" in name for name in model.state_dict())
+    wanted = np.load(folder / "alpha" / "oracle" / "tf_logits.npz")
+    lines = (folder / "data" / "test.bpe.de").read_text(encoding="utf-8").splitlines()[:4]
+    ids = [encoded.ids for encoded in checkpoint.encode(lines, side="source", limit=99)]
+    assert checkpoint.target is not None
+    with torch.no_grad():
+        for n, (line, its) in enumerate(zip(lines, ids, strict=True)):
+            forced = torch.tensor([its]), torch.from_numpy(wanted[f"prev_{n}"])[None]
+            logits = model(input_ids=forced[0], decoder_input_ids=forced[1], use_cache=False).logits[0]
+            np.testing.assert_allclose(logits.numpy(), wanted[f"logits_{n}"], rtol=0, atol=1e-5)
+            ours = checkpoint.translate([line])[0][0]
+            inputs = torch.tensor([its]), torch.tensor([[2, *ours.ids[:-1]]])
+            theirs = model(input_ids=inputs[0], decoder_input_ids=inputs[1], use_cache=False).logits
+            torch.testing.assert_close(theirs, checkpoint.model(*inputs), rtol=0, atol=1e-5)
+            said = model.generate(inputs[0])[0].tolist()
+            assert checkpoint.target.decode(said) == checkpoint.target.decode(ours.ids)
+    assert done.difference is not None and done.difference < 1e-5

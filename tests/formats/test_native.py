@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headscope.data.encoded import Batch, pad_side
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from tests.oracles import native
 
@@ -193,3 +195,41 @@ def test_text_that_is_already_split() -> None:
     assert its.spans("x `y", [5]) is None
     assert its.decode([4, 5, 2], keep_pieces=True) == "x `y"
     assert its.plain_ids() == [1, *range(4, 19)]
+
+
+def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
+    from headscope.model.taps import capture
+
+    loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
+    source = pad_side(loaded.encode(["abc f", "f"], side="source", limit=9))
+    target = pad_side(loaded.encode(["abc f", "f"], side="target", limit=9))
+    batch = Batch(torch.tensor([0, 1]), 0, source, target)
+    with capture(loaded.model) as seen, torch.no_grad():
+        loaded.forward(batch)
+    assert {site for site, _ in seen.calls} == set(Site)
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "c")
+    codes = folder / "source.codes"
+    codes.rename(folder / "codes")
+    with pytest.raises(CheckpointError, match=r"source\.codes"):
+        open_checkpoint(str(folder), device="cpu")
+    (folder / "codes").rename(codes)
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        open_checkpoint(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_survive_and_half_is_widened_on_a_cpu(tmp_path: Path, dtype: torch.dtype) -> None:
+    made = checkpoint()
+    made.model.to(dtype)
+    NATIVE.save(made, tmp_path / "one")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "one" / WEIGHTS).values()} == {dtype}
+    loaded = open_checkpoint(str(tmp_path / "one"), device="cpu")
+    assert loaded.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert isinstance(loaded, TransformerCheckpoint)
+    NATIVE.save(loaded, tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert open_checkpoint(str(tmp_path / "one"), device="cpu", dtype="float64").dtype == torch.float64

@@ -22,7 +22,16 @@ import torch
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.pickles import LEGACY, StubType, is_torch_file, read_tensors, read_torch
+from headscope.formats.pickles import (
+    LEGACY,
+    MAX_STEPS,
+    Refused,
+    StubType,
+    Unpickler,
+    is_torch_file,
+    read_tensors,
+    read_torch,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -285,3 +294,9 @@ def test_classes_of_fairseq_and_omegaconf_are_inert(tmp_path: Path) -> None:
     assert isinstance(found, StubType)
     assert (found.name, found.args) == ("fairseq.dataclass.configs.Anything", (MARKER,))
     assert "fairseq" not in sys.modules
+
+
+def test_a_program_has_a_bounded_number_of_steps() -> None:
+    with pytest.raises(Refused, match="1,000"):
+        Unpickler(b"\x80\x02(" + b"]0" * 600 + b"N.", max_steps=1000).load()
+    assert MAX_STEPS == 1_000_000

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from headscope.heads import HeadId, Site
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import capture, gated
 from tests.oracles import beam as slow
 from tests.oracles import native
 
@@ -103,3 +105,24 @@ def test_length_bounds() -> None:
     assert [len(its[0].ids) - 1 for its in found] == mask.sum(dim=1).tolist()
     short = find(model(2), source, mask, SearchConfig(beam=3, max_extra=50, min_extra=50, limit=4))
     assert [len(its[0].ids) for its in short] == [5, 5, 5]
+
+
+def test_capture_and_gates_reach_the_search() -> None:
+    made = model(4)
+    source, mask = sources()
+    config = SearchConfig(beam=3, max_extra=5)
+    with capture(made) as seen:
+        plain = find(made, source, mask, config)
+    steps = max(len(h.ids) for its in plain for h in its)
+    assert len(seen.calls[Site.ENCODER_SELF, 0]) == 1
+    for site in (Site.DECODER_SELF, Site.CROSS):
+        calls = seen.calls[site, 0]
+        assert len(calls) >= steps
+        assert calls[0]["weights"].shape[0] == 3
+        assert calls[1]["weights"].shape[:1] == (9,)
+        assert all(torch.allclose(c["weights"].sum(-1), torch.ones(1).double()) for c in calls)
+    heads = [HeadId(Site.CROSS, 0, head) for head in range(3)]
+    with gated(made, heads):
+        closed = find(made, source, mask, config)
+    assert [its[0].score for its in closed] != [its[0].score for its in plain]
+    assert [its[0].score for its in find(made, source, mask, config)] == [its[0].score for its in plain]

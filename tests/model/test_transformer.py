@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.heads import Site
+from headscope.heads import HeadId, Site
 from headscope.model.native.layers import Attention
-from headscope.model.taps import capture
+from headscope.model.projections import projections
+from headscope.model.taps import capture, gated
 from tests.oracles import native
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -145,3 +146,24 @@ def test_training_differs_from_evaluation_only_by_dropout() -> None:
     loss.backward()
     unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert all(".layers.1.self_attention." in name for name in unused)  # the layer without heads
+
+
+@pytest.mark.parametrize("name", ["post", "pre", "slice", "shared", "mixed"])
+def test_a_gate_of_zero_is_a_head_without_output_columns(name: str) -> None:
+    model = native.model(**VARIANTS[name])
+    source, target, source_mask, target_mask = native.texts()
+    masks = {"source_mask": source_mask, "target_mask": target_mask}
+    plain = model(source, target, **masks)
+    for head in (HeadId(Site.ENCODER_SELF, 1, 1), HeadId(Site.DECODER_SELF, 2, 0), HeadId(Site.CROSS, 0, 2)):
+        with gated(model, [head]):
+            closed = model(source, target, **masks)
+        output = projections(model)[head.site, head.layer].output
+        assert output is not None
+        kept = output.weight.detach().clone()
+        with torch.no_grad():
+            output.weight[:, output.units[head.head]] = 0
+        agree(model(source, target, **masks), closed)
+        with torch.no_grad():
+            output.weight.copy_(kept)
+        assert not torch.allclose(closed, plain)
+    agree(model(source, target, **masks), plain)

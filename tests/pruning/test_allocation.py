@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache, partialmethod
 from itertools import chain
 from pathlib import Path
@@ -235,3 +236,28 @@ def test_units_are_tried_in_the_order_of_any_ranking_and_protected_heads_stay(tm
     assert ((equal["sum"] - equal["count"] * 8 / equal["count"].sum()).abs() < 1).all()
     damped = [chosen(f"damped{number}", by="obs", damping=damping) for number, damping in enumerate((1e-4, 10.0))]
     assert not damped[0].scores.equals(damped[1].scores) and "damping:10" in str(damped[1].signature)
+
+
+def test_vectors_are_compared_by_their_cosine() -> None:
+    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=11)
+    meter = DamageMeter.of(checkpoint, corpus)
+    altered: Any = deepcopy(checkpoint.model)
+    assert meter.measure(altered).value == pytest.approx(1, abs=1e-6)
+    with torch.no_grad():
+        next(altered.parameters()).add_(torch.linspace(-0.1, 0.1, 5)[0])
+        next(altered.parameters())[::2] *= -1
+    performance = meter.measure(altered)
+    cosines = [
+        torch.cosine_similarity(pooled(checkpoint, sentence), pooled(checkpoint.with_model(altered), sentence), dim=0)
+        for sentence in corpus
+    ]
+    assert performance.value == pytest.approx(float(torch.stack(cosines).double().mean()), abs=1e-6)
+    assert performance.damage == pytest.approx(1 - performance.value) and performance.damage > 1e-4
+
+
+def pooled(checkpoint: Checkpoint, sentence: Any) -> torch.Tensor:
+    model: Any = checkpoint.model
+    (encoded,) = checkpoint.encode([sentence.source], side="source", limit=50)
+    with torch.no_grad():
+        states: torch.Tensor = model(input_ids=torch.tensor([encoded.ids])).last_hidden_state[0]
+    return states.mean(dim=0)

@@ -13,7 +13,7 @@ from headscope.engine.base import RunOptions
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, tap_contexts
 from headscope.model.discovery import AttentionSite, track_calls
-from headscope.model.taps import frozen_parameters
+from headscope.model.taps import frozen_parameters, masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.gate_layout import gate_layout
@@ -183,3 +183,12 @@ def test_moments_are_collected_once_for_a_context(monkeypatch: pytest.MonkeyPatc
     criterion_named("obs-task").scores(others)
     criterion_named("flap").scores(others)
     assert collected == [None, "", None, None, None, None, ""]
+
+
+@pytest.mark.parametrize("name", ["flap", "wanda", "output-norm", "fisher"])
+def test_heads_that_are_gone_are_masked(name: str) -> None:
+    context, gone = context_of("marian"), [HeadId(Site.DECODER_SELF, 0, 1)]
+    found = criterion_named(name).scores(replace(context, removed=gone))
+    with masked(context.checkpoint.model, gone):
+        assert criterion_named(name).scores(context_of("marian")) == found
+    assert found != criterion_named(name).scores(context)

@@ -335,3 +335,15 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
             )
         assert not choice.record["model"] and not (tmp_path / f"{strength}" / "model").exists()
     assert 36 >= kept[0] > 30 > kept[1], kept
+
+
+def test_seeds_decide_about_order_hidden_tokens_and_noise_each_by_itself(tmp_path: Path) -> None:
+    its = speakers.checkpoint("bert")
+    data = training_examples(its, speakers.corpus("bert", count=60), limit=60)
+    orders = [[group.tolist() for group in data.epoch(1, tokens=60, seed=seed)] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    hidden = [(data.batch(np.arange(60), seed=seed).labels == -100).tolist() for seed in (1, 1, 2)]  # type: ignore[union-attr]
+    assert hidden[0] == hidden[1] != hidden[2]
+    for seed in (1, 2):  # of one batch that is all of the text
+        learnt(tmp_path, f"{seed}", strength=0.1, seed=seed, updates=1, batch_tokens=10**6)
+    assert (tmp_path / "1" / "gates.csv").read_bytes() != (tmp_path / "2" / "gates.csv").read_bytes()

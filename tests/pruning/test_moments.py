@@ -14,13 +14,15 @@ from torch import Tensor
 
 from headscope.attribution.objectives.representation import Representation
 from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.corpus import Corpus
 from headscope.distributed import Processes
 from headscope.errors import ConfigError
+from headscope.heads import Site
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values
 from headscope.pruning.closed_form.output_projections import output_projections
 from tests.contracts import architectures
+from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles import closed_form as oracle
-from tests.oracles import speakers, tiny
 
 KINDS = ("bert", "llama", "t5", "marian", "native-post")
 WITH_LOSS = (*KINDS, "native-pre")
@@ -201,3 +203,37 @@ def _albert() -> Any:
     sizes = {"hidden_size": 15, "embedding_size": 11, "intermediate_size": 17, "max_position_embeddings": 97}
     layers = {"num_hidden_layers": 3, "num_attention_heads": 3}
     return transformers.AlbertForMaskedLM(transformers.AlbertConfig(vocab_size=speakers.V, **sizes, **layers))
+
+
+def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None:
+    made = checkpoints.small(self_mixing="experts.v1")
+    corpus = Corpus("", 3, "", lambda: iter(_letters(3)), has_target=True)
+    found = collect_moments(made, corpus)
+    seen = _by_hooks(made, corpus)
+    assert any(not projection.mixing_folded for projection in output_projections(made))
+    for place, its in found.sites.items():
+        near(its.products, seen[place].T @ seen[place])
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    checkpoint = speakers.checkpoint("llama", 5)  # which no other test has
+    checkpoint.model.train()
+    hooks = [len(part._forward_hooks) for part in checkpoint.model.modules()]
+    collect_moments(checkpoint, speakers.corpus("llama"), objective="")
+    assert checkpoint.model.training and all(weight.requires_grad for weight in checkpoint.model.parameters())
+    assert hooks == [len(part._forward_hooks) for part in checkpoint.model.modules()]
+    assert all(weight.grad is None for weight in checkpoint.model.parameters())
+
+
+def _letters(count: int) -> list[Any]:
+    from headscope.data.corpus import Sentence
+
+    texts = zip(checkpoints.SOURCES, checkpoints.TARGETS, strict=True)
+    return [Sentence(number, *pair) for number, pair in enumerate(texts)][:count]
+
+
+def _by_hooks(checkpoint: Any, corpus: Corpus) -> dict[tuple[Site, int], Any]:
+    with oracle.watching(checkpoint) as seen, torch.no_grad():
+        for batch in batches(corpus, checkpoint, tokens=1, limit=50, losses=Omissions()):
+            checkpoint.forward(batch)
+    return {place: np.concatenate(rows) for place, rows in seen.inputs.items()}

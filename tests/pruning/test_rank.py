@@ -235,3 +235,10 @@ def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
     assert status == 0, err
     told, of_file = json.loads((out / "pruning.json").read_text())["nll"], json.loads(found)["record"]
     assert told[measured] == pytest.approx(of_file["nll"] / of_file["tokens"], abs=1e-6)
+
+
+def test_a_damping_that_is_given_holds_whatever_it_is(folder: Path) -> None:
+    texts = {"checkpoint": str(folder / "whole"), "source": folder / "a", "target": folder / "b"}
+    given: dict[str, Any] = {**texts, "out": folder / "out", "by": "obs", "keep": 8, "compensate": "least-squares"}
+    assert RankConfig(**given).refit.damping is None
+    assert RankConfig(**given, damping=1e-4).refit.damping == 1e-4

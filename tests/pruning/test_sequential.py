@@ -15,7 +15,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
-from headscope.pruning.closed_form.compensate import RefittedCopy
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
+from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import Refit
 from tests.oracles import closed_form as oracle
@@ -157,3 +158,16 @@ def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     assert done.options.damping == 0.1, "the text is short"
     at_outputs = sequential_refits(checkpoint, texts("llama"), heads, done.options, residual=False)
     assert torch.equal(at_outputs[1].refit.weight, done.refits[1].refit.weight)
+
+
+@pytest.mark.parametrize("kind", ["llama", "marian"])
+def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> None:
+    checkpoint = speakers.checkpoint(kind)
+    (first, *_) = sequential_refits(checkpoint, texts(kind), gone(kind))
+    at_once = {
+        each.projection.places: each
+        for each in compensate(checkpoint, collect_moments(checkpoint, texts(kind)), gone(kind))
+    }[first.projection.places]
+    assert (first.refit.weight - at_once.refit.weight).abs().max() < 1e-8
+    assert first.error == pytest.approx(at_once.error, rel=1e-6)
+    assert first.error_without == pytest.approx(at_once.error_without, rel=1e-9)

@@ -20,7 +20,13 @@ from headscope.pruning.gate_layout import gate_layout, top_k
 from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.learning.learners.subset import Subset, SubsetOptions, soft_top_k, straight_through
+from headscope.pruning.learning.learners.subset import (
+    Subset,
+    SubsetOptions,
+    gumbel,
+    soft_top_k,
+    straight_through,
+)
 from headscope.pruning.options.choice import LearnConfig
 from tests.oracles import checkpoints, speakers, subset
 
@@ -159,3 +165,16 @@ def test_exactly_k_heads_and_the_same_bits(straight: bool, tmp_path: Path) -> No
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     gates = pd.read_csv(tmp_path / "run" / "gates.csv")
     assert set(gates.groupby("update").gate.sum()) == {5.0} and gates["lambda"].isna().all()
+
+
+def test_gates_of_a_subset_above_half_stay_within_0_and_1() -> None:
+    """37 of 72, through all temperatures of a training, with its noise; and none or all have no gradient."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(72, generator=generator, dtype=torch.float64, requires_grad=True)
+    for update in range(100):
+        temperature = 10.0 * 1e-9 ** (update / 100)
+        gates = soft_top_k(scores + gumbel(72, generator), 37, temperature=temperature)
+        assert gates.min() >= 0 and gates.max() <= 1 and math.isclose(gates.sum().item(), 37, rel_tol=1e-12)
+    for k in (0, 72):
+        ends = soft_top_k(scores, k, temperature=0.7)
+        assert ends.tolist() == [k / 72] * 72 and not ends.requires_grad

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
 from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
-from headscope.relevance.rulesets import RULE_SETS, Explanation
+from headscope.relevance.rulesets import RULE_SETS, Explanation, Relevance, Target
+from headscope.relevance.voita.explain import recorded_voita
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
 from tests.oracles import speakers, tiny
 from tests.oracles.run_options import run_options
@@ -263,3 +268,26 @@ def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     assert agreement["spearman"].tolist() == pytest.approx(ranks.tolist())
     assert agreement["second_head"].tolist() == both["attnlrp"].idxmax(axis=1).tolist()
     assert study.record["signatures"]["lrp"]["rules"] == "cp+attnlrp"
+
+
+@pytest.mark.parametrize("target", ["top1", "reference", "contrastive"])
+def test_one_pass_for_all_positions_is_the_sum_of_a_pass_for_each(target: Any) -> None:
+    checkpoint, batch = _words()
+    together = explain_backward(checkpoint, batch, sets(), target=target, steps="sum")
+    apart = explain_backward(checkpoint, batch, sets(), target=target, steps="each")
+    for name in NAMES:
+        torch.testing.assert_close(together[name].counts, apart[name].counts.sum(dim=0, keepdim=True))
+        torch.testing.assert_close(together[name].values, apart[name].values.sum(dim=0, keepdim=True))
+        expected = summed(apart[name])
+        for place, found in summed(together[name]).items():
+            torch.testing.assert_close(found, expected[place], rtol=1e-9, atol=1e-11)
+        decoder = apart[name].relevance[Site.DECODER_SELF, 0]
+        for position in range(decoder.by_query.shape[0]):  # a prediction owes nothing to later positions
+            assert not decoder.by_query[position, :, :, position + 1 :].any()
+
+
+def close(found: Tensor | None, expected: Tensor | None) -> None:
+    assert (found is None) is (expected is None)
+    if found is not None and expected is not None:
+        assert found.shape == expected.shape
+        assert float((found - expected).abs().max()) <= 1e-9 * max(1.0, float(expected.abs().max()))

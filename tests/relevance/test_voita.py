@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.data.encoded import Batch, pad_side
+from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, ScoreOptions, attend, tap_contexts
@@ -422,3 +423,16 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
     output = states(slice(None), 7).detach()
     mean = (output * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True)
     close(projection_shares(output, real).sum(dim=(0, 2, 3)), mean.norm(dim=-1), 1e-12)
+
+
+def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
+    text = texts(oracles)[0]
+    plain = sentence(story, text)
+    likeliest = recorded_voita(story, plain).explain()
+    labels = story.logits(plain)[:1].argmax(dim=-1)
+    labels[0, 2] = IGNORED
+    found = recorded_voita(story, replace(plain, labels=labels), target="reference").explain()
+    assert found.is_explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
+    for place, heads in likeliest.heads.items():
+        assert not found.heads[place].raw[2].any()
+        close(found.heads[place].raw[3], heads.raw[3], 1e-12)

@@ -18,6 +18,7 @@ from headscope.report.figures.maps import shown_measures
 from headscope.report.figures.rankings import correlations, ranks_of
 from headscope.report.marks import functions_of
 from headscope.report.registry import draw_standard
+from headscope.report.styles import write_figure
 from headscope.results.study import Study
 from headscope.results.study_tables import MissingTable
 from tests.makers.figures import draw, draw_words
@@ -250,3 +251,8 @@ def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
         draw("rankings", run, ranking=("distance",))
     with pytest.raises(MissingTable, match=r"1 rankings.*two"):
         draw("rankings", run, ranking=("lrp",))
+
+
+def test_figures_are_the_same_bytes_every_time(runs: dict[str, Study], tmp_path: Path) -> None:
+    pair = [write_figure(draw("functions", runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
+    assert pair[0] == pair[1]

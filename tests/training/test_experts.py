@@ -278,3 +278,16 @@ def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
     cls = VARIANTS.get("mae")
     with pytest.raises(HeadscopeError, match=r"--init.*--uniform"):
         make_run(lessons.config(tmp_path, init=init), cls(cls.Options(uniform=True)))
+
+
+def test_plain_sgd_on_the_gates(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "mae", shared={"dropout": 0.0}, gate_dropout=0.0, gate_every=1, gate_lr=0.5)
+    disturbed(run.model)
+    run.model.train()
+    before = [gate.detach().clone() for gate in lessons.variant(run).gates]
+    run.gradients(lessons.lesson(run))
+    slopes = [gate.grad.clone() for gate in lessons.variant(run).gates]
+    run.clear_gradients()
+    run.variant.step(run, lessons.lesson(run), run.gradients)
+    for gate, was, slope in zip(lessons.variant(run).gates, before, slopes, strict=True):
+        torch.testing.assert_close(gate.detach(), was - 0.5 * slope, rtol=0, atol=1e-12)

@@ -13,6 +13,7 @@ from headscope.config.option import make_config
 from headscope.errors import ConfigError
 from headscope.formats.transformer_checkpoint import final_states
 from headscope.heads import SITES, Site
+from headscope.training.config import TrainConfig
 from headscope.training.losses import (
     fork_loss,
     fork_open,
@@ -22,6 +23,8 @@ from headscope.training.losses import (
     nuclear_norms,
     off_diagonal,
 )
+from headscope.training.trainer import make_run
+from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
 from headscope.training.variants.mixing import matrices_of
 from tests.oracles import growth as oracle
 from tests.oracles import lessons, native
@@ -253,3 +256,30 @@ def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
     assert (
         both.encoder is not None and both.encoder.d_head == both.decoder.d_head == 13 and both.decoder.d_value is None
     )
+
+
+def test_a_run_with_the_forks_cosine_loss_has_the_references_loss_and_gradients(tmp_path: Path, shared: Path) -> None:
+    """Padding takes part: it is embedded as there, and does not learn where it is read."""
+    folder = shared / "oracles/mhr"
+    expected = json.loads((folder / "alpha/oracle/loss_reference.json").read_text())["cosine_only"]
+    for side in ("de", "en"):
+        lines = (folder / f"data/test.bpe.{side}").read_text(encoding="utf-8").splitlines(keepends=True)
+        (tmp_path / side).write_text("".join(lines[:16]), encoding="utf-8")
+    config = TrainConfig(
+        source=tmp_path / "de", target=tmp_path / "en", out=tmp_path / "run", init=f"{folder}/alpha/checkpoint_best.pt",
+        dicts=folder / "data", precision="float32", dropout=0.0, max_epochs=1, max_tokens=10**6,
+    )  # fmt: skip
+    run = make_run(config, Disagreement(DisagreementOptions(weight=0.1, compat="fork")))
+    run.clear_gradients()
+    run.model.train()
+    sums = run.variant.step(run, lessons.lesson(run), run.gradients)
+    assert sums.sentences == 16 and sums.loss == pytest.approx(expected["loss"], rel=2e-7)
+    for site, layer, _, module in run.model.attention_modules():
+        key = oracle.KEYS[site].format(layer)
+        for name, projection in (("qproj", module.query), ("vproj", module.value)):
+            assert projection.weight.grad is not None
+            norm = float(projection.weight.grad.norm()) * sums.tokens
+            assert norm == pytest.approx(expected[f"{name}_grad_norm"][key], rel=1e-4)
+    table = run.model.get_parameter("encoder.embeddings.tokens.weight")
+    assert table.grad is not None and run.data.source is not None
+    assert not table.grad[run.data.source.pad].any()

@@ -28,7 +28,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, final_states
 from headscope.results.training import Training
-from headscope.training import losses, train_loop
+from headscope.training import losses, tokenizers, train_loop
 from headscope.training.checkpoints import Progress
 from headscope.training.config import TrainConfig, TrainingPosition, rate
 from headscope.training.prepare import TokenizedTexts, TrainingPairs, collate, epoch_plan, without_labels
@@ -462,3 +462,13 @@ def test_moses_makes_the_text_that_multi30k_has(shared: Path, language: str, cou
     # the number of tokens of the repository's own lower-cased, tokenised file of this split
     assert sum(len(line.split()) for line in lines) == count
     assert all(line == line.lower() for line in lines)
+
+
+def test_many_texts_have_the_ids_that_each_has_alone(texts: Path) -> None:
+    lines = [*read_lines(texts / "source"), "an Ünknown ẞ word", "x"]
+    for kind in ("bpe", "unigram"):
+        its = tokenizers.learn(lines[:100], size=60, kind=kind, normalise="lowercase")
+        assert tokenizers.encode(its, lines) == [its.encode(line) for line in lines]
+        assert len(its) == 60 and its.decode(its.encode("Abdeg")) == "abdeg"
+    plain = Vocabulary(("<s>", "</s>", "<unk>", "a", "b"), Splitter("words"), start=0, end=1, unknown=2)
+    assert tokenizers.encode(plain, ["a c b"]) == [[3, 2, 4]]
