@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,10 @@ from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.encoded import Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
-from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model import attention
 from headscope.relevance.backward import Backward, explain_backward, recording
-from headscope.relevance.rulesets import RULE_SETS, Explanation, Relevance, Target
-from headscope.relevance.voita.explain import recorded_voita
+from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
 from tests.oracles import speakers, tiny
 from tests.oracles.run_options import run_options
