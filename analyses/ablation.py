@@ -49,7 +49,6 @@ class AblationOptions:
         "Default: 30 with --importance, on all where ablation is asked for by name or with --importance all.",
         metavar="N",
         minimum=0,
-        identity=False,
     )
 
 
@@ -100,6 +99,9 @@ class Ablation(_OfGates):
         ):
             return explanation.ratios("ablation", ablation(explanation.f, explanation.gates, tick=self.tick))
 
+    def signature(self) -> dict[str, str]:
+        return {"with": self.options.ablate_with}
+
 
 @dataclass(frozen=True)
 class ShapleyOptions:
@@ -145,6 +147,9 @@ class Shapley(_OfGates):
         ):
             values = shapley(explanation.f, explanation.gates, samples=samples, seed=seed, tick=self.tick)
             return explanation.ratios("shapley", values)
+
+    def signature(self) -> dict[str, str]:
+        return {"samples": str(self.options.shapley_samples)}
 
 
 @dataclass(frozen=True)
@@ -209,3 +214,6 @@ class IntegratedGradients(_OfGates):
             )
         report.remarks.append(text)
         return report
+
+    def signature(self) -> dict[str, str]:
+        return {"steps": str(self.options.ig_steps)}

@@ -325,6 +325,12 @@ class CausalHeadGating(Analysis):
             report.remarks.append(f"causal_head_gating: {self.truncated} sentences were cut ({flag.max_length})")
         return report
 
+    def signature(self) -> dict[str, str]:
+        options = self.options
+        rates = "/".join(f"{first:g}>{last:g}" for first, last in (options.chg_lr, options.chg_penalised_lr))
+        sizes = f"{options.chg_fits}x{options.chg_steps}x{options.chg_batch}"
+        return {"gates": f"{sizes},lr={rates},penalty={options.chg_penalty:g}"}
+
 
 def _table(gates: FittedGates) -> pd.DataFrame:
     keep_gates, shed_gates = split_gates(gates.plus, gates.layout), split_gates(gates.minus, gates.layout)

@@ -97,6 +97,9 @@ class CopySuppression(Analysis):
             statistics[("copy_suppression_chance", *site_layer)] = Ratio(torch.full_like(is_lowest, self.chance), count)
         return super().report(aggregates.over_units(statistics))
 
+    def signature(self) -> dict[str, str]:
+        return {"tokens": str(self.options.copy_suppression_tokens), **super().signature()}
+
 
 def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
     """Whether what each head writes for tokens [n], read as states [n d], has them among its ten lowest logits: [h n].

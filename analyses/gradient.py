@@ -86,6 +86,9 @@ class Gradient(Analysis):
         columns = {"gradient": scaled_gradients, "gradient_raw": plain}
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
 
+    def signature(self) -> dict[str, str]:
+        return {"grain": self.options.granularity}
+
 
 def position_gates(heads: HeadBatch) -> Tensor:
     """∂L/∂ξ of every position [b h t]: context · gradient, zero for padding."""
@@ -147,3 +150,6 @@ class Taylor(Analysis):
         if self.options.granularity != "token":
             squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
         return {"taylor": Ratio(squares.sum(dim=-1), counts, per_batch=per_batch)}
+
+    def signature(self) -> dict[str, str]:
+        return {"grain": self.options.granularity}

@@ -184,3 +184,6 @@ class Massive(Analysis):
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
         names = "site layer token id first count share magnitude times_median"
         return pd.DataFrame(rows, columns=names.split())
+
+    def signature(self) -> dict[str, str]:
+        return {"massive": f"{self.options.massive_magnitude:g},{self.options.massive_ratio:g}x", **super().signature()}

@@ -123,6 +123,9 @@ class Patching(_OfPrompts):
         }
         return ratios | {("patching_share", site, layer): ratio for (site, layer), ratio in shares.items()}
 
+    def signature(self) -> dict[str, str]:
+        return {"patched": f"{self.options.direction}/context"}
+
 
 @analysis
 class AttributionPatching(_OfPrompts):
@@ -156,6 +159,9 @@ class AttributionPatching(_OfPrompts):
         result = first_order_effects(checkpoint, batch, direction=self.options.direction)
         names = {CONTEXT: self.name} | {channel: f"{self.name}_{channel}" for channel in CHANNELS}
         return self.ratios(checkpoint, batch, result, names)
+
+    def signature(self) -> dict[str, str]:
+        return {"patched": f"{self.options.direction}/context"}
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,9 @@ class EapIg(_OfPrompts):
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         result = integrated_effects(checkpoint, batch, steps=self.options.eap_steps)
         return self.ratios(checkpoint, batch, result, {CONTEXT: self.name})
+
+    def signature(self) -> dict[str, str]:
+        return {"eap-steps": str(self.options.eap_steps)}
 
 
 def _row(

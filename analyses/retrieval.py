@@ -242,6 +242,11 @@ class Retrieval(Analysis):
             report.remarks.append("retrieval: no trial said half of the needle, so retrieval_program is empty")
         return report
 
+    def signature(self) -> dict[str, str]:
+        options = self.options
+        lengths = ",".join(map(str, options.haystack_lengths))
+        return {"needle": f"{lengths}x{options.needle_depths},{options.needle_steps}", **super().signature()}
+
 
 @dataclass(frozen=True)
 class Prompt:

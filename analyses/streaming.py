@@ -270,3 +270,10 @@ class Streaming(Analysis):
             "passkey_length": options.passkey_length,
             "seed": self.run.seed,
         }
+
+    def signature(self) -> dict[str, str]:
+        options = self.options
+        keys = f"{options.streaming_sink}+{options.streaming_recent}"
+        return {
+            "streaming": f"{keys},l1={options.streaming_penalty:g},{options.streaming_steps}x{options.streaming_lr:g}"
+        }

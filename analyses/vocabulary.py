@@ -111,6 +111,10 @@ class HeadVocabulary(Analysis):
             report.remarks.append(f"vocabulary: what heads write alone, {UNTOLD}")
         return report
 
+    def signature(self) -> dict[str, str]:
+        token_list = ",".join(self.options.vocabulary_tokens)
+        return {"directions": str(self.options.vocabulary_directions), **({"tokens": token_list} if token_list else {})}
+
 
 @dataclass(frozen=True)
 class Decomposed:

@@ -198,7 +198,7 @@ def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:
     assert torch.equal(heads[hs.HeadId.parse("cross.1.5")]["context"], heads[hs.Site.CROSS, 1]["context"][:, 5])
     assert repr(heads).startswith("<Captured weights, context of encoder-self.0, ") and len(repr(heads)) < 300
     for wrong, message in {
-        5: "5.*layer",
+        5: "'5' is not the name of a head",
         ("cross", 1, 2): "cross.1.2",
         ("cross", 7): "cross.7.*encoder-self.0, ",
         "cross.1.8": "cross.1.*8",

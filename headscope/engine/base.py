@@ -18,7 +18,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import LabelOptions, NoOptions
 from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
-from headscope.config.option import changed_options, identity, restore_config
+from headscope.config.option import restore_config
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, CountedTokens
@@ -26,8 +26,8 @@ from headscope.engine.analysis_report import Aggregates as Aggregates
 from headscope.engine.analysis_report import AnalysisReport as AnalysisReport
 from headscope.engine.analysis_report import head_ids as head_ids
 from headscope.engine.analysis_report import head_table as head_table
-from headscope.engine.evidence.labels import OF_LABELS, LabelTests, evidence_signature
 from headscope.engine.evidence.labels import LabelRule as LabelRule
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError, flag
 from headscope.heads import Site
@@ -218,12 +218,8 @@ class Analysis:
         return []
 
     def signature(self) -> dict[str, str]:
-        """What shapes its numbers, for the signature: options that are not the defaults, and how labels are given."""
-        values, default = identity(self.options), identity(type(self.options)())
-        changes = [name for name in changed_options(values, default) if name not in OF_LABELS]
-        texts = {name: values[name] if isinstance(values[name], list) else [values[name]] for name in changes}
-        settings = {name.replace("_", "-"): ",".join(map(str, parts)) for name, parts in texts.items()}
-        return settings | (evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {})
+        """Settings of this analysis that shape its numbers, for the signature."""
+        return evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {}
 
 
 ANALYSES: Registry[type[Analysis]] = REGISTRY

@@ -106,8 +106,7 @@ def test_gradient_and_taylor(kind: str, granularity: str) -> None:
         length = sum(value**2 for value in mine.values()) ** 0.5
         scaled |= {head: value / length for head, value in mine.items()}
     same(column(found, "gradient"), scaled, kind=kind)
-    own = {} if granularity == "example" else {"granularity": granularity}
-    assert found.record["signatures"]["gradient"] == {"m": "gradient.v2", "objective": "loss.v1"} | own
+    assert found.record["signatures"]["gradient"] == {"m": "gradient.v2", "objective": "loss.v1", "grain": granularity}
 
 
 @every_kind

@@ -232,7 +232,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     )
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert record["data"]["clean"] == str(files["clean"]) and record["data"]["in_corpus"] == prompts.COUNT
-    assert record["signature"].startswith("m:patching+attribution_patching+eap_ig|eap-steps:2|eos:")
+    assert "m:patching+attribution_patching+eap_ig|patched:noising" in record["signature"]
 
     texts = [list(part) for part in prompts.lines("gpt2")[:2]]
     answers: list[Any] = [tuple(line.split("\t")) if "\t" in line else line for line in prompts.lines("gpt2")[2]]

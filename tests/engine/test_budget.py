@@ -73,7 +73,7 @@ def test_a_part_is_measured_as_if_there_were_no_more() -> None:
     assert found.record["signatures"]["ablation"]["ablation-n"] == f"{measured} of 67"
     assert f"ablation on {measured} of 67 sentences" in found.record["remarks"]
     assert found.answers()[1].sentence.endswith(f"ablation on {measured} of 67 sentences")
-    assert whole.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1"}
+    assert whole.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": "zero"}
 
 
 def test_what_is_too_dear_is_estimated() -> None:

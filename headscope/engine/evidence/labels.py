@@ -257,10 +257,6 @@ class LabelTests:
         return ""
 
 
-OF_LABELS = {"min_instances", "label_rule"}
-"""Options that decide about labels alone."""
-
-
 def is_published(options: LabelOptions) -> bool:
     """Whether labels are given by the rule of the paper that they are of."""
     return getattr(options, "label_rule", "tested") == "published"
