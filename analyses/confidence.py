@@ -12,7 +12,7 @@ from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.description.examples import SEVERAL
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.mhr_fork import advanced, base, map_distances, without_last_cell
+from headscope.engine.mhr_fork import advanced_confidence, base, map_distances, without_last_cell
 
 LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
 
@@ -97,7 +97,7 @@ class ConfidenceAdvanced(Analysis):
         widths = heads.key_side.real.sum(dim=-1)  # [b]
         several = (widths > 1)[:, None]
         largest = reduce(torch.maximum, (weights.amax(dim=-2) for weights in _weights(heads)))  # [b h s]
-        values = advanced(largest, widths)  # [b h]
+        values = advanced_confidence(largest, widths)  # [b h]
         return {"confidence_advanced": Ratio(values.where(several, 0.0), several.to(values.dtype))}
 
 

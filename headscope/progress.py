@@ -99,20 +99,20 @@ def lines(
     title: str, total: int | None, *, unit: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Step]:
     """Progress as a plain line every `INTERVAL` seconds of a `clock`, with rate and time left, for logs."""
-    begun = reported = clock()
+    begin = last_report = clock()
     count_done = earlier = 0
 
     def step(count: int, note: str = "") -> None:
-        nonlocal count_done, earlier, reported
+        nonlocal count_done, earlier, last_report
         now = clock()
-        if not count_done and now - begun < AT_ONCE:
+        if not count_done and now - begin < AT_ONCE:
             earlier = count
         count_done += count
-        if now - reported >= INTERVAL:
-            reported = now
+        if now - last_report >= INTERVAL:
+            last_report = now
             before = earlier if count_done > earlier else 0
             of_total, left = ("", None) if total is None else (f" of {total:,}", total - before)
-            rate = pace(count_done - before, left, now - begun, unit)
+            rate = pace(count_done - before, left, now - begin, unit)
             say(f"{title}: {count_done:,}{of_total} {unit}, {rate}{note and f', {note}'}")
 
     yield step

@@ -52,8 +52,8 @@ class Runs:
     def of(cls, batch: Batch, direction: Direction) -> Runs:
         """Those of a batch of clean prompts."""
         if direction == "noising":
-            return cls(batch, batch.corrupted, -1.0)
-        return cls(batch.corrupted, batch, 1.0)
+            return cls(batch, batch.corrupted_batch, -1.0)
+        return cls(batch.corrupted_batch, batch, 1.0)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
     The gradient is taken at e_corrupt + (n / steps)(e_clean − e_corrupt) for n from 0 to steps − 1, as in the authors'
     program. It is the same in both directions. CheckpointError where the embeddings of a model are not to be found.
     """
-    clean, corrupt = record_contexts(checkpoint, batch), record_contexts(checkpoint, batch.corrupted)
+    clean, corrupt = record_contexts(checkpoint, batch), record_contexts(checkpoint, batch.corrupted_batch)
     effects: dict[Place, Tensor] = {}
     for step in range(steps):
         with interpolate_prompts(checkpoint, batch, step / steps):

@@ -135,7 +135,7 @@ def encode_window(
     for side in SIDE_NAMES if window[0].target is not None else SIDE_NAMES[:1]:
         sides.append(encode_side(window, encoder, side, limit=limit))
         losses.unknown.add(side, sides[-1])
-    ready = [EncodedSentence(sentence, *encoded) for sentence, *encoded in zip(window, *sides, strict=True)]
+    ready = [EncodedSentence(sentence, *encodings) for sentence, *encodings in zip(window, *sides, strict=True)]
     for entry in ready:
         cut = max(entry.source.cut, entry.target.cut if entry.target else 0)
         if cut and long == "refuse":

@@ -165,7 +165,7 @@ class Batch:
         return self.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else self.source
 
     @property
-    def corrupted(self) -> Batch:
+    def corrupted_batch(self) -> Batch:
         """The corrupt prompts in the place of the others, and these in theirs."""
         assert self.contrasts is not None, "only prompts have a corrupt version"
         return replace(
@@ -174,7 +174,7 @@ class Batch:
             contrasts=replace(self.contrasts, corrupt=self.source),
             aligned=(),
             target_aligned=(),
-            host=None if self.host is None else self.host.corrupted,
+            host=None if self.host is None else self.host.corrupted_batch,
         )
 
     @property

@@ -145,11 +145,13 @@ class Merges:
         ranks: dict[tuple[str, str], int] = {}
         for number, line in enumerate(lines[has_header:]):
             pair = line.split() if has_ranks else line.strip("\r\n ").split(" ")
-            numbered = (has_ranks or has_counts) and len(pair) == 3 and re.fullmatch(r"\d{1,9}", pair[2])
-            rank = pair.pop() if numbered else None
+            has_number = (has_ranks or has_counts) and len(pair) == 3 and re.fullmatch(r"\d{1,9}", pair[2])
+            rank = pair.pop() if has_number else None
             if len(pair) != 2 or (has_ranks and rank is None):
-                wanted = "two subwords and a rank" if has_ranks else "two subwords"
-                raise DataError(f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; give {wanted}")
+                expected_form = "two subwords and a rank" if has_ranks else "two subwords"
+                raise DataError(
+                    f"line {number + 1 + has_header} of the BPE codes is {line[:40]!r}; give {expected_form}"
+                )
             if has_ranks:
                 ranks[pair[0], pair[1]] = int(rank or 0)
             else:

@@ -211,7 +211,7 @@ class Analysis:
     def add_state(self, state: Mapping[str, Any]) -> None:
         """Take in what the same analysis has from another part of the corpus."""
         for name, values in state.items():
-            setattr(self, name, merged(getattr(self, name), values))
+            setattr(self, name, merge_states(getattr(self, name), values))
 
     def notes(self) -> list[str]:
         """What to tell the user beside the numbers (sentences that did not align, say)."""
@@ -230,10 +230,10 @@ def analysis(cls: type[Analysis]) -> type[Analysis]:
     return ANALYSES.register(cls.name, cls, where=cls.__module__)
 
 
-def merged(values: Any, other_values: Any) -> Any:
+def merge_states(values: Any, other_values: Any) -> Any:
     """What two processes found, together: numbers added, sets and flags united, mappings key by key."""
     if isinstance(values, dict):
-        own = {key: merged(values[key], value) if key in values else value for key, value in other_values.items()}
+        own = {key: merge_states(values[key], value) if key in values else value for key, value in other_values.items()}
         return {**values, **own}
     if isinstance(values, set | bool):
         return values | other_values

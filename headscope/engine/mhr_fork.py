@@ -132,7 +132,7 @@ def base(weights: Tensor) -> Tensor:
     return weights.amax(dim=(-1, -2))
 
 
-def advanced(largest: Tensor, widths: Tensor) -> Tensor:
+def advanced_confidence(largest: Tensor, widths: Tensor) -> Tensor:
     """Σ_s max_t weights / (S − 1) [b h], S the number of keys `widths` [b]; no finite number for a single key.
 
     `largest` [b h s] is the largest weight that any query gives to each key.
@@ -226,7 +226,7 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     keys = weights.new_ones(b, s, dtype=torch.bool) if keys is None else keys
     widths = keys.sum(dim=1)
     weights = without_last_cell(weights, queries, keys)
-    spread = advanced(weights.amax(dim=-2), widths)
+    spread = advanced_confidence(weights.amax(dim=-2), widths)
     flat = (context * queries[:, None, :, None]).flatten(2)  # [b h t·k]
     unit = flat / flat.norm(dim=-1, keepdim=True).clamp_min(1e-8)
     return {

@@ -180,10 +180,10 @@ class AnalysisRunner:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._observing(batch, observers):
             sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
-            seen = {
+            visible_keys = {
                 place for place in self.layers if place[0] in sites
             } or self.layers  # all of them: the pass is checked
-            self.unseen = set() if any(map(watches, self.running)) else {*seen}
+            self.unseen = set() if any(map(watches, self.running)) else {*visible_keys}
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:

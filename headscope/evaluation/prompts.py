@@ -49,8 +49,8 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     find = _finder(checkpoint)
     refuse_unread_target(checkpoint, clean)
     texts = {"corrupt": corrupt, "answer": answers}
-    others = [text_name(text) if isinstance(text, (str, Path)) else kind for kind, text in texts.items()]
-    names = (clean.name, others[0], others[1])
+    text_names = [text_name(text) if isinstance(text, (str, Path)) else kind for kind, text in texts.items()]
+    names = (clean.name, text_names[0], text_names[1])
     contrasts: list[Contrast] = []
 
     def lines() -> Iterator[tuple[tuple[Sentence, str], str]]:

@@ -232,8 +232,8 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     if not model.get("byte_fallback"):
         split = _split_name(parts)
-        joined = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
-        own: dict[str, Any] = {"split": split or "default", "merges": joined, "splits_text": bool(split)}
+        merge_lines = [" ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge) for merge in merges]
+        own: dict[str, Any] = {"split": split or "default", "merges": merge_lines, "splits_text": bool(split)}
         return GgufVocabulary(tokens=tokens, types=types, kind="gpt2", **own)
     # SentencePiece-like: llama.cpp joins the neighbours whose result scores highest, transformers those of lowest rank
     ranks: dict[str, int] = {}

@@ -316,8 +316,8 @@ def export_seq2seq(
     results = ["logits", *(f"present.{name}" for name in (*target.names, *source.names))]
     texts = {"input_ids": (torch.ones_like(mask), mask_axes), "attention_mask": (mask, mask_axes)}
     encoder = export_graph(model, encode, texts, ["last_hidden_state"], folder / ENCODER)
-    begun = read | {"encoder_hidden_states": (states, mask_axes)}
-    first = export_graph(model, begin, begun, results, folder / FIRST)
+    with_states = read | {"encoder_hidden_states": (states, mask_axes)}
+    first = export_graph(model, begin, with_states, results, folder / FIRST)
     following = export_graph(model, follow, read | past, results[: 1 + len(target.names)], folder / NEXT)
     batch = data.feeds[-1]
     source_ids, real, ids = (

@@ -62,7 +62,7 @@ class Build:
         """The directory to write into; errors of the operating system become OutputError."""
         with write_errors(self.out):
             if self.temporary is None:
-                self.temporary = self._stack.enter_context(_beside(self.out))
+                self.temporary = self._stack.enter_context(_new_folder_beside(self.out))
             yield self.temporary
 
     def finish(self, record: Mapping[str, Any], *, partial: bool = False) -> Path:
@@ -82,14 +82,14 @@ class Build:
 def replacing(folder: Path, kind: OutputKind, *, force: bool = True) -> Iterator[Path]:
     """An empty directory that replaces another one at the end of the block, and is removed if the block fails."""
     recover(folder, kind)
-    with write_errors(folder), _beside(folder) as temporary:
+    with write_errors(folder), _new_folder_beside(folder) as temporary:
         yield temporary
         with hold_signals():
             swap_in(temporary, folder, kind, force=force)
 
 
 @contextmanager
-def _beside(out: Path) -> Iterator[Path]:
+def _new_folder_beside(out: Path) -> Iterator[Path]:
     """A new, locked directory beside another one, which is removed at the end unless it was renamed."""
     out = out.resolve()
     temporary = out.parent / f"{BUILD}{out.name}-{secrets.token_hex(4)}"

@@ -123,11 +123,11 @@ def _checkpoints(folder: Path, formats: Formats) -> list[Path]:
         digits = re.search(r"(\d{1,18})$", path.stem)
         return int(digits[1]) if digits else -1
 
-    found = list[Path]()
+    checkpoints = list[Path]()
     for entry in sorted(folder.iterdir(), key=number, reverse=True):
         inner = sorted(entry.iterdir(), key=number, reverse=True) if entry.is_dir() else []
-        found += [entry] if is_recognised(entry) else filter(is_recognised, inner)
-    return found
+        checkpoints += [entry] if is_recognised(entry) else filter(is_recognised, inner)
+    return checkpoints
 
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")

@@ -289,7 +289,7 @@ def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
         return {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
 
 
-def _mapped(data: mmap.mmap, dtype: torch.dtype, start: int, count: int) -> Tensor:
+def _map_tensor(data: mmap.mmap, dtype: torch.dtype, start: int, count: int) -> Tensor:
     """Numbers [n] of a mapped file; torch wants them aligned, so others are copied."""
     if not count:
         return torch.empty(0, dtype=dtype)
@@ -321,7 +321,7 @@ def _read_zip(path: Path, data: mmap.mmap) -> Any:
         info = members.get(f"{root}data/{key}")
         if info is None or info.file_size != count * dtype.itemsize:
             raise Refused(f"storage {key[:40]!r} has not the {count:,} numbers that it should; the file is broken")
-        return _mapped(data, dtype, start(info), count)
+        return _map_tensor(data, dtype, start(info), count)
 
     if f"{root}byteorder" in members and content("byteorder") != b"little":
         raise Refused("it was written on a big-endian machine; save it anew on an ordinary one")
@@ -345,7 +345,7 @@ def _read_legacy(data: mmap.mmap) -> Any:
     def storage(dtype: torch.dtype, key: str, count: int) -> Tensor:
         if counts[key] != (count, dtype.itemsize):
             raise Refused(f"storage {key[:40]!r} is used with two sizes or types; the file is broken")
-        return _mapped(data, dtype, starts[key], count)
+        return _map_tensor(data, dtype, starts[key], count)
 
     for _ in range(5):
         positions.append(head.tell())

@@ -83,9 +83,9 @@ class Captured:
         by_name = {(site.value, layer): calls[-1] for (site, layer), calls in self.calls.items()}
         tensors = by_name.get(tuple(getattr(part, "value", part) for part in place))
         if tensors is None or (head is not None and head.head >= self.layout[place]):
-            asked = ".".join(str(part) for part in place) if is_layer else str(attention_site)
+            place_name = ".".join(str(part) for part in place) if is_layer else str(attention_site)
             names = ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
-            raise ConfigError(f"{asked} was not captured; captured: {names}")
+            raise ConfigError(f"{place_name} was not captured; captured: {names}")
         return tensors if head is None else {name: tensor[:, head.head] for name, tensor in tensors.items()}
 
     @property

@@ -40,7 +40,7 @@ CLOSING = {")": "(", "]": "[", "}": "{", "»": "«", "”": "“", "’": "‘"}
 EITHER = frozenset({'"', "'", "``", "''"})
 
 
-def _tagged(tags: frozenset[str], pairs: Pairs) -> Flags:
+def _has_tag(tags: frozenset[str], pairs: Pairs) -> Flags:
     return pairs.keys_that(np.array([pairs.key.tagged and tag in tags for tag in pairs.key.tag], dtype=bool))
 
 
@@ -132,9 +132,9 @@ ON_TEXT: Mapping[str, Row] = {
     "other-text": ("the other text of the pair", SELF, lambda p: ~p.equal("segment")),
 }
 ON_PARSES: Mapping[str, Row] = {
-    "content-words": ("content words", EVERYWHERE, partial(_tagged, CONTENT)),
-    "function-words": ("function words", EVERYWHERE, partial(_tagged, FUNCTION)),
-    **{tag: (words, EVERYWHERE, partial(_tagged, frozenset({tag}))) for tag, words in WORDS.items()},
+    "content-words": ("content words", EVERYWHERE, partial(_has_tag, CONTENT)),
+    "function-words": ("function words", EVERYWHERE, partial(_has_tag, FUNCTION)),
+    **{tag: (words, EVERYWHERE, partial(_has_tag, frozenset({tag}))) for tag, words in WORDS.items()},
     "same-lemma": (
         *("another form of its word", SELF),
         lambda p: p.equal("lemma") & (p.k("lemma") != "") & ~p.equal("word"),

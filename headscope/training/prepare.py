@@ -146,7 +146,7 @@ class Prepared:
     source: Vocabulary | None
     target: Vocabulary
     valid_texts: tuple[list[str], list[str]] | None
-    dropped: int
+    n_dropped: int
     digest: str
 
     @property

@@ -86,7 +86,7 @@ class TrainingRun:
         return len(self.data.train)
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters of the main optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 

@@ -278,7 +278,7 @@ def _about(run: TrainingRun, options: Mapping[str, Any], command: Sequence[str])
         "data": {
             "digest": data.digest,
             "sentences": len(data.train),
-            "dropped": data.dropped,
+            "dropped": data.n_dropped,
             "validation": 0 if data.valid is None else len(data.valid),
             "vocabulary": len(data.target),
             "unknown_pieces": data.unknown.to_json(),

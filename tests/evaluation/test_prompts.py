@@ -67,7 +67,7 @@ def test_labels_end_with_the_answer(kind: str) -> None:
 
 def test_corrupted_changes_places_and_rows_keep_what_belongs_to_them() -> None:
     for batch in read(speakers.checkpoint("gpt2"), prompts.corpus("gpt2"), tokens=1000):
-        other = batch.corrupted
+        other = batch.corrupted_batch
         assert other.contrasts is not None and batch.contrasts is not None
         assert other.source is batch.contrasts.corrupt and other.contrasts.corrupt is batch.source
         part = batch.rows(batch.indices.argsort()[:1])

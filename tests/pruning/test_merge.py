@@ -97,7 +97,7 @@ def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
     whole, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
     plan = plan_merge(whole.attention_sites, (1,))
     pooled = whole.with_pooled_groups(plan)
-    refits = sequential_refits(whole, text, (), Refit(damping=1e-3), merged=pooled, residual=False)
+    refits = sequential_refits(whole, text, (), Refit(damping=1e-3), merged_copy=pooled, residual=False)
     assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
     intact = least_squares.contexts("llama", whole, text)
     for number, refit in enumerate(refits):

@@ -194,7 +194,7 @@ def test_f_steps_leave_gates_alone(size: int, tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", gate_norm="batch", gate_every=2, expert_heads=size)
     changed = step_once(run, epoch=1)
     assert changed and not any(GATE in key for key in changed)
-    assert not any(id(gate) in map(id, run.trained) for gate in lessons.variant(run).gates)
+    assert not any(id(gate) in map(id, run.trained_parameters) for gate in lessons.variant(run).gates)
 
 
 def test_g_steps_change_gates_only(tmp_path: Path) -> None:

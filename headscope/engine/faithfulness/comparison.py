@@ -93,7 +93,7 @@ def _damage(
             on_device = batch.to(checkpoint.device)
             intact = objective.outcome(checkpoint, on_device)
             columns = [torch.zeros_like(intact.values)]
-            corrupt = record_contexts(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
+            corrupt = record_contexts(checkpoint, on_device.corrupted_batch).contexts if objective.needs_prompts else {}
             for heads in masks[1:]:
                 with masked(checkpoint.model, heads) if not corrupt else patch_contexts(checkpoint, heads, corrupt):
                     changed_output = objective.outcome(checkpoint, on_device, intact.aim)
@@ -150,13 +150,13 @@ Mask = tuple[HeadId, ...]
 class RemovalSteps:
     """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
 
-    `removed` [step] is the number of heads that are removed at each point of a curve. `circuits[name, by]` are what is
-    left of the model at each of `SHARES`, `everything` is that without any head.
+    `removal_counts` [step] is the number of heads that are removed at each point of a curve. `circuits[name, by]` are
+    what is left of the model at each of `SHARES`, `everything` is that without any head.
     """
 
     masks: tuple[Mask, ...]
     curves: Mapping[tuple[str, str], tuple[int, ...]]
-    removed: tuple[int, ...]
+    removal_counts: tuple[int, ...]
     singles: Mapping[HeadId, int]
     circuits: Mapping[tuple[str, By], tuple[int, ...]]
     everything: int
@@ -294,8 +294,8 @@ def _curves(plan: RemovalSteps, metric: str, drops: Estimate) -> pd.DataFrame:
                 {
                     "ranking": name,
                     "order": order,
-                    "removed": plan.removed,
-                    "share": np.array(plan.removed) / plan.removed[-1],
+                    "removed": plan.removal_counts,
+                    "share": np.array(plan.removal_counts) / plan.removal_counts[-1],
                     "metric": metric,
                     "harm": drops.value[masks],
                     "harm_low": drops.low[masks],
@@ -309,7 +309,7 @@ def _curves(plan: RemovalSteps, metric: str, drops: Estimate) -> pd.DataFrame:
 def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
     """∫ drop(most important first) − drop(least important first) over the share of heads removed."""
     first, last = (torch.tensor(plan.curves[name, order]) for order in ORDERS)
-    share = torch.tensor(plan.removed, dtype=torch.float64) / plan.removed[-1]
+    share = torch.tensor(plan.removal_counts, dtype=torch.float64) / plan.removal_counts[-1]
 
     def area_between(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         mean = total / count

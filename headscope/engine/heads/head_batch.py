@@ -237,10 +237,10 @@ class HeadBatch:
         weights, visible, keys = self._rows
 
         def make() -> Tensor:
-            seen = visible if every_key else self._visible_keys
+            seen_keys = visible if every_key else self._visible_keys
             if earlier:
-                seen = self._of_rows("before", lambda: seen.tril(self.first_query - keys.start - 1))
-            return match(keys) & seen
+                seen_keys = self._of_rows("before", lambda: seen_keys.tril(self.first_query - keys.start - 1))
+            return match(keys) & seen_keys
 
         pairs = make() if name is None else self._of_rows(f"pairs/{name}", make)
         on_pairs = torch.einsum("bhts,bts->bht", weights, pairs.to(weights.dtype))

@@ -236,8 +236,8 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
     vocabulary, d_embedding = _shape(settings, state, f"{side}.embed_tokens.weight")
     alpha, name = state.get(f"{side}.layers.0.self_attn.alphas"), f"{side}_attention_heads"
     # the fork of MHR has other defaults than fairseq, and its alphas say how many heads there are
-    known = alpha is None or not alpha.ndim or settings.values.get(name) is not None
-    heads = settings.number(name) if known or alpha is None else len(alpha)
+    is_known = alpha is None or not alpha.ndim or settings.values.get(name) is not None
+    heads = settings.number(name) if is_known or alpha is None else len(alpha)
     if d % heads:
         raise CheckpointError(f"{settings.path}: its width {d} is not divisible by {heads} {side}_attention_heads")
     pre = settings.on(f"{side}_normalize_before")

@@ -77,10 +77,12 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
         path = next((folder / name for folder in folders if (folder / name).is_file()), None) if name else None
         if path is None:
             option = flag.src_lang if side == "source" else flag.tgt_lang
-            unnamed = f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
+            why_unknown = (
+                f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
+            )
             similar = "" if name is None else similar_file(folders[0] / name)
             absent = f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with {flag.dicts}"
-            missing[side] = unnamed if name is None else absent
+            missing[side] = why_unknown if name is None else absent
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
             listing = path.parent / Path(settings.text("lang_dict") or "").name
@@ -177,8 +179,8 @@ class FairseqCheckpoint(TransformerCheckpoint):
         duplicate = super().with_model(model)
         if not any(module.mixing is not None for _, _, _, module in duplicate.model.attention_modules()):
             keys = tuple(key for key in self.origin.keys if "alphas" not in key)
-            dropped = {key: tensor for key, tensor in self.origin.dropped.items() if "alphas" not in key}
-            duplicate.origin = Origin(keys, dropped, folded=self.origin.folded or self.origin.of_fork)
+            dropped_tensors = {key: tensor for key, tensor in self.origin.dropped.items() if "alphas" not in key}
+            duplicate.origin = Origin(keys, dropped_tensors, folded=self.origin.folded or self.origin.of_fork)
         return duplicate
 
     def _side(self, name: SideName) -> Vocabulary:
@@ -311,8 +313,8 @@ def _content(path: Path) -> Mapping[str, Any]:
     content = read_torch(path)
     entries: Mapping[str, Any] = content if isinstance(content, dict) else {}
     weights = entries.get("model")
-    named = isinstance(weights, dict) and all(isinstance(key, str) for key in weights)
-    if entries.get("args") is entries.get("cfg") is None or not named:
+    has_names = isinstance(weights, dict) and all(isinstance(key, str) for key in weights)
+    if entries.get("args") is entries.get("cfg") is None or not has_names:
         raise CheckpointError(
             f"{path} is a torch file that fairseq did not write: it has the entries "
             f"{shortlist([repr(key)[:40] for key in entries])}, and files of fairseq `model` with `args` or `cfg`"

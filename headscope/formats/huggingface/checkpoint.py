@@ -70,17 +70,17 @@ class HuggingFaceCheckpoint(Predicting):
         return duplicate
 
     def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        return self._altered(shrink_model, plan)
+        return self._altered_copy(shrink_model, plan)
 
     def with_zeroed_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
         if is_narrowed(self.config):
             raise ConfigError(f"{self.path} has fewer heads than its class; {flag.export} masked takes the whole model")
-        return self._altered(zeroed_model, plan)
+        return self._altered_copy(zeroed_model, plan)
 
     def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
-        return self._altered(pooled_model, plan)
+        return self._altered_copy(pooled_model, plan)
 
-    def _altered(
+    def _altered_copy(
         self, alter: Callable[[nn.Module, RemovalPlan], nn.Module], plan: RemovalPlan
     ) -> HuggingFaceCheckpoint:
         """ConfigError where weights are not in the model as they are, so that none can be cut."""

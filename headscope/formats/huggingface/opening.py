@@ -90,8 +90,8 @@ def open_model(
         if dtype != "auto":
             weight_type: Any = getattr(torch, dtype)
         else:  # what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse
-            stored = isinstance(config.dtype, torch.dtype) and (device_map or device != "cpu")
-            weight_type = config.dtype if stored else torch.float32
+            keeps_type = isinstance(config.dtype, torch.dtype) and (device_map or device != "cpu")
+            weight_type = config.dtype if keeps_type else torch.float32
 
         def load(cls: Any, **more: Any) -> Any:
             return (narrowed_class(cls) if is_narrowed(config) else cls).from_pretrained(
@@ -256,10 +256,10 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
             "number from 1 on; correct it"
         )
     tokenizer.model_max_length = int(longest)
-    if (known := language_numbers(tokenizer)) and tokenizer.src_lang not in known:
+    if (known_languages := language_numbers(tokenizer)) and tokenizer.src_lang not in known_languages:
         raise CheckpointError(
             f"{path}: src_lang of its tokenizer_config.json is {str(tokenizer.src_lang)[:40]!r}, and it knows "
-            f"{shortlist([*known])}"
+            f"{shortlist([*known_languages])}"
         )
     return tokenizer, ""
 

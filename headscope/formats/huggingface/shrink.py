@@ -242,9 +242,9 @@ class _Cutter:
                 f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
                 f"take {flag.export} masked"
             )
-        needed = ("key", "value") if parts.makes_mask or parts.readers else ()  # by others
+        needed_parts = ("key", "value") if parts.makes_mask or parts.readers else ()  # by others
         rows: dict[str, set[int]] = {}
-        for side in (side for name, side in parts.sides.items() if name not in needed):
+        for side in (side for name, side in parts.sides.items() if name not in needed_parts):
             for slices in side.rows:
                 for owner in self._owners(slices.weight):
                     rows.setdefault(owner, set()).update(slices.units[0].tolist())

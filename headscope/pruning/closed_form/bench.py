@@ -61,13 +61,13 @@ class RefitBench:
         text: CalibrationText,
         options: Refit,
         *,
-        merged: Checkpoint | None = None,
+        merged_copy: Checkpoint | None = None,
         add_bias: bool = False,
         batching: BatchingOptions | None = None,
         seed: int = 1,
         moments: Moments | None = None,
     ) -> None:
-        self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, merged
+        self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, merged_copy
         self.add_bias, self.batching, self.seed = add_bias, batching, seed
         self.recent: dict[frozenset[HeadId], Compensated] = {}
         self.moments: dict[str, Moments] = {} if moments is None else {"": moments}
@@ -180,7 +180,7 @@ class RefitBench:
                     heads,
                     options,
                     at_once=at_once,
-                    merged=self.altered,
+                    merged_copy=self.altered,
                     batching=self.batching,
                     anchors=anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed),
                 )

@@ -49,8 +49,8 @@ class PairMoments:
     """Sums over `tokens` of inputs x of the intact model, x̃ of the pruned one and of targets t, in float64.
 
     `pruned` Σ x̃ [m], `products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d], `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖²,
-    `energy` Σ ‖W x‖², `lost` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the residual
-    stream in.
+    `energy` Σ ‖W x‖², `lost_energy` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the
+    residual stream in.
     """
 
     pruned: Tensor
@@ -59,7 +59,7 @@ class PairMoments:
     cross: Tensor
     target_energy: float = 0.0
     energy: float = 0.0
-    lost: float = 0.0
+    lost_energy: float = 0.0
     tokens: int = 0
     streams: int = 0
 
@@ -75,7 +75,7 @@ class PairMoments:
         self.tokens += len(pruned)
         self.streams += 0 if stream is None else len(pruned)
         self.energy += float(output.square().sum())
-        self.lost += float(removed_output.square().sum())
+        self.lost_energy += float(removed_output.square().sum())
         self.pruned += pruned.sum(dim=0).cpu()
         self.products += (pruned.T @ pruned).cpu()
         self.target += target.sum(dim=0).cpu()
@@ -83,7 +83,7 @@ class PairMoments:
         self.target_energy += float(target.square().sum())
 
 
-SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost")
+SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost_energy")
 
 
 def sequential_refits(
@@ -93,29 +93,29 @@ def sequential_refits(
     options: Refit | None = None,
     *,
     at_once: Collection[ModuleRefit] = (),
-    merged: Checkpoint | None = None,
+    merged_copy: Checkpoint | None = None,
     residual: bool = True,
     batching: BatchingOptions | None = None,
     anchors: Sequence[WeightedText] = (),
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
-    After refits `at_once` of attention modules, those of feed-forward blocks alone. With `merged`, a model with merged
-    key/value groups, all its modules are refitted to what the intact ones give. With `residual` a module also makes up
-    for what earlier refits left of the change of the residual stream. Texts of `anchors` have their weights, and
-    the corpus what is left of 1.
+    After refits `at_once` of attention modules, those of feed-forward blocks alone. With `merged_copy`, a model with
+    merged key/value groups, all its modules are refitted to what the intact ones give. With `residual` a module also
+    makes up for what earlier refits left of the change of the residual stream. Texts of `anchors` have their weights,
+    and the corpus what is left of 1.
     """
     options = options or Refit()
     if options.method != "least-squares":
         raise ConfigError(f"{flag.sequential} is for {flag.compensate} least-squares, not {options.method}")
     call_order = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
-    losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged is not None)
+    losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged_copy is not None)
     first = next(losing, len(modules))
     blocks: Sequence[FeedForwardOutput] = ()
     if options.feed_forward and modules[first:]:
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
-    copy = RefittedCopy(merged or checkpoint, [*(projection for projection, _ in modules), *blocks])
+    copy = RefittedCopy(merged_copy or checkpoint, [*(projection for projection, _ in modules), *blocks])
     copy.load_weights(at_once)
     models = checkpoint, checkpoint.with_model(copy.model)
     texts = [WeightedText(corpus, 1 - sum(text.weight for text in anchors)), *anchors]
@@ -134,7 +134,7 @@ def sequential_refits(
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
         strength = BLOCK_STRENGTH if at_once else 1.0
-        refits.append(_refit(part, pair, of_module, options, is_merged=merged is not None, strength=strength))
+        refits.append(_refit(part, pair, of_module, options, is_merged=merged_copy is not None, strength=strength))
         copy.put(part, refits[-1].refit)
         for layers in filter(None, (pruned for _, pruned in prefixes)):
             layers.forget(part.places)
@@ -179,7 +179,7 @@ def _refit(
     )
     no_change = SolvedRefit(weight, weight.new_zeros(len(weight)))
     refit = interpolate(no_change, refit, strength)
-    energy, error_without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
+    energy, error_without = pair.energy / pair.tokens or 1.0, pair.lost_energy / pair.tokens
     if is_merged or is_block:
         error_without = _error(no_change, pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens

@@ -120,12 +120,12 @@ class RemoveConfig(SmallerModelOptions):
         _ = self.calibration
         if self.compensate != "none" and not self.has_text:
             raise ConfigError(missing_text(f"{flag.compensate} {self.compensate} measures contexts on text"))
-        if self.objective and not self.measured:
+        if self.objective and not self.measures_quality:
             raise ConfigError(
                 f"{flag.objective} is for refits; give {flag.compensate}, {flag.valid_source} or {flag.allocate} "
                 "measured"
             )
-        if self.calibration_sentences != type(self).calibration_sentences and not self.measured:
+        if self.calibration_sentences != type(self).calibration_sentences and not self.measures_quality:
             raise ConfigError(f"{flag.calibration_sentences} is for {flag.compensate}; leave it out")
         check_one_given(
             {
@@ -143,7 +143,7 @@ class RemoveConfig(SmallerModelOptions):
             raise ConfigError(f"{flag.compensate} {self.compensate} is for removed heads; take least-squares or none")
 
     @property
-    def measured(self) -> bool:
+    def measures_quality(self) -> bool:
         """Whether the objective measures something: a refit, or an allocation."""
         return self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
 

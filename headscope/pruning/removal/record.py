@@ -111,7 +111,7 @@ def shrunk_record(
     """What `pruning.json` says of a smaller model that the options made, and of the files that it was written into."""
     checkpoint, plan = shrunk.checkpoint, shrunk.removal
     after = size(checkpoint, shrunk.data.feeds)
-    written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
+    files_written: list[SavedFiles | EngineFile] = [*([] if files is None else [files]), *engines]
     companions = {} if files is None else config.companions.companion_values()
     return {
         "headscope": VERSION,
@@ -135,8 +135,8 @@ def shrunk_record(
         "heads": list_typed(config, shrunk),
         "command": typed_command(config),
         "engines": [asdict(file) for file in engines],
-        "opens": [line for part in written for line in part.opens],
-        "limits": [line for part in written for line in part.limits],
+        "opens": [line for part in files_written for line in part.opens],
+        "limits": [line for part in files_written for line in part.limits],
         "times": [{**asdict(timing), "at_most": speedup_bound(timing, shrunk.before, after)} for timing in times],
         "notes": [
             *(() if files is None else files.notes),

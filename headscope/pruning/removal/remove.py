@@ -112,7 +112,7 @@ def removed_copy(
         scores = read_scores(config.merge_by, layout, column=config.column)[1]
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
-    if corpus is not None and config.measured and not config.objective:
+    if corpus is not None and config.measures_quality and not config.objective:
         warn_without_target(checkpoint, has_target=corpus.has_target)
     valid = None
     if config.valid_text is not None:
@@ -142,7 +142,7 @@ def removed_copy(
     bench = None
     if text is not None:
         merged_copy = checkpoint.with_pooled_groups(removal) if removal.merged else None
-        bench = RefitBench(checkpoint, text, calibration, merged=merged_copy, add_bias=export.adds_bias)
+        bench = RefitBench(checkpoint, text, calibration, merged_copy=merged_copy, add_bias=export.adds_bias)
     quality_task = quality_question(checkpoint, held_out, config)
     return remove_planned(
         checkpoint, removal, export=export, data=data, bench=bench, quality_task=quality_task, progress=progress

@@ -180,9 +180,9 @@ class Voita(RuleSet):
         if steps != "each":
             raise ConfigError(f"{self.name} is not linear, it explains each position by itself; choose steps 'each'")
         trace = recorded_voita(checkpoint, batch, settings=self.settings, target=target)
-        found = trace.explain(neurons=False)
-        counts = found.is_explained.float()
-        return Explanation(found.heads, counts, counts)
+        relevance = trace.explain(neurons=False)
+        counts = relevance.is_explained.float()
+        return Explanation(relevance.heads, counts, counts)
 
 
 for name, summary, settings in (

@@ -67,8 +67,8 @@ def draw_rankings(run: Study, sheet: Sheet, options: RankingsOptions) -> None:
     ranks = ranks_of(run, options.ranking)
     count, size = len(ranks.columns), float(rcParams["xtick.labelsize"])
     names = [shorten(measure_of(name).words, LONGEST * em(), size) for name in ranks.columns]
-    beside = max(text_width(name, size) for name in names) / em() + 2
-    (axes,) = sheet.panels([""], [(count * CELL, count * CELL)], bar=True, beside=beside, above=beside)
+    margin = max(text_width(name, size) for name in names) / em() + 2
+    (axes,) = sheet.panels([""], [(count * CELL, count * CELL)], bar=True, beside=margin, above=margin)
     shades = ScalarMappable(Normalize(-1, 1), "RdBu_r")
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
     places, fewer = EDGE + (1 - 2 * EDGE) * share, min(1.0, CLEAR / len(ranks))

@@ -124,10 +124,10 @@ def draw_maps(
     """Weights [t s] of heads: queries down, keys across, with the words of either; one scale from 0 to 1."""
     size = float(rcParams["xtick.labelsize"])
     rows, columns = ([shorten(visible(word) or "∅", LONGEST * em(), size) for word in side] for side in words)
-    beside, below = (max(text_width(word, size) for word in side) / em() + 2.0 for side in (rows, columns))
+    row_margin, below = (max(text_width(word, size) for word in side) / em() + 2.0 for side in (rows, columns))
     pitch = 1.9 if max(len(rows), len(columns)) <= 14 else 1.45
     extent = (max(len(columns) * pitch, 8.0), len(rows) * pitch)
-    panels = sheet.panels(list(maps), [extent] * len(maps), bar=True, beside=beside, above=below + 2.5)
+    panels = sheet.panels(list(maps), [extent] * len(maps), bar=True, beside=row_margin, above=below + 2.5)
     for axes, weights in zip(panels, maps.values(), strict=True):
         edges = np.arange(len(columns) + 1), np.arange(len(rows) + 1)
         looks: dict[str, Any] = {"edgecolors": "#eeeeee", "linewidth": 0.25, "rasterized": weights.size > MANY}

@@ -164,7 +164,7 @@ class Mae(Variant):
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
             self.start = [gate.detach().clone() for gate in self.gates]
         if self.options.tune != "none":
-            trained_ids = {id(parameter) for parameter in (*self.gates, *run.trained)}
+            trained_ids = {id(parameter) for parameter in (*self.gates, *run.trained_parameters)}
             for parameter in run.model.parameters():
                 parameter.requires_grad_(id(parameter) in trained_ids)
         for site, layer, mixture in mixings_of(run.model):

@@ -67,10 +67,12 @@ def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path
     values = companions.companion_values()
     language_options = {name: value for name, value in values.items() if name in ("src_lang", "tgt_lang")}
     if hasattr(model, "set_default_language"):
-        known: Any = [*model.config.languages]  # type: ignore[union-attr, misc]
+        known_languages: Any = [*model.config.languages]  # type: ignore[union-attr, misc]
         language = language_options.pop("src_lang", None) or model.config.default_language  # type: ignore[union-attr]
-        if language not in known:
-            raise ConfigError(f"{flag.src_lang} {language}: {path} knows {shortlist(known)}; name one of these")
+        if language not in known_languages:
+            raise ConfigError(
+                f"{flag.src_lang} {language}: {path} knows {shortlist(known_languages)}; name one of these"
+            )
         model.set_default_language(language)  # type: ignore[operator]
     if companions.task is not None:
         raise ConfigError(f"{flag.task} means nothing for {path}, which reads no recordings; leave it out")

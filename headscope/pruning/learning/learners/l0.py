@@ -150,13 +150,13 @@ class L0(GateLearner):
     def remarks(self) -> list[str]:
         """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
-        undecided = int(((gates > 0) & (gates < 1)).sum())
+        n_undecided = int(((gates > 0) & (gates < 1)).sum())
         tied = [] if self.units_to_keep is None else self.ties(self.units_to_keep)
-        if not undecided:
+        if not n_undecided:
             return tied
         return [
             *tied,
-            f"{undecided} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
+            f"{n_undecided} of {len(gates)} gates are still between 0 and 1, and were decided all the same; "
             f"more {flag.updates} or a higher {flag.gate_lr} settles them",
         ]
 
