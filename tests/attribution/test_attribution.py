@@ -119,7 +119,7 @@ def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pyt
     expected = over_corpus(kind, damages)
     one = study(kind, "ablation", ablate_with=how)
     same(column(one, "ablation"), expected, kind=kind)
-    assert one.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "ablate-with": how}
+    assert one.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
     same(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
 
