@@ -36,7 +36,7 @@ from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherText, Refit, anchor_name
 
 HALF = 0.5
-STRENGTHS = (1.0, HALF)
+STRENGTHS = (1.0, HALF, HALF / 2)
 """How far `auto` goes to a refit: on text of another kind the whole way may be too far."""
 CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
@@ -244,7 +244,7 @@ class RefitBench:
     def refit_candidates(self, heads: Collection[HeadId]) -> list[Refit]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares.
 
-        For language models half the way, as in a search: which way is better there, a few dozen lines cannot tell.
+        For language models half the way or less: the whole was never better there than half.
         """
         settings, modules = self.options, heads_by_module(self.checkpoint, heads)
         can_shift = self.add_bias or all(projection.has_bias for projection, heads_gone in modules if heads_gone)
