@@ -22,9 +22,14 @@ COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
 ANALYSED = (
-    *(entry.name for entry in fields(AnalyzeConfig) if entry.metadata.get("panel") in (DATA, MODEL)),
+    *(
+        entry.name
+        for entry in fields(AnalyzeConfig)
+        if entry.metadata.get("panel") in (DATA, MODEL) and entry.name != "batch_tokens"
+    ),
     *("queries", "keep_special", "exclude_sinks"),
 )
+"""Options that the same text needs again; not `batch_tokens`, of which a record has what was used, given or not."""
 FLAGLESS = {
     entry.name for cls in (AnalyzeConfig, ValidatedTextFiles) for entry in fields(cls) if entry.metadata.get("flagless")
 }

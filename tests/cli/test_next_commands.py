@@ -101,11 +101,11 @@ def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     options: dict[str, Any] = {"checkpoint": "m", "source": "t", "parse": "stanza", "lang": "de", "stanza_dir": "st"}
     options |= {"alignments": "links", "alignments_first": 1, "aligner": "auto", "ig_steps": 7}
     options |= {"max_length": 9, "long": "truncate", "keep_special": True, "exclude_sinks": False}
-    options |= {"template": "{source} = {target}", "examples": 2}
+    options |= {"template": "{source} = {target}", "examples": 2, "batch_tokens": 2048}
     study = Study({}, {"options": options, "layout": {}}, folder=Path("run"))
     ((_, line),) = after_analysis(study)
     assert "--template '{source} = {target}' --examples 2" in line
     for part in ("--parse stanza", "--set lang=de", "--set stanza-dir=st", "--max-length 9", "--set keep-special=true"):
         assert part in line
-    assert "long" not in line
+    assert "long" not in line and "batch-tokens" not in line
     assert "--set alignment.alignments=links --set alignment.alignments-first=1" in line and "aligner" not in line
