@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
+RERUN = [
+    entry for entry in fields(AnalyzeConfig) if entry.name != "batch_tokens"
+]  # of that, records have what was used
 ANALYSED = (
-    *(
-        entry.name
-        for entry in fields(AnalyzeConfig)
-        if entry.metadata.get("panel") in (DATA, MODEL) and entry.name != "batch_tokens"
-    ),
+    *(entry.name for entry in RERUN if entry.metadata.get("panel") in (DATA, MODEL)),
     *("queries", "keep_special", "exclude_sinks"),
 )
-"""Options that the same text needs again; not `batch_tokens`, of which a record has what was used, given or not."""
 FLAGLESS = {
     entry.name for cls in (AnalyzeConfig, ValidatedTextFiles) for entry in fields(cls) if entry.metadata.get("flagless")
 }
