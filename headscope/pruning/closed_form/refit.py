@@ -181,10 +181,8 @@ def least_squares(
         return SolvedRefit(weight.clone(), weight.new_zeros(len(weight)))
     damped_second = damp(second - torch.outer(mean, mean) if affine else second, share=share)
     columns_left = other_columns(weight.shape[1], columns_gone)
-    corner, side = (
-        damped_second.matrix[columns_left][:, columns_left],
-        damped_second.matrix[columns_left][:, columns_gone],
-    )
+    rows = damped_second.matrix[columns_left]  # [m-n m]
+    corner, side = rows[:, columns_left], rows[:, columns_gone]
     predicts = torch.cholesky_solve(side, torch.linalg.cholesky(corner))  # A [m-n n]
     new_weight = weight.index_fill(1, columns_gone, 0.0)
     new_weight[:, columns_left] += weight[:, columns_gone] @ predicts.T
