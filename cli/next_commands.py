@@ -122,10 +122,10 @@ def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, st
     quality = removal.record["quality"]
     if quality is None:
         return "What it is", command_line("show", removal.path)
-    text_names = {name for name in TEXT if options.get(name) or options.get(f"valid_{name}")}
+    text_names = [name for name in TEXT if options.get(name) or options.get(f"valid_{name}")]
     text: dict[str, Any] = {name: f"YOUR-TEST.{NEW_TEXT.get(name, name)}" for name in text_names}
     text |= {"pairs": True} if "pairs" in text_names else {}
-    if not text_names & {"source", "labels"}:
+    if not {"source", "labels"} & set(text_names):
         text = {"source": sample("en"), "target": sample("de") if removal.record["before"]["cross_cache"] else None}
     by_states = "labels" not in text_names and quality["metric"] == "cosine"
     metrics = {"metrics": "cosine"} if by_states else {}
