@@ -97,7 +97,7 @@ class Ablation(_OfGates):
                 checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=self.options.ablate_with
             ) as explanation,
         ):
-            return explanation.ratios("ablation", ablation(explanation.f, explanation.gates, tick=self.tick))
+            return explanation.ratios("ablation", ablation(explanation, explanation.gates, tick=self.tick))
 
     def signature(self) -> dict[str, str]:
         return {"with": self.options.ablate_with}
@@ -145,7 +145,7 @@ class Shapley(_OfGates):
                 checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last"
             ) as explanation,
         ):
-            values = shapley(explanation.f, explanation.gates, samples=samples, seed=seed, tick=self.tick)
+            values = shapley(explanation, explanation.gates, samples=samples, seed=seed, tick=self.tick)
             return explanation.ratios("shapley", values)
 
     def signature(self) -> dict[str, str]:
@@ -196,7 +196,7 @@ class IntegratedGradients(_OfGates):
             checkpoint, self.objective, batch, layer_index=self.layer_index, of="value"
         ) as explanation:
             values, gap = integrated_gradients(
-                explanation.f, explanation.gates, steps=self.options.ig_steps, tick=self.tick
+                explanation, explanation.gates, steps=self.options.ig_steps, tick=self.tick
             )
             self.gap += float(gap.double().abs().sum())
             self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())

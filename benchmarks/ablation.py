@@ -45,7 +45,7 @@ PEERS = {
 def ours(checkpoint: Checkpoint, layer_index: LayerIndex | None, batch: Batch) -> Tensor:
     """Damages [b N] as the analysis finds them."""
     with torch.inference_mode(), explained_batch(checkpoint, Representation(), batch, layer_index=layer_index) as its:
-        return ablation(its.f, its.gates)
+        return ablation(its, its.gates)
 
 
 def plain(checkpoint: Checkpoint, outputs: list[nn.Module], batch: Batch) -> Tensor:

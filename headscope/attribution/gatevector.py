@@ -1,27 +1,23 @@
 """An objective as a function of the gates of all heads.
 
 The vector [b N] has a gate for every head, in the order of `headscope.heads.all_heads`; gate 1 leaves a head
-unchanged, gate 0 removes its context (or replaces it).
+unchanged, gate 0 removes its context: it becomes zero, its mean over the sentence, or its context at another position.
+Each replacement depends on one sentence only, so a batch of N sentences is N batches of one.
 
 Over it captum (Kokhlikyan et al. 2020) measures ablation, Shapley values and integrated gradients. Each takes f, which
 maps gates [b N] to the objective of every sentence [b], and the open gates (ones [b N]); it returns importances [b N]:
 positive where the objective is lower without the head.
-
-Over the sentences of one batch it is attributed to the gates by captum. The context of a closed head is zero, its mean
-over the sentence, or its context at another position. Each replacement depends on one sentence only, so a batch of N
-sentences is N batches of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput
 from headscope.bootstrap import Ratio
@@ -29,7 +25,6 @@ from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Layout, Site
-from headscope.model.discovery import find_attention
 from headscope.model.prefix_cache import LayerIndex, PrefixCache
 from headscope.model.taps import frozen_parameters, gated
 
@@ -42,61 +37,6 @@ def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor
     """Split values [… N] of all heads, in the order of `all_heads`, into those of every (site, layer) [… h]."""
     layers = sorted(layout, key=lambda layer: (SITES.index(layer[0]), layer[1]))
     return dict(zip(layers, torch.split(vector, [layout[layer] for layer in layers], dim=-1), strict=True))
-
-
-class GateFunction:
-    """f(gates): the objective [b] of a batch under head gates [b N].
-
-    `objective` runs the model on the batch, the same at each call. Gates that are the same for all sentences,
-    as captum's perturbations are, reuse a cached pass (`headscope.model.prefix_cache`): layers below the first head
-    that differs from that pass are not computed again. `keep` says which pass is cached: the "first" (all heads open;
-    later vectors close one), or the "last" (for vectors that differ in one head from the vector before). Gates that
-    require gradients, or differ between sentences, take a full pass.
-    `sites` are those that `objective` runs (default: all); `layer_index` is the model's, None for full passes only.
-    `closed_contexts` maps the contexts of a pass with all heads open to those of closed heads (default: zero).
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Callable[[], Tensor],
-        *,
-        layer_index: LayerIndex | None,
-        keep: Keep = "first",
-        sites: frozenset[Site] = frozenset(Site),
-        closed_contexts: Callable[[Contexts], Contexts] = lambda contexts: {},
-    ) -> None:
-        self.model, self.objective, self.keep, self.closed_contexts = model, objective, keep, closed_contexts
-        self.layout = {
-            layer: heads for layer, heads in find_attention(model).layout.items() if heads and layer[0] in sites
-        }
-        self.size = sum(self.layout.values())
-        self.prefix_cache = PrefixCache(model, objective, layer_index)
-
-    @contextmanager
-    def activate(self) -> Iterator[GateFunction]:
-        """Within the block the function can be called; it begins with a pass with all heads open."""
-        with self.prefix_cache.activate():
-            with torch.no_grad():
-                self.prefix_cache.value(split_gates(torch.ones(self.size), self.layout), keep=True)
-            self.prefix_cache.instead = self.closed_contexts(self.prefix_cache.prefix.contexts)
-            yield self
-
-    def __call__(self, gates: Tensor) -> Tensor:
-        """The objective [b] under gates [b N]."""
-        if gates.requires_grad and torch.is_grad_enabled():
-            return self._full_pass(gates).to(gates.device)
-        with torch.no_grad():
-            if not bool((gates == gates[:1]).all()):
-                return self._full_pass(gates).to(gates.device)
-            by_layer = split_gates(gates[0].detach().cpu(), self.layout)
-            return self.prefix_cache.value(by_layer, keep=self.keep == "last").to(gates.device)
-
-    def _full_pass(self, gates: Tensor) -> Tensor:
-        if self.prefix_cache.instead:
-            raise ConfigError("closed heads that give something else take gates that are the same for all sentences")
-        with frozen_parameters(self.model), gated(self.model, split_gates(gates, self.layout)):
-            return self.objective()
 
 
 Gated = Callable[[Tensor], Tensor]
@@ -228,23 +168,53 @@ def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
 Of = Literal["damage", "value"]
 
 
-@dataclass
-class GatedObjective:
-    """The value of an objective on a prepared batch under the gates that are set; the first call is the intact model's.
+class GatedBatch:
+    """f(gates): the objective [b] of a batch under head gates [b N].
 
     Higher is better. "damage": minus the objective's damage, 0 where no gate is closed. "value": the objective's
     value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
     `representation`, whose damage is a cosine distance and whose value is a projection.
+
+    Gates that are the same for all sentences, as captum's perturbations are, reuse a cached pass
+    (`headscope.model.prefix_cache`): layers below the first head that differs from that pass are not computed again.
+    `keep` says which pass is cached: the "first" (all heads open; later vectors close one), or the "last" (for vectors
+    that differ in one head from the vector before). Gates that require gradients, or differ between sentences, take a
+    full pass; without a `layer_index` all do.
     """
 
-    checkpoint: Checkpoint
-    objective: Objective
-    batch: Batch
-    of: Of
-    intact: ObjectiveOutput | None = None
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        objective: Objective,
+        batch: Batch,
+        *,
+        layer_index: LayerIndex | None,
+        of: Of,
+        keep: Keep,
+    ) -> None:
+        self.checkpoint, self.objective, self.of, self.keep = checkpoint, objective, of, keep
+        self.batch = objective.prepare(checkpoint, batch)
+        sites = {Site.ENCODER_SELF} if checkpoint.two_sided and batch.target is None else {*Site}
+        self.layout = {layer: heads for layer, heads in checkpoint.layout.items() if heads and layer[0] in sites}
+        self.cache = PrefixCache(checkpoint.model, self._value, layer_index)
+        self.intact: ObjectiveOutput | None = None
 
-    def __call__(self) -> Tensor:
-        """One forward pass: [b]."""
+    def __call__(self, gates: Tensor) -> Tensor:
+        needs_gradient = gates.requires_grad and torch.is_grad_enabled()
+        with torch.set_grad_enabled(needs_gradient):
+            if not needs_gradient and bool((gates == gates[:1]).all()):
+                by_layer = split_gates(gates[0].detach().cpu(), self.layout)
+                return self.cache.value(by_layer, keep=self.keep == "last").to(gates.device)
+            if self.cache.instead:
+                raise ConfigError(
+                    "closed heads give something else only under gates that are the same for all sentences"
+                )
+            model = self.checkpoint.model
+            with frozen_parameters(model), gated(model, split_gates(gates, self.layout)):
+                return self._value().to(gates.device)
+
+    def _value(self) -> Tensor:
+        """One forward pass under the gates that are set [b]; the first is that of the intact model."""
         aim = None if self.intact is None else self.intact.aim
         output = self.objective.output(self.checkpoint, self.batch)
         outcome = self.objective.evaluate(self.checkpoint, output, self.batch, aim)
@@ -254,15 +224,17 @@ class GatedObjective:
             return -self.objective.damage(self.intact, outcome)
         return outcome.values if self.objective.higher_is_better else -outcome.values
 
+    @property
+    def gates(self) -> Tensor:
+        """Open gates of all heads [b N]."""
+        dtype = torch.float64 if self.checkpoint.dtype is torch.float64 else torch.float32
+        return torch.ones(len(self.batch.indices), sum(self.layout.values()), dtype=dtype)
 
-@dataclass(frozen=True)
-class ExplainedBatch:
-    """f(gates) of a batch, its open gates [b N], and the counts that importances [b N] are divided by."""
-
-    f: GateFunction
-    gates: Tensor
-    counts: Tensor
-    layout: Layout
+    @property
+    def counts(self) -> Tensor:
+        """What importances [b N] are divided by: [b]."""
+        assert self.intact is not None, "the intact model has run"
+        return self.intact.counts.cpu()
 
     def ratios(self, name: str, importances: Tensor) -> dict[tuple[str, Site, int], Ratio]:
         """Sums and counts of a statistic at every (site, layer)."""
@@ -283,30 +255,16 @@ def explained_batch(
     keep: Keep = "first",
     ablate_with: str = "zero",
     other_contexts: Contexts | None = None,
-) -> Iterator[ExplainedBatch]:
+) -> Iterator[GatedBatch]:
     """Within the block: the objective of every sentence of a batch as a function of head gates.
 
-    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.gatevector`), or by that of
-    `other_contexts`, which has the contexts of another run over as many positions.
+    A closed head's context is replaced as `ablate_with` says, or by that of `other_contexts`, which has the contexts of
+    another run over as many positions.
     """
-    gated_objective = GatedObjective(checkpoint, objective, objective.prepare(checkpoint, batch), of)
-
-    def closed_contexts(contexts: Contexts) -> Contexts:
-        return REPLACEMENTS[ablate_with](contexts, batch, objective.seed) if other_contexts is None else other_contexts
-
-    encoder_only = checkpoint.two_sided and batch.target is None
-    sites = frozenset({Site.ENCODER_SELF}) if encoder_only else frozenset(Site)
-    f = GateFunction(
-        checkpoint.model,
-        gated_objective,
-        layer_index=layer_index,
-        keep=keep,
-        sites=sites,
-        closed_contexts=closed_contexts,
-    )
-    with f.activate():
-        assert gated_objective.intact is not None
-        dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
-        yield ExplainedBatch(
-            f, torch.ones(len(batch.indices), f.size, dtype=dtype), gated_objective.intact.counts.cpu(), f.layout
-        )
+    f = GatedBatch(checkpoint, objective, batch, layer_index=layer_index, of=of, keep=keep)
+    with f.cache.activate():
+        with torch.no_grad():
+            f.cache.value(split_gates(f.gates[0], f.layout), keep=True)
+        contexts = f.cache.prefix.contexts
+        f.cache.instead = other_contexts or REPLACEMENTS[ablate_with](contexts, batch, objective.seed)
+        yield f

@@ -121,9 +121,9 @@ def exact_effects(
         ) as ablated_batch,
     ):
         effects = split_gates(
-            -runs.sign * ablation(ablated_batch.f, ablated_batch.gates, tick=tick), ablated_batch.layout
+            -runs.sign * ablation(ablated_batch, ablated_batch.gates, tick=tick), ablated_batch.layout
         )
-        return PromptEffects.of({CONTEXT: effects}, runs, ablated_batch.f(ablated_batch.gates), other.values)
+        return PromptEffects.of({CONTEXT: effects}, runs, ablated_batch(ablated_batch.gates), other.values)
 
 
 def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Direction) -> PromptEffects:

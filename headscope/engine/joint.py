@@ -126,13 +126,13 @@ class Together(Analysis):
             ) as ablated_batch,
         ):
             places = {head: place for place, head in enumerate(all_heads(ablated_batch.layout))}
-            intact = ablated_batch.f(ablated_batch.gates)
+            intact = ablated_batch(ablated_batch.gates)
             for number, group in enumerate(self.groups):
                 damages = []
                 for heads in (group.heads, *group.random_sets):
                     gates = ablated_batch.gates.clone()
                     gates[:, [places[head] for head in heads]] = 0
-                    damages.append(intact - ablated_batch.f(gates))
+                    damages.append(intact - ablated_batch(gates))
                 first = group.heads[0]
                 ratios[str(number), first.site, first.layer] = Ratio(
                     torch.stack(damages, dim=1), ablated_batch.counts[:, None]

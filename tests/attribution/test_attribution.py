@@ -12,9 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.attribution.gatevector import GateFunction, mean_context, other_context, random_shifts
+from headscope.attribution.gatevector import (
+    REPLACEMENTS,
+    explained_batch,
+    mean_context,
+    other_context,
+    random_shifts,
+)
+from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch, Side
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -172,21 +180,20 @@ def test_what_the_intact_model_says() -> None:
     same(column(study("gpt2", "ablation", objective="top1"), "ablation"), (total / count).tolist(), kind="gpt2")
 
 
-def test_gates_of_their_own_for_every_sentence() -> None:
+def test_gates_of_their_own_for_every_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that differ take a whole pass and give what each row's gates give alone."""
     its = speakers.checkpoint("gpt2")
     ids = torch.tensor([[2, 7, 11, 5], [9, 23, 6, 40]])
-    f = GateFunction(
-        its.model,
-        lambda: its.model(ids).logits.logsumexp(dim=-1).sum(dim=-1),  # [b]
-        layer_index=resumable_layers(its.model),
-    )
+    real = torch.ones_like(ids, dtype=torch.bool)
+    batch = Batch(torch.arange(2), 0, Side(ids, real, ~real))
+    explained = partial(explained_batch, its, OBJECTIVES.get("top1")(), batch, of="value")
     rows = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    with f.activate():
+    with explained(layer_index=resumable_layers(its.model)) as f:
         both = f(rows)
         alone = torch.stack([f(rows[row].expand(2, -1))[row] for row in range(2)])
         assert both == pytest.approx(alone) and both[0] != pytest.approx(both[1])
-    with GateFunction(its.model, f.objective, layer_index=None, closed_contexts=lambda kept: kept).activate() as g:
+    monkeypatch.setitem(REPLACEMENTS, "itself", lambda contexts, batch, seed: contexts)
+    with explained(layer_index=None, ablate_with="itself") as g:
         assert g(torch.zeros(2, 6)) == pytest.approx(g(torch.ones(2, 6))), "a head in place of itself"
         with pytest.raises(ConfigError, match="sentences"):
             g(rows)
