@@ -14,8 +14,8 @@ and it needs a variance where sentences agree.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -95,28 +95,20 @@ class Rate:
 Texts = npt.NDArray[np.object_]
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Tests at one (site, layer), a cell for each head and whatever else is looked at [h c].
+class Evidence(NamedTuple):
+    """Tests at one (site, layer), a cell for each head and whatever else is looked at: `cells` [h c] by name.
 
-    `value` with its interval is compared with `threshold`; `baseline` is what the threshold is made of, where it is
-    (NaN elsewhere). `p` is one-sided, of `instances` in so many `units`: sentences, or groups of them where a corpus
-    has more than are kept apart. `labels` are what each cell stands for, `rate` says what their numbers are. Numbers
-    without a sample (of parameters) have neither (`sampled` False): their p says how likely so large a value is by
-    chance.
+    "value" with its interval is compared with "threshold"; "baseline" is what the threshold is made of, where it is
+    (NaN elsewhere). "p" is one-sided, of "instances" in so many "units": sentences, or groups of them where a corpus
+    has more than are kept apart. "label" is what each cell stands for. Numbers without a sample (of parameters) have
+    neither instances nor units (`sampled` False): their p says how likely so large a value is by chance.
     """
 
     site_layer: tuple[Site, int]
     measure: str
-    labels: Texts
     rate: Rate
-    value: Estimate
-    threshold: Array
-    baseline: Array
-    instances: Array
-    units: Array
-    p: Array
-    sampled: bool = True
+    cells: dict[str, Any]
+    sampled: bool
 
 
 @dataclass(frozen=True)
@@ -187,31 +179,25 @@ class LabelTests:
         chance. `rate` says what was measured and on what (default: the title of the measure).
         """
         shape = (*value.value.shape, 1)[:2]
-        has_sample = counts is not None
         instances = torch.zeros(1, *shape) if counts is None else counts.reshape(len(counts), -1, shape[1])
-
-        def cells(values: Any, kind: Any = np.float64) -> Any:
-            array = np.asarray(values, dtype=kind)
-            return np.broadcast_to(array.reshape(shape) if array.size == shape[0] * shape[1] else array, shape)
-
         rate = rate or Rate(f"({measure_of(measure).words})")
-        value_tested = value.value if rate.value is None else rate.value
-        baseline_tested = baseline if rate.baseline is None else rate.baseline
-        self.parts.append(
-            Evidence(
-                site_layer,
-                measure,
-                cells(labels, object),
-                replace(rate, value=cells(value_tested), baseline=cells(baseline_tested)),
-                Estimate(*(cells(part) for part in (value.value, value.low, value.high))),
-                cells(threshold),
-                cells(baseline),
-                cells(instances.sum(dim=0).numpy()),
-                cells((instances > 0).sum(dim=0).numpy()),
-                cells(p),
-                has_sample,
-            )
-        )
+        columns: dict[str, Any] = {
+            **value.columns("value"),
+            "threshold": threshold,
+            "baseline": baseline,
+            "instances": instances.sum(dim=0).numpy(),
+            "units": (instances > 0).sum(dim=0).numpy(),
+            "p": p,
+            "rate": value.value if rate.value is None else rate.value,
+            "rate_baseline": baseline if rate.baseline is None else rate.baseline,
+        }
+        arrays = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+        arrays["label"] = np.asarray(labels, dtype=object)
+        cells = {
+            name: np.broadcast_to(array.reshape(shape) if array.size == shape[0] * shape[1] else array, shape)
+            for name, array in arrays.items()
+        }
+        self.parts.append(Evidence(site_layer, measure, rate, cells, sampled=counts is not None))
 
     def conclude(self, report: AnalysisReport) -> list[Array]:
         """Put the labels into a report, with the reasons against others and the evidence for all of them.
@@ -222,38 +208,50 @@ class LabelTests:
         tests = sum(int((~np.isnan(part)).sum()) for part in adjusted_p)
         rows: list[dict[str, Any]] = []
         for part, p in zip(self.parts, adjusted_p, strict=True):
-            passing = part.value.value >= part.threshold
-            for head, cell in sorted(
-                np.argwhere(passing).tolist(), key=lambda at: (at[0], -part.value.value[tuple(at)])
-            ):
-                lacking = self._missing(part, float(p[head, cell]), (head, cell), tests)
-                missing = "" if self.published else lacking
-                rows.append(_row(part, (head, cell), float(p[head, cell]), tests, missing))
+            value = part.cells["value"]
+            passing = map(tuple, np.argwhere(value >= part.cells["threshold"]).tolist())
+            for at in sorted(passing, key=lambda at: (at[0], -value[at])):
+                rows.append(self._row(part, at, float(p[at]), tests))
         _label(report, rows)
         return adjusted_p
 
     def _adjust_all(self) -> list[Array]:
         """Adjusted p of every part, over all tests that have instances and units enough."""
-        testable = [
-            (part.instances >= self.min_instances) & (part.units >= MIN_UNITS) if part.sampled else ~np.isnan(part.p)
-            for part in self.parts
-        ]
-        p = [np.where(is_testable, part.p, np.nan) for part, is_testable in zip(self.parts, testable, strict=True)]
+        p = []
+        for part in self.parts:
+            cells = part.cells
+            is_testable = (cells["instances"] >= self.min_instances) & (cells["units"] >= MIN_UNITS)
+            p.append(np.where(is_testable, cells["p"], np.nan) if part.sampled else cells["p"])
         flat = adjust(np.concatenate([part.ravel() for part in p])) if p else np.empty(0)
         ends = np.cumsum([part.size for part in p])[:-1]
         return [part.reshape(its.shape) for part, its in zip(np.split(flat, ends), p, strict=True)] if p else []
 
-    def _missing(self, part: Evidence, p_adjusted: float, at: tuple[int, int], tests: int) -> str:
+    def _row(self, part: Evidence, at: tuple[int, ...], p_adjusted: float, tests: int) -> dict[str, Any]:
+        """The line of labels.csv of one cell whose estimate passes."""
+        row = {name: values[at] for name, values in part.cells.items()}
+        site, layer = part.site_layer
+        row |= {"site": site.value, "layer": layer, "head": at[0], "measure": part.measure}
+        row |= {
+            "instances": int(row["instances"]),
+            "units": int(row["units"]),
+            "p_adjusted": p_adjusted,
+            "tests": tests,
+        }
+        row["description"] = part.rate.phrase(row["label"], row.pop("rate"), row.pop("rate_baseline"))
+        row["missing"] = "" if self.published else self._missing(row, sampled=part.sampled)
+        return row | {"given": not row["missing"]}
+
+    def _missing(self, row: Mapping[str, Any], *, sampled: bool) -> str:
         """Why a cell whose estimate passes has no label; empty where it has one."""
-        instances, units, low = int(part.instances[at]), int(part.units[at]), float(part.value.low[at])
-        if part.sampled and instances < self.min_instances:
-            return f"{instances} instances, {self.min_instances} are needed"
-        if part.sampled and units < MIN_UNITS:
-            return f"{instances} instances are in {units} sentences, {MIN_UNITS} are needed"
-        if not low >= part.threshold[at]:
-            return f"interval from {round(low, 3) + 0.0:.3f}, below {part.threshold[at]:.3g}"
-        if not p_adjusted <= FALSE_DISCOVERIES:
-            return f"p {float(part.p[at]):.2g} is {p_adjusted:.2g} among {tests} test{'s' * (tests != 1)}"
+        if sampled and row["instances"] < self.min_instances:
+            return f"{row['instances']} instances, {self.min_instances} are needed"
+        if sampled and row["units"] < MIN_UNITS:
+            return f"{row['instances']} instances are in {row['units']} sentences, {MIN_UNITS} are needed"
+        if not row["value_low"] >= row["threshold"]:
+            return f"interval from {round(row['value_low'], 3) + 0.0:.3f}, below {row['threshold']:.3g}"
+        if not row["p_adjusted"] <= FALSE_DISCOVERIES:
+            tests = row["tests"]
+            return f"p {row['p']:.2g} is {row['p_adjusted']:.2g} among {tests} test{'s' * (tests != 1)}"
         return ""
 
 
@@ -267,31 +265,6 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
     if is_published(options):
         return {"label-rule": "published"}
     return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={MIN_UNITS})"}
-
-
-def _row(part: Evidence, at: tuple[int, int], p_adjusted: float, tests: int, missing: str) -> dict[str, Any]:
-    rate = part.rate
-    assert rate.value is not None and rate.baseline is not None
-    return {
-        "site": part.site_layer[0].value,
-        "layer": part.site_layer[1],
-        "head": at[0],
-        "label": part.labels[at],
-        "description": rate.phrase(part.labels[at], float(rate.value[at]), float(rate.baseline[at])),
-        "given": not missing,
-        "measure": part.measure,
-        "value": float(part.value.value[at]),
-        "value_low": float(part.value.low[at]),
-        "value_high": float(part.value.high[at]),
-        "threshold": float(part.threshold[at]),
-        "baseline": float(part.baseline[at]),
-        "instances": int(part.instances[at]),
-        "units": int(part.units[at]),
-        "p": float(part.p[at]),
-        "p_adjusted": p_adjusted,
-        "tests": tests,
-        "missing": missing,
-    }
 
 
 def _label(report: AnalysisReport, rows: list[dict[str, Any]]) -> None:
