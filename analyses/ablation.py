@@ -79,6 +79,7 @@ class Ablation(_OfGates):
         ),
     )
     Options = AblationOptions
+    signature_entry = "with:{ablate_with}"
     passes_needed = 1.0
 
     def inspect(self, checkpoint: Checkpoint) -> None:
@@ -98,9 +99,6 @@ class Ablation(_OfGates):
             ) as explanation,
         ):
             return explanation.ratios("ablation", ablation(explanation, explanation.gates, tick=self.tick))
-
-    def signature(self) -> dict[str, str]:
-        return {"with": self.options.ablate_with}
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,7 @@ class Shapley(_OfGates):
         ),
     )
     Options = ShapleyOptions
+    signature_entry = "samples:{shapley_samples}"
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         samples, seed = self.options.shapley_samples, self.run.seed
@@ -147,9 +146,6 @@ class Shapley(_OfGates):
         ):
             values = shapley(explanation, explanation.gates, samples=samples, seed=seed, tick=self.tick)
             return explanation.ratios("shapley", values)
-
-    def signature(self) -> dict[str, str]:
-        return {"samples": str(self.options.shapley_samples)}
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,7 @@ class IntegratedGradients(_OfGates):
         ),
     )
     Options = IntegratedGradientsOptions
+    signature_entry = "steps:{ig_steps}"
     merges = ("difference", "gap")
 
     def __init__(self, run: RunOptions) -> None:
@@ -214,6 +211,3 @@ class IntegratedGradients(_OfGates):
             )
         report.remarks.append(text)
         return report
-
-    def signature(self) -> dict[str, str]:
-        return {"steps": str(self.options.ig_steps)}

@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Estimate
 from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, analysis
 from headscope.formats.base import Checkpoint
@@ -76,11 +75,9 @@ class Alphas(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         self.alphas = alphas_of(checkpoint)
-        off_diagonal = {
-            place: 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1) for place, alpha in self.alphas.items()
-        }
-        self.exact["alpha_own"] = {place: Estimate.exact(alpha.diagonal()) for place, alpha in self.alphas.items()}
-        self.exact["alpha_others"] = {place: Estimate.exact(share) for place, share in off_diagonal.items()}
+        for place, alpha in self.alphas.items():
+            others = 1 - alpha.abs().diagonal() / alpha.abs().sum(dim=1)
+            self.exact[place] = {"alpha_own": alpha.diagonal(), "alpha_others": others}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

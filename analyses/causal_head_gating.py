@@ -265,11 +265,15 @@ class CausalHeadGating(Analysis):
         HeadFunction("interfering", "⊗", "N", "#cc3311", "this text is likelier without it", order=17),
     )
     Options = CausalHeadGatingOptions
+    signature_entry = (
+        "gates:{chg_fits}x{chg_steps}x{chg_batch},lr={chg_lr[0]:g}>{chg_lr[1]:g}/{chg_penalised_lr[0]:g}>"
+        "{chg_penalised_lr[1]:g},penalty={chg_penalty:g}"
+    )
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
         self.gates: FittedGates | None = None
-        self.truncated = 0
+        self.n_truncated = 0
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -321,15 +325,9 @@ class CausalHeadGating(Analysis):
                 for fit, loss in enumerate(losses)
             ]
         )
-        if self.truncated:
-            report.remarks.append(f"causal_head_gating: {self.truncated} sentences were cut ({flag.max_length})")
+        if self.n_truncated:
+            report.remarks.append(f"causal_head_gating: {self.n_truncated} sentences were cut ({flag.max_length})")
         return report
-
-    def signature(self) -> dict[str, str]:
-        options = self.options
-        rates = "/".join(f"{first:g}>{last:g}" for first, last in (options.chg_lr, options.chg_penalised_lr))
-        sizes = f"{options.chg_fits}x{options.chg_steps}x{options.chg_batch}"
-        return {"gates": f"{sizes},lr={rates},penalty={options.chg_penalty:g}"}
 
 
 def _table(gates: FittedGates) -> pd.DataFrame:

@@ -35,14 +35,12 @@ class Confidence(Analysis):
         Measure("confidence", "confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),
         Measure("sharpness", "largest weight over chance", unit="times", range=(0, None)),
     )
+    signature_entry = "m:confidence.voita"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         several, chance = heads.shared("chance of several keys", lambda: _several(heads))
         above = heads.over_queries(heads.max_weight, only=several).total
         return {"confidence": heads.over_queries(heads.max_weight), "sharpness": Ratio(above, chance)}
-
-    def signature(self) -> dict[str, str]:
-        return {"m": "confidence.voita"}
 
 
 def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from headscope.attribution.residual_stream import (
     stream_of,
     why_no_stream,
 )
-from headscope.bootstrap import Estimate, Ratio
+from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis, head_table
@@ -65,6 +65,7 @@ class CopySuppression(Analysis):
         HeadFunction("copy-suppression", "⊖", "x", "#aa4466", "lowers the logit of what it attends to", order=15),
     )
     Options = CopySuppressionOptions
+    signature_entry = "tokens:{copy_suppression_tokens}"
     suppression: dict[SiteLayer, Tensor]
     chance: float
 
@@ -96,9 +97,6 @@ class CopySuppression(Analysis):
             statistics[(self.name, *site_layer)] = Ratio(is_lowest, count)
             statistics[("copy_suppression_chance", *site_layer)] = Ratio(torch.full_like(is_lowest, self.chance), count)
         return super().report(aggregates.over_units(statistics))
-
-    def signature(self) -> dict[str, str]:
-        return {"tokens": str(self.options.copy_suppression_tokens), **super().signature()}
 
 
 def suppressed_tokens(stream: ResidualStream, site_layer: SiteLayer, states: Tensor, ids: Tensor) -> Tensor:
@@ -158,16 +156,16 @@ class Copying(Analysis):
         stream = stream_of(checkpoint, embeddings=True)
         product = stream.vocabulary_product()
         self.spectra = {place: ov_spectra(stream.factors(place), product) for place in stream.site_layers}
-        self.exact["copying"] = {place: Estimate.exact(spectrum.score) for place, spectrum in self.spectra.items()}
-        self.exact["copying_chance"] = {
-            place: Estimate.exact(spectrum.chance) for place, spectrum in self.spectra.items()
+        self.exact = {
+            place: {"copying": spectrum.score, "copying_chance": spectrum.chance}
+            for place, spectrum in self.spectra.items()
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = super().report(aggregates), LabelTests(min_instances=0)
         rate = Rate("as a copying score, 1 at most", "its spread by chance")
-        for site_layer, score in self.exact["copying"].items():
-            chance = self.exact["copying_chance"][site_layer].value
+        for site_layer, score in report.columns["copying"].items():
+            chance = report.columns["copying_chance"][site_layer].value
             about: dict[str, Any] = {"threshold": THRESHOLD, "counts": None, "baseline": chance, "rate": rate}
             tests.add(site_layer, "copying", "copying", score, ndtr(-score.value / chance), **about)
         tests.conclude(report)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.bootstrap import Estimate, Ratio
+from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.formats.base import Checkpoint
@@ -189,8 +189,7 @@ class Gates(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site, layer, gates, logits in _gates(checkpoint):
-            for name, values in gate_numbers(gates, logits).items():
-                self.exact.setdefault(name, {})[site, layer] = Estimate.exact(values)
+            self.exact[site, layer] = gate_numbers(gates, logits)
 
 
 def gate_numbers(values: Tensor, logits: Tensor | None) -> dict[str, Tensor]:

@@ -64,6 +64,7 @@ class Gradient(Analysis):
         ),
     )
     Options = GradientOptions
+    signature_entry = "grain:{granularity}"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
@@ -85,9 +86,6 @@ class Gradient(Analysis):
             table[site_layer] = {"gradient": scaled_gradients[site_layer].value, "raw": raw, "signed": signed_mean}
         columns = {"gradient": scaled_gradients, "gradient_raw": plain}
         return AnalysisReport(columns=columns, tables={"gradient": head_table(table)})
-
-    def signature(self) -> dict[str, str]:
-        return {"grain": self.options.granularity}
 
 
 def position_gates(heads: HeadBatch) -> Tensor:
@@ -143,6 +141,7 @@ class Taylor(Analysis):
         ),
     )
     Options = GradientOptions
+    signature_entry = "grain:{granularity}"
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gates, counts, per_batch = gate_gradients(heads, self.options.granularity)
@@ -150,6 +149,3 @@ class Taylor(Analysis):
         if self.options.granularity != "token":
             squares = squares / counts.clamp(min=1)[..., None]  # n · (gate / n)²
         return {"taylor": Ratio(squares.sum(dim=-1), counts, per_batch=per_batch)}
-
-    def signature(self) -> dict[str, str]:
-        return {"grain": self.options.granularity}

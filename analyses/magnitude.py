@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import output_slices
-from headscope.bootstrap import Estimate, Ratio
+from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_table
 from headscope.formats.base import Checkpoint
@@ -119,9 +119,9 @@ class Magnitude(Analysis):
             place: {f"norm_{letter}": _norms(getattr(of, name), checkpoint.layout[place]) for letter, name in MATRICES}
             for place, of in checkpoint.projections.items()
         }
-        products = {place: torch.stack([*norms.values()]).prod(dim=0) for place, norms in self.norms.items()}
-        self.exact["magnitude"] = {place: Estimate.exact(norms["norm_o"]) for place, norms in self.norms.items()}
-        self.exact["magnitude_all"] = {place: Estimate.exact(product) for place, product in products.items()}
+        for place, norms in self.norms.items():
+            product = torch.stack([*norms.values()]).prod(dim=0)
+            self.exact[place] = {"magnitude": norms["norm_o"], "magnitude_all": product}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)

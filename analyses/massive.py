@@ -63,6 +63,7 @@ class Massive(Analysis):
     )
     functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
     Options = MassiveOptions
+    signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
     merges = ("counted",)
 
     def __init__(self, run: RunOptions) -> None:
@@ -184,6 +185,3 @@ class Massive(Analysis):
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
         names = "site layer token id first count share magnitude times_median"
         return pd.DataFrame(rows, columns=names.split())
-
-    def signature(self) -> dict[str, str]:
-        return {"massive": f"{self.options.massive_magnitude:g},{self.options.massive_ratio:g}x", **super().signature()}

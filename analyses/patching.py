@@ -108,6 +108,7 @@ class Patching(_OfPrompts):
         Measure("patching_share", "share of the effect of the prompt", signed=True),
     )
     Options = PatchingOptions
+    signature_entry = "patched:{direction}/context"
     layer_index: LayerIndex | None = None
 
     def inspect(self, checkpoint: Checkpoint) -> None:
@@ -122,9 +123,6 @@ class Patching(_OfPrompts):
             (site, layer): Ratio(ratio.total, whole.to(ratio.total)) for (_, site, layer), ratio in ratios.items()
         }
         return ratios | {("patching_share", site, layer): ratio for (site, layer), ratio in shares.items()}
-
-    def signature(self) -> dict[str, str]:
-        return {"patched": f"{self.options.direction}/context"}
 
 
 @analysis
@@ -154,14 +152,12 @@ class AttributionPatching(_OfPrompts):
         Measure("attribution_patching_value", "attribution patching, values", unit="logits", signed=True),
     )
     Options = PatchingOptions
+    signature_entry = "patched:{direction}/context"
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         result = first_order_effects(checkpoint, batch, direction=self.options.direction)
         names = {CONTEXT: self.name} | {channel: f"{self.name}_{channel}" for channel in CHANNELS}
         return self.ratios(checkpoint, batch, result, names)
-
-    def signature(self) -> dict[str, str]:
-        return {"patched": f"{self.options.direction}/context"}
 
 
 @dataclass(frozen=True)
@@ -202,13 +198,11 @@ class EapIg(_OfPrompts):
         ),
     )
     Options = EapIgOptions
+    signature_entry = "eap-steps:{eap_steps}"
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         result = integrated_effects(checkpoint, batch, steps=self.options.eap_steps)
         return self.ratios(checkpoint, batch, result, {CONTEXT: self.name})
-
-    def signature(self) -> dict[str, str]:
-        return {"eap-steps": str(self.options.eap_steps)}
 
 
 def _row(

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
@@ -192,6 +191,9 @@ class Streaming(Analysis):
         ),
     )
     Options = StreamingOptions
+    signature_entry = (
+        "streaming:{streaming_sink}+{streaming_recent},l1={streaming_penalty:g},{streaming_steps}x{streaming_lr:g}"
+    )
 
     gates: dict[tuple[Site, int], Tensor]
 
@@ -203,10 +205,8 @@ class Streaming(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         self.gates = learn_gates(self.checkpoint, self._texts(corpus, self.checkpoint), self.options)
-        repeats = {place: self.checkpoint.layout[place] // len(gate) for place, gate in self.gates.items()}
-        self.exact["full_attention"] = {
-            place: Estimate.exact(gate.repeat_interleave(repeats[place])) for place, gate in self.gates.items()
-        }
+        for place, gate in self.gates.items():
+            self.exact[place] = {"full_attention": gate.repeat_interleave(self.checkpoint.layout[place] // len(gate))}
 
     def _texts(self, corpus: Corpus, checkpoint: Checkpoint) -> Iterator[tuple[list[int], int]]:
         """Fresh passkeys in texts of fresh lengths, without end: ids, and where question and answer begin."""
@@ -269,11 +269,4 @@ class Streaming(Analysis):
             "num_passkeys": options.passkeys,
             "passkey_length": options.passkey_length,
             "seed": self.run.seed,
-        }
-
-    def signature(self) -> dict[str, str]:
-        options = self.options
-        keys = f"{options.streaming_sink}+{options.streaming_recent}"
-        return {
-            "streaming": f"{keys},l1={options.streaming_penalty:g},{options.streaming_steps}x{options.streaming_lr:g}"
         }

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import SiteLayer, read_states, stream_of, why_no_stream
-from headscope.bootstrap import Estimate, Ratio
+from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, LabelRule, analysis, head_ids
@@ -79,8 +78,9 @@ class Successor(Analysis):
         self.words, self.hits = ordered_tokens(checkpoint, read_sequences(self.options.sequences)), {}
         ids, following = (torch.tensor(self.words[name].to_numpy(dtype=int)) for name in ("id", "next_id"))
         if not len(ids):
-            unknown = {place: np.full(checkpoint.layout[place], np.nan) for place in stream.site_layers}
-            self.exact[self.name] = {place: Estimate(values, values, values) for place, values in unknown.items()}
+            for place in stream.site_layers:
+                unknown = torch.full([checkpoint.layout[place]], torch.nan, dtype=torch.float64)
+                self.exact[place] = {self.name: unknown}
             return
         every = torch.cat([ids, following]).unique()
         for site_layer, states in read_states(stream, ids).items():

@@ -18,7 +18,6 @@ from headscope.attribution.residual_stream import (
     stream_of,
     why_no_stream,
 )
-from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.config.declarations import Measure
 from headscope.data.token_text import bare, text_of
@@ -93,9 +92,10 @@ class HeadVocabulary(Analysis):
                     self.directions += [about | row for row in rows]
                     circuit_ranks.setdefault(circuit, []).append(svd.rank)
                 self.tokens += [about | row for token in named_tokens for row in words.relations(token, heads, head)]
-            for circuit, values in circuit_ranks.items():
-                ranks = Estimate.exact(torch.tensor(values, dtype=torch.float64))
-                self.exact.setdefault(f"{circuit}_rank", {})[site_layer] = ranks
+            self.exact[site_layer] = {
+                f"{circuit}_rank": torch.tensor(values, dtype=torch.float64)
+                for circuit, values in circuit_ranks.items()
+            }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
@@ -107,7 +107,7 @@ class HeadVocabulary(Analysis):
             report.remarks.append(
                 f"vocabulary: {shared} groups of directions have equal singular values: no single ones"
             )
-        if "qk_rank" not in self.exact:
+        if "qk_rank" not in report.columns:
             report.remarks.append(f"vocabulary: what heads write alone, {UNTOLD}")
         return report
 

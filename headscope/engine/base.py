@@ -102,6 +102,7 @@ class Analysis:
 
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
+    `signature_entry` says in signatures what they are: "steps:{ig_steps}".
     `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
     are the kinds of its labels, `figures` its own figures (see `headscope.config.declarations`; what these attributes
     use must be constants of the file or of that module).
@@ -124,6 +125,7 @@ class Analysis:
     reads: ClassVar[Literal["contexts", "rows", "matrix"]] = "matrix"
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
     Options: ClassVar[type[Any]] = NoOptions
+    signature_entry: ClassVar[str] = ""
     measures: ClassVar[tuple[Measure, ...]] = ()
     pairs: ClassVar[tuple[Measure, ...]] = ()
     functions: ClassVar[tuple[HeadFunction, ...]] = ()
@@ -133,7 +135,7 @@ class Analysis:
     def __init__(self, run: RunOptions) -> None:
         self.run = run
         self.options = run.of(type(self))
-        self.exact: dict[str, dict[tuple[Site, int], Estimate]] = {}
+        self.exact: dict[tuple[Site, int], dict[str, Tensor]] = {}
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -187,11 +189,14 @@ class Analysis:
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: statistics with a measure are columns, labels by `rules`.
 
-        So are the numbers of `exact`, which `inspect` leaves there: by column, at every (site, layer).
+        So are the numbers of `exact` [h], which `inspect` leaves there: at every (site, layer), by column.
         """
         own_measures = {measure.name for measure in self.measures}
         names = dict.fromkeys(name for name, _, _ in aggregates.sums if name in own_measures or not own_measures)
-        report = AnalysisReport(columns={name: aggregates.column(name) for name in names} | self.exact)
+        report = AnalysisReport(columns={name: aggregates.column(name) for name in names})
+        for place, numbers in self.exact.items():
+            for name, values in numbers.items():
+                report.columns.setdefault(name, {})[place] = Estimate.exact(values)
         if rules := self.rules():
             tests = LabelTests.of(self.options)
             for rule in rules:
@@ -218,8 +223,10 @@ class Analysis:
         return []
 
     def signature(self) -> dict[str, str]:
-        """Settings of this analysis that shape its numbers, for the signature."""
-        return evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {}
+        """Settings of this analysis that shape its numbers: its `signature_entry`, and how labels are given."""
+        name, _, text = self.signature_entry.partition(":")
+        entry = {name: text.format_map(vars(self.options))} if name else {}
+        return entry | (evidence_signature(self.options) if isinstance(self.options, LabelOptions) else {})
 
 
 ANALYSES: Registry[type[Analysis]] = REGISTRY

@@ -41,6 +41,7 @@ class LastKey(Analysis):
     order = 300
     default = False
     Options = LastKeyOptions
+    signature_entry = "last:{last_keys}"
     measures = (Measure("last_key", "weight on the end", unit="share", range=(0, 1), cmap="magma", overview=9),)
     functions = (HeadFunction("ending", "◐", "e", "#117733", "ending: looks at the end"),)
     figures = (AnalysisFigure("last_key", "Bars of the weight on the last keys.", bars, Options=BarOptions),)
@@ -50,6 +51,3 @@ class LastKey(Analysis):
         last = heads.keys & (later <= self.options.last_keys)
         columns = last[:, :, None].to(heads.context.dtype)  # [b s 1]
         return {"last_key": heads.over_queries(heads.weight_on(columns)[..., 0])}
-
-    def signature(self) -> dict[str, str]:
-        return {"last": str(self.options.last_keys)}
