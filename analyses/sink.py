@@ -1,18 +1,26 @@
-"""Attention sinks: the mean weight on the first key and on special tokens."""
+"""Attention sinks: the weight on the first key, on special tokens, and on tokens with massive activations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from headscope.attribution.residual_stream import layer_block, seen_states
 from headscope.bootstrap import Ratio
-from headscope.config import LabelOptions
+from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.data.encoded import side_names
+from headscope.data.encoded import Side, side_names
+from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, LabelRule, RunOptions, analysis
+from headscope.engine.evidence.labels import Rate
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
 RESTING = 0.9
@@ -113,3 +121,167 @@ def _sinks(heads: HeadBatch) -> Tensor:
     special = heads.key_side.special
     first = (torch.arange(special.shape[1], device=special.device) == 0).expand_as(special)
     return torch.stack([first, special], dim=-1).to(heads.context.dtype)
+
+
+LISTED = 20  # tokens of each layer in massive.csv
+SITES = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
+
+
+@dataclass(frozen=True)
+class MassiveOptions(LabelOptions):
+    """Options of `massive`."""
+
+    massive_magnitude: float = option(
+        100.0, "What an activation must exceed to be massive.", metavar="NUMBER", minimum=0
+    )
+    massive_ratio: float = option(
+        1000.0, "How many times the median of its sentence it must be besides.", metavar="NUMBER", minimum=1
+    )
+
+
+@analysis
+class Massive(Analysis):
+    """Mean over queries of the weight on tokens with a massive activation (Sun et al. 2024, §2).
+
+    A token is massive at a layer if the largest absolute entry of its residual stream is above 100
+    (`massive-magnitude`) and 1,000 times the sentence's median (`massive-ratio`). Queries count that see such a
+    token other than themselves. `massive_chance` is that of even weights. massive.csv lists the tokens.
+
+    Label `massive`: at least 0.5 and twice chance.
+    """
+
+    name = "massive"
+    reads = "contexts"
+    version = 2
+    order = 92
+    default = False
+    sites = SITES
+    summary = "mean weight on tokens whose states have massive activations"
+    measures = (
+        Measure("massive", "weight on massive tokens", range=(0, 1)),
+        Measure("massive_chance", "share of massive tokens among keys", range=(0, 1)),
+    )
+    functions = (HeadFunction("massive", "⬢", "M", "#661100", "looks at tokens with massive activations", order=12),)
+    Options = MassiveOptions
+    signature_entry = "massive:{massive_magnitude:g},{massive_ratio:g}x"
+    merges = ("counted",)
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.blocks: dict[tuple[Site, int], nn.Module] = {}
+        self.states: dict[nn.Module, Tensor] = {}
+        self.tokens: dict[tuple[Site, int, int, bool], tuple[int, float, float]] = {}
+        self.counted: dict[tuple[Site, int], int] = {}
+        self.names: dict[int, str] = {}
+        self.waiting: list[tuple[tuple[Site, int], Side, Tensor]] = []
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        for part in checkpoint.attention_sites.order:
+            attention = checkpoint.model.get_submodule(part.name)
+            if part.site in SITES and layer_block(checkpoint.model, checkpoint, part.place) is attention:
+                return f"the layer of {part.site}.{part.layer} cannot be told: its attention is in no list of layers"
+        return None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        super().inspect(checkpoint)
+        self.blocks = {
+            site_layer: layer_block(checkpoint.model, checkpoint, site_layer)
+            for site_layer, heads in checkpoint.layout.items()
+            if heads and site_layer[0] in SITES
+        }
+
+    @contextmanager
+    def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
+        with seen_states({*self.blocks.values()}, lambda block, x: self.states.update({block: x.detach()})):
+            try:
+                yield
+            finally:
+                self.states.clear()
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        states = self.states.pop(self.blocks[heads.site, heads.layer], None)
+        if states is None or states.shape[:2] != heads.queries.shape:
+            raise CheckpointError(f"what {heads.site}.{heads.layer} reads cannot be seen; leave out massive")
+        real, absolute = heads.key_side.real, states.abs() if states.dtype is torch.float64 else states.abs().float()
+        magnitude = absolute.amax(dim=-1).masked_fill(~real, 0.0)  # of every token [b t], and of every sentence [b]
+        median = absolute.masked_fill(~real[..., None], torch.nan).flatten(1).nanmedian(dim=1).values
+        massive = real & (magnitude > self.options.massive_magnitude)
+        massive &= magnitude >= self.options.massive_ratio * median[:, None]  # [b s]
+        side, ratio = heads.batch.on_host.sides(heads.site)[1], magnitude / median[:, None]
+        if self.waiting and self.waiting[0][1] is not side:
+            self._settle()
+        self.waiting.append(((heads.site, heads.layer), side, torch.stack([massive.to(ratio.dtype), magnitude, ratio])))
+        positions = torch.arange(massive.shape[1], device=massive.device)
+
+        columns = torch.stack([massive, torch.ones_like(massive)], dim=-1).to(heads.context.dtype)  # [b s 2]
+        weights, seeings, visibles = [], [], []
+        for block in heads.in_blocks():
+
+            def weight_elsewhere(keys: slice, queries: slice = block.span) -> Tensor:  # [b q n]
+                return massive[:, None, keys] & (positions[keys] != positions[queries, None])
+
+            weight, seeing = block.weight_on_pairs(None, weight_elsewhere, every_key=True)
+            weights.append(weight)
+            seeings.append(seeing)
+            visibles.append(block.visible_on(columns))
+        weight, seeing = torch.cat(weights, dim=2), torch.cat(seeings, dim=1)  # [b h t], [b t]
+        visible_massive, visible = torch.cat(visibles, dim=1).unbind(dim=-1)  # [b t]; a query sees itself
+        chance = (visible_massive - massive.to(weight.dtype)) / visible.clamp(min=1)
+        return {
+            "massive": heads.over_queries(weight, only=seeing),
+            "massive_chance": heads.over_queries(chance[:, None].expand_as(weight), only=seeing),
+        }
+
+    def _settle(self) -> None:
+        """Count which tokens were massive in the batch that was observed, and by how much."""
+        arrays = fetch([values for _, _, values in self.waiting])
+        for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, arrays, strict=True):
+            self.counted[place] = self.counted.get(place, 0) + int(side.real.sum())
+            first, where = side.real.long().cumsum(dim=1) == 1, massive.bool()
+            kinds, which = torch.unique(2 * side.ids[where] + first[where], return_inverse=True)
+            for number, kind in enumerate(kinds.tolist()):
+                own = which == number
+                values = (int(own.sum()), magnitude[where][own].max().item(), ratio[where][own].max().item())
+                self._add((*place, kind // 2, bool(kind % 2)), values)
+        self.waiting = []
+
+    def _add(self, key: tuple[Site, int, int, bool], values: tuple[int, float, float]) -> None:
+        count, largest, ratio = self.tokens.get(key, (0, 0.0, 0.0))
+        self.tokens[key] = (count + values[0], max(largest, values[1]), max(ratio, values[2]))
+
+    def state(self) -> dict[str, Any]:
+        self._settle()
+        return super().state() | {"tokens": self.tokens}
+
+    def add_state(self, state: Mapping[str, Any]) -> None:
+        for key, values in state.get("tokens", {}).items():
+            self._add(key, values)
+        super().add_state({name: values for name, values in state.items() if name != "tokens"})
+
+    def rules(self) -> Sequence[LabelRule]:
+        rate = Rate("of its weight, on average")
+        return [LabelRule("massive", "massive", 0.5, chance="massive_chance", rate=rate)]
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        self._settle()
+        report = super().report(aggregates)
+        report.tables["massive"] = self._table()
+        if not self.tokens:
+            report.remarks.append(
+                f"massive: no activation is above {self.options.massive_magnitude:g} and "
+                f"{self.options.massive_ratio:g} times the median of its sentence"
+            )
+        return report
+
+    def _table(self) -> pd.DataFrame:
+        rows, row_counts = [], dict.fromkeys(self.counted, 0)
+        order = sorted(self.tokens.items(), key=lambda item: (item[0][0].value, item[0][1], -item[1][0], item[0][2:]))
+        for (site, layer, number, first), (count, largest, ratio) in order:
+            row_counts[site, layer] += 1
+            if row_counts[site, layer] <= LISTED:
+                token = self.checkpoint.subwords([number], side=side_names(site)[0])[0]
+                share = count / self.counted[site, layer]
+                rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
+        names = "site layer token id first count share magnitude times_median"
+        return pd.DataFrame(rows, columns=names.split())
