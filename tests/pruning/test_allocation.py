@@ -22,8 +22,7 @@ from headscope.model.prefix_cache import SharedLayers
 from headscope.pruning.closed_form import allocation, divergence
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
-from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.divergence import Divergence
+from headscope.pruning.closed_form.damage import DamageMeter, Divergence
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import cycle, islice, takewhile
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from headscope.assets import sample, varied_sample
 from headscope.data.corpus import Corpus, open_corpus
@@ -39,13 +39,6 @@ UNREADABLE = 0.1
 """Share of unknown subwords above which a model cannot read a sample."""
 
 
-class WeightedText(NamedTuple):
-    """A text, and the weight of its moments."""
-
-    corpus: Corpus
-    weight: float
-
-
 def anchor_sources(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
@@ -62,12 +55,6 @@ def anchor_sources(
         ),
         "shuffled": lambda: shuffled_text(checkpoint, corpus, seed=seed),
     }
-
-
-def anchor_texts(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
-    """The texts beside the calibration text, all with equal weights, that text's too; together they weigh one."""
-    texts = anchor_sources(checkpoint, corpus, anchor, seed=seed).values()
-    return [WeightedText(text(), 1 / (1 + len(texts))) for text in texts]
 
 
 def open_text(text: OtherText, *, like: Corpus, name: str) -> Corpus:

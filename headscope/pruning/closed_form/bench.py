@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,7 +21,6 @@ from headscope.model.stored_weights import round_weights
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import (
     anchor_sources,
-    anchor_texts,
     cap_corpus,
     open_text,
     second_text,
@@ -29,8 +28,7 @@ from headscope.pruning.closed_form.anchors import (
 )
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, best_candidate
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, compensate, heads_by_module
-from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.divergence import Divergence
+from headscope.pruning.closed_form.damage import DamageMeter, Divergence
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import AUTO, AUTO_DAMPING, DAMPING, OtherText, Refit, anchor_name
@@ -74,12 +72,14 @@ class RefitBench:
 
     def anchored_moments(self, anchor: OtherText) -> ModuleMoments:
         """Moments of the calibration text and of those beside it, all with the same weight; each is read once."""
-        corpus = self.text.calibration
-        texts = {"": lambda: corpus, **anchor_sources(self.checkpoint, corpus, anchor, seed=self.seed)}
+        texts = {"": lambda: self.text.calibration, **self._anchors(anchor)}
         for name, text in texts.items():
             if name not in self.moments:
                 self.moments[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
-        return Mixture([(self.moments[name], 1 / len(texts)) for name in texts])
+        return Mixture([self.moments[name] for name in texts])
+
+    def _anchors(self, anchor: OtherText) -> dict[str, Callable[[], Corpus]]:
+        return anchor_sources(self.checkpoint, self.text.calibration, anchor, seed=self.seed)
 
     @cached_property
     def held_out(self) -> DamageMeter:
@@ -182,7 +182,7 @@ class RefitBench:
                     at_once=at_once,
                     merged_copy=self.altered,
                     batching=self.batching,
-                    anchors=anchor_texts(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed),
+                    anchors=[text() for text in self._anchors(options.anchor).values()],
                 )
         elif self.altered is None:
             refits += compensate(self.checkpoint, self.anchored_moments(options.anchor), heads, options)

@@ -336,32 +336,28 @@ def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Moments of texts with weights that add up to one; the first text is the one that is calibrated on.
+    """Moments of texts with equal weights; the first text is the one that is calibrated on.
 
     Those of a module are added up when they are asked for, so that the sums of one module are in memory.
     """
 
-    parts: Sequence[tuple[Moments, float]]
+    parts: Sequence[Moments]
 
     def of(self, projection: OutputProjection) -> ContextMoments | None:
-        """E x = Σ w E_i x, E x xᵀ = Σ w E_i x xᵀ; norms, Fisher matrix and tokens are the first text's.
+        """E x and E x xᵀ are means over texts; norms, Fisher matrix and tokens are the first text's.
 
         None where the first text did not reach the module; others that did not are left out.
         """
-        moments = [(part.of(projection), weight) for part, weight in self.parts]
-        first = moments[0][0]
-        if first is None:
-            return None
-        weighted = [(part, weight) for part, weight in moments if part is not None and weight]
-        if len(weighted) == 1 and weighted[0][0] is first:
+        first, *others = (part.of(projection) for part in self.parts)
+        reached = [part for part in others if part is not None]
+        if first is None or not reached:
             return first
-        whole = sum(weight for _, weight in weighted)
-        total, products = torch.zeros_like(first.total), torch.zeros_like(first.products)
-        for part, weight in weighted:
-            share = weight / whole * first.tokens / part.tokens
-            total += share * part.total
-            products += share * part.products
-        return ContextMoments(first.tokens, total, products, first.norms, first.fisher)
+        total, products = first.total.clone(), first.products.clone()
+        for part in reached:
+            total += first.tokens / part.tokens * part.total
+            products += first.tokens / part.tokens * part.products
+        n = 1 + len(reached)
+        return ContextMoments(first.tokens, total / n, products / n, first.norms, first.fisher)
 
 
 ModuleMoments = Moments | Mixture

@@ -25,7 +25,6 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import find_attention
 from headscope.model.prefix_cache import SharedLayers
-from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached_error
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.closed_form.output_projections import (
@@ -96,14 +95,14 @@ def sequential_refits(
     merged_copy: Checkpoint | None = None,
     residual: bool = True,
     batching: BatchingOptions | None = None,
-    anchors: Sequence[WeightedText] = (),
+    anchors: Sequence[Corpus] = (),
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
     After refits `at_once` of attention modules, those of feed-forward blocks alone. With `merged_copy`, a model with
     merged key/value groups, all its modules are refitted to what the intact ones give. With `residual` a module also
-    makes up for what earlier refits left of the change of the residual stream. Texts of `anchors` have their weights,
-    and the corpus what is left of 1.
+    makes up for what earlier refits left of the change of the residual stream. Texts of `anchors` count as much as the
+    corpus, each.
     """
     options = options or Refit()
     if options.method != "least-squares":
@@ -118,7 +117,7 @@ def sequential_refits(
     copy = RefittedCopy(merged_copy or checkpoint, [*(projection for projection, _ in modules), *blocks])
     copy.load_weights(at_once)
     models = checkpoint, checkpoint.with_model(copy.model)
-    texts = [WeightedText(corpus, 1 - sum(text.weight for text in anchors)), *anchors]
+    texts = [corpus, *anchors]
     prefixes = [[SharedLayers.of(checkpoint_used.model) for checkpoint_used in models] for _ in texts]
     refits = []
     parts: list[tuple[LinearPart, frozenset[HeadId]]] = []
@@ -130,9 +129,9 @@ def sequential_refits(
             find_attention(checkpoint_used.model)  # its probe, where a bias was added, is no pass over the text
         pairs = [
             _pair_moments(models, text_batches(checkpoint, text, batching), part, of_module, residual, of_text)
-            for (text, _), of_text in zip(texts, prefixes, strict=True)
+            for text, of_text in zip(texts, prefixes, strict=True)
         ]
-        pair = _weighted(pairs, [weight for _, weight in texts])
+        pair = _mean(pairs)
         strength = BLOCK_STRENGTH if at_once else 1.0
         refits.append(_refit(part, pair, of_module, options, is_merged=merged_copy is not None, strength=strength))
         copy.put(part, refits[-1].refit)
@@ -141,15 +140,13 @@ def sequential_refits(
     return refits
 
 
-def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMoments:
-    """Moments of several texts with their weights, as sums over the tokens of the first."""
-    tokens = pairs[0].tokens
-    shares = [(pair, weight * tokens / pair.tokens) for pair, weight in zip(pairs, weights, strict=True) if pair.tokens]
-    shares = [(pair, share) for pair, share in shares if share]
-    if len(shares) < 2:
+def _mean(pairs: Sequence[PairMoments]) -> PairMoments:
+    """Moments of several texts with equal weights, as sums over the tokens of the first."""
+    tokens, reached = pairs[0].tokens, [pair for pair in pairs if pair.tokens]
+    if not tokens or len(reached) < 2:
         return pairs[0]
-    sums = {name: sum(share * getattr(pair, name) for pair, share in shares) for name in SUMS}
-    all_streams = all(pair.streams == pair.tokens for pair, _ in shares)
+    sums = {name: sum(tokens / pair.tokens / len(reached) * getattr(pair, name) for pair in reached) for name in SUMS}
+    all_streams = all(pair.streams == pair.tokens for pair in reached)
     return PairMoments(**sums, tokens=tokens, streams=tokens if all_streams else 0)
 
 
