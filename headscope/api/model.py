@@ -43,7 +43,7 @@ from headscope.model.taps import Heads, head_ids_of
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.options.shared import Refit
-from headscope.pruning.ranking.open_ranking import rank_open_model
+from headscope.pruning.ranking.rank_run import rank_open_model
 from headscope.pruning.removal.record import Shrunk, shrunk_record
 from headscope.pruning.removal.remove import removed_copy, save_shrunk
 from headscope.pruning.removal.verify import Timing, timings

@@ -2,7 +2,7 @@
 
 A gate is for the heads that can only go together: one head, as a rule; the query heads of a key/value group; the
 same heads of layers that are one module. So whatever the gates decide can be removed. Where every group of a layer is
-to keep as many heads (`headscope.pruning.ranking.allocation`) each head of a group has a gate of its own.
+to keep as many heads (`headscope.pruning.ranking.ranking`) each head of a group has a gate of its own.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ class GateLayout:
     def sizes(self) -> Tensor:
         """Heads of every unit [n], in float64."""
         return torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
+
+    @cached_property
+    def members(self) -> Mapping[tuple[Site, int], Tensor]:
+        """The numbers of the gates of every module [n]."""
+        return {
+            module: torch.tensor([number for number, place in enumerate(self.modules) if place == module])
+            for module in dict.fromkeys(self.modules)
+        }
 
     @property
     def whole_layers(self) -> bool:

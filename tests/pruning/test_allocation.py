@@ -19,7 +19,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.prefix_cache import SharedLayers
-from headscope.pruning.closed_form import allocation, divergence
+from headscope.pruning.closed_form import allocation, damage
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Divergence
@@ -82,7 +82,7 @@ def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_divergence_tells_the_likeliest_words_apart(kind: str, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """KL(intact ‖ altered), sentence by sentence, no padding: of all words, or the less likely ones as one."""
-    monkeypatch.setattr(divergence, "WORDS", words)
+    monkeypatch.setattr(damage, "WORDS", words)
     checkpoint, _, _, projections = measured(kind)
     corpus = speakers.corpus(kind, count=19).first(7)
     meter = DamageMeter.of(checkpoint, corpus, objective=Divergence())

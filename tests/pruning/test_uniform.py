@@ -25,8 +25,7 @@ from headscope.model.native.beams import SearchConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
-from headscope.pruning.ranking.allocation import check_keep, uniform_counts, uniform_keep
-from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.ranking.ranking import check_keep, rank_heads, uniform_counts, uniform_keep
 from headscope.pruning.removal.verify import Timing, speedup_bound, time_interleaved
 from tests.makers import decoders
 from tests.makers.translators import WORDS, trained_here

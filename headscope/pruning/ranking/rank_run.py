@@ -1,14 +1,14 @@
-"""From options to a ranking: what `headscope prune rank` does."""
+"""From options to a ranking: what `headscope prune rank` does, and `Model.rank` of an open model."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -17,12 +17,13 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.base import RunOptions
-from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import CheckpointError, ConfigError, flag
+from headscope.engine.faithfulness.orders import Scores, heads_of_rows
+from headscope.errors import CheckpointError, ConfigError, flag, restate
 from headscope.files.folders import Build
 from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import FORMATS, Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, Layout
+from headscope.model.discovery import eval_mode
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
@@ -32,17 +33,15 @@ from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_lo
 from headscope.pruning.learning.learn import recipe_of, tune
 from headscope.pruning.options.choice import RankConfig
 from headscope.pruning.options.shared import Freeze, as_text
-from headscope.pruning.ranking.allocation import check_keep, nearest_keep
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
-    Direction,
-    MeasuredColumn,
+    Criterion,
     ScoringContext,
     column_named,
     column_of_file,
     criterion_named,
 )
-from headscope.pruning.ranking.ranking import Ranked, rank_heads
+from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
 from headscope.pruning.ranking.scoring import for_all_heads, measured_allocation, moments_of, refitted_checkpoint
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
@@ -55,19 +54,13 @@ from headscope.pruning.selection import (
     write_selection,
 )
 from headscope.results.ranking import Ranking
+from headscope.results.study import Study
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What was scored, how, and what came of it."""
-
-    context: ScoringContext
-    keep: int
-    scoring: Scoring
-    ranking: Ranked
-
-
-def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
+def _rank(
+    config: RankConfig, setup: OpenedSelection, progress: Progress, processes: Processes
+) -> tuple[ScoringContext, int, Scoring, Ranked]:
+    """What was scored, how many heads stay, how they were scored, and what came of it."""
     gates, keep = setup.gating, config.keep
     if keep is None:
         keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
@@ -75,9 +68,7 @@ def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, proces
     if config.steps > max(gates.heads - keep, 1):
         raise ConfigError(f"{flag('steps', config.steps)}: {gates.heads - keep} heads go; take at most as many steps")
     context = context_of(config, setup, processes)
-    run = config.run
-    heads = None if run is None else partial(read_heads, run, setup.checkpoint.layout)
-    scoring = scoring_of(config, context, heads=heads)
+    scoring = scoring_of(config, context)
     with progress("ranking", config.steps) as step:
 
         def score(removed_heads: list[HeadId]) -> Scores:
@@ -96,7 +87,7 @@ def _rank(config: RankConfig, setup: OpenedSelection, progress: Progress, proces
         with progress(f"measuring, at most {search.max_passes(n_removed)} times", search.max_passes(n_removed)) as step:
             heads_found = search.take(n_removed, step=step)
         ranking = rank_heads(gates, keep, lambda removed_heads: for_all_heads(context, heads_found))
-    return Outcome(context, keep, scoring, ranking)
+    return context, keep, scoring, ranking
 
 
 def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Ranking | None:
@@ -128,15 +119,15 @@ def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tup
     """Which heads stay, and the checkpoint as it was refitted and tuned for that."""
     began = time.monotonic()
     setup = open_selection(config, trains=config.tune_updates > 0)
-    outcome = _rank(config, setup, progress, processes)
-    gates, context, scoring, ranking = setup.gating, outcome.context, outcome.scoring, outcome.ranking
+    context, keep, scoring, ranking = _rank(config, setup, progress, processes)
+    gates = setup.gating
     heads_gone = gates.closed_heads(ranking.stays_open)
     freeze = config.freeze or default_freeze(setup.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, setup)
     checkpoint, intact = refitted_checkpoint(context, heads_gone, config.refit), setup.checkpoint
     quality = {} if loss is None else _tune(config, setup, checkpoint, heads_gone, freeze, loss, progress)
     facts: dict[str, Any] = {
-        **scoring.entries(),
+        **scoring.facts,
         "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
         "native": config.allocate == "uniform" and _fits_plain_class(setup.checkpoint, heads_gone),
         "steps": config.steps,
@@ -152,7 +143,7 @@ def _choose(config: RankConfig, progress: Progress, processes: Processes) -> tup
         ranking.table(gates),
         folder=config.out,
         method="rank",
-        signature=selection_signature("rank", setup, config, **shape_of(config, scoring, keep=outcome.keep)),
+        signature=selection_signature("rank", setup, config, **_shape(config, scoring, keep)),
         facts={"ranking": facts},
         quality=quality,
         loss=loss,
@@ -174,7 +165,7 @@ def _fits_plain_class(checkpoint: Checkpoint, heads_gone: list[HeadId]) -> bool:
     return holds is None or holds(checkpoint)
 
 
-def shape_of(config: RankConfig, scoring: Scoring, *, keep: int | None = None) -> dict[str, str]:
+def _shape(config: RankConfig, scoring: Scoring, keep: int | None = None) -> dict[str, str]:
     """What of a ranking shapes the choice of what is to `keep`, for the signature."""
     keep_entry = {} if keep is None else {"keep": str(keep)}
     shape = {"by": scoring.name, **keep_entry, "steps": str(config.steps)}
@@ -186,72 +177,52 @@ def shape_of(config: RankConfig, scoring: Scoring, *, keep: int | None = None) -
     return shape if config.damping is None else {**shape, "damping": f"{config.damping:g}"}
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """How heads are scored, given those that are gone: the highest stay; `facts` is what the record says of it."""
+class Scoring(NamedTuple):
+    """How heads are scored, given those that are gone: the highest stay; its name in signatures, and its record."""
 
     score: Callable[[list[HeadId]], Scores]
-    direction: Direction
-    label: str
+    name: str
     facts: Mapping[str, Any]
 
-    @property
-    def name(self) -> str:
-        """For the signature."""
-        return f"{self.facts['by']}{self.direction.suffix}"
 
-    def entries(self) -> dict[str, Any]:
-        """The facts, with the direction."""
-        return {**self.facts, "keep": self.direction.keep, "direction": f"by {self.label}: {self.direction}"}
-
-
-def scoring_of(
-    config: RankConfig,
-    context: ScoringContext,
-    *,
-    heads: Callable[[], pd.DataFrame] | None = None,
-) -> Scoring:
-    """How heads are scored: by a file, a table of `heads` that was measured before, or a criterion that is measured.
+def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | None = None) -> Scoring:
+    """How heads are scored: by a file, a `study` or run that measured them, or a criterion that is measured.
 
     ConfigError for options that fit none of these.
     """
-    refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
+    layout, is_criterion = context.checkpoint.layout, config.by in CRITERIA.names()
+    refits = is_criterion and CRITERIA.get(config.by).refits
     refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
     if config.damping is not None and not refits:
         raise ConfigError(f"{flag.damping} is for what refits, and {flag.by} {config.by} does not; leave it out")
+    facts, label = {"by": config.by}, config.by
     if config.is_file:
-        name = Path(config.by).name
-        column, scores = read_scores(Path(config.by), context.checkpoint.layout, column=config.column)
-        facts = {"by": name, "column": column}
-        return _fixed(config, column_of_file(column), scores, label=f"{column} of {name}", facts=facts)
-    if heads is not None:
-        if config.by in CRITERIA.names():
+        column, scores = read_scores(Path(config.by), layout, column=config.column)
+        criterion: Criterion = column_of_file(column)
+        facts = {"by": Path(config.by).name, "column": column}
+        label = f"{column} of {facts['by']}"
+    elif study is not None or config.run is not None:
+        if is_criterion:
             raise ConfigError(f"{flag.by} {config.by} is no column of heads.csv; leave out {flag('from')}")
-        measured_column = column_named(config.by)
-        facts = {"by": config.by, "column": measured_column.column, "from": str(config.run)}
-        return _fixed(config, measured_column, scores_in(heads(), measured_column.column), label=config.by, facts=facts)
-    criterion = criterion_named(config.by)
-    if criterion.reads_text and context.corpus is None:
-        raise ConfigError(
-            f"{flag.by} {criterion.name} is measured on text: give {flag.source} FILE, or {flag('from')} RUN"
-        )
-    if config.steps > 1 and not criterion.changes:
-        raise ConfigError(f"{flag('steps', config.steps)}: scores by {criterion.name} never change; leave it out")
+        criterion = column_named(config.by)
+        facts |= {"column": criterion.column, "from": str(config.run)}
+        heads = _rows_of(study, layout) if study is not None else read_heads(Path(str(config.run)), layout)
+        scores = scores_in(heads, criterion.column)
+    else:
+        scores, criterion = None, criterion_named(config.by)
+        if criterion.reads_text and context.corpus is None:
+            raise ConfigError(
+                f"{flag.by} {criterion.name} is measured on text: give {flag.source} FILE, or {flag('from')} RUN"
+            )
+        if config.steps > 1 and not criterion.changes:
+            raise ConfigError(f"{flag('steps', config.steps)}: scores by {criterion.name} never change; leave it out")
     direction = criterion.direction(config.end)
 
     def score(removed_heads: list[HeadId]) -> Scores:
-        return direction.apply(criterion.scores(replace(context, removed=removed_heads)))
+        return direction.apply(criterion.scores(replace(context, removed=removed_heads)) if scores is None else scores)
 
-    return Scoring(score, direction, criterion.name, {"by": config.by})
-
-
-def _fixed(
-    config: RankConfig, column: MeasuredColumn, scores: Scores, *, label: str, facts: Mapping[str, Any]
-) -> Scoring:
-    """Scores that were measured before, whichever heads are gone."""
-    direction = column.direction(config.end)
-    oriented_scores = direction.apply(scores)
-    return Scoring(lambda removed_heads: oriented_scores, direction, label, facts)
+    facts |= {"keep": direction.keep, "direction": f"by {label}: {direction}"}
+    return Scoring(score, f"{facts['by']}{direction.suffix}", facts)
 
 
 def allocation_of(context: ScoringContext, gates: GateLayout, ranking: Ranked) -> MeasuredAllocation:
@@ -332,3 +303,68 @@ def _tune(
             setup.remarks.append(rounding_note(types))
         quality["tuned"] = measure(checkpoint)
     return quality
+
+
+def rank_open_model(
+    checkpoint: Checkpoint, config: RankConfig, *, study: Study | None, gates: Callable[[], str], progress: Progress
+) -> Ranking:
+    """A ranking of the heads of an open checkpoint, of which no head goes yet: what `prune rank` computes.
+
+    `gates` says which are active, for the signature.
+    """
+    if study is not None and not isinstance(study, Study):
+        raise ConfigError(f"study is of type {type(study).__name__}; give what analyze returns")
+    began, gates_at_start = time.monotonic(), gates()
+    setup = open_selection(config, trains=False, checkpoint=checkpoint)
+    context, gating = context_of(config, setup), setup.gating
+    scoring = scoring_of(config, context, study=study)
+
+    def score(heads_off: list[HeadId]) -> Scores:
+        if gates() != gates_at_start:
+            raise ConfigError("steps score anew, and the gates are others than when this ranking was made")
+        with eval_mode(checkpoint.model):
+            return scoring.score(heads_off)
+
+    with progress("ranking", 1) as step, eval_mode(checkpoint.model):
+        first = score([])
+        ranking = rank_heads(gating, gating.heads, lambda removed: first)
+        if config.allocate == "measured":
+            first = allocation_of(context, gating, ranking).take(gating.heads - len(gating.protected_heads))
+            ranking = rank_heads(gating, gating.heads, lambda removed: first)
+        step(1)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def lowest(count: int, allocation: str) -> list[HeadId]:
+        removable, keep = gating.heads - len(gating.protected_heads), gating.heads - count
+        if not 0 <= count <= removable:
+            raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
+        if gating.groups and allocation:
+            raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
+        with restate(ConfigError, f"{count} heads cannot go: {{why}}"):
+            check_keep(gating, keep, allocation or config.allocate)
+            going = partial(rank_heads, steps=config.steps, allocation=allocation or config.allocate)
+            choice = going(gating, keep, lambda removed: score(removed) if removed else first)
+        return gating.closed_heads(choice.stays_open)
+
+    about = {"study": study.signature} if study is not None else {}
+    about |= {"gates": gates_at_start} if gates_at_start else {}
+    return ranking_of(
+        setup,
+        [],
+        ranking.table(gating),
+        folder=Path(checkpoint.path),
+        method="rank",
+        signature=selection_signature("rank", setup, config, **_shape(config, scoring), **about),
+        facts={"ranking": scoring.facts},
+        began=began,
+        lowest=lowest,
+    )
+
+
+def _rows_of(study: Study, layout: Layout) -> pd.DataFrame:
+    """The rows of the heads of a study; ConfigError where the model lacks one of them."""
+    for head in heads_of_rows(study.heads):
+        if head.head >= layout.get((head.site, head.layer), 0):
+            raise ConfigError(f"the study is of another model: this one has no head {head}")
+    return study.heads

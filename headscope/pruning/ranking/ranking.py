@@ -1,9 +1,20 @@
-"""Which heads stay by their scores: one-shot or in steps, over the whole model or layer by layer."""
+"""Which heads stay by their scores: one-shot or in steps, and how many each layer keeps.
+
+An allocation is groups of gates that compete with each other, and how many of each stay.
+
+`uniform`: equal numbers in all layers of a stack, what plain classes and most engines can hold. `per-group`: as many
+query heads in every group of a layer, what kernels for grouped-query attention hold without padding. A layer loses one
+head of each of its groups at a time, of every group the one with the lowest score. Such sets of heads compete over the
+whole model by the mean of their scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import pandas as pd
 import torch
@@ -13,7 +24,187 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, flag
 from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, tied_at
-from headscope.pruning.ranking.allocation import QUOTAS, removal_sets
+
+Quota = tuple[Tensor, int]
+
+STACKS = {Site.ENCODER_SELF: "encoder", Site.DECODER_SELF: "decoder", Site.CROSS: "decoder"}
+"""Sites whose layers have one number of heads in configs of encoder-decoders."""
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """The gated layers of an encoder or decoder: how many, and how many heads each may keep."""
+
+    name: str
+    layers: int
+    heads: int
+    choices: tuple[int, ...]
+
+
+def uniform_counts(gating: GateLayout, keep: int) -> Mapping[str, int]:
+    """Heads that every layer of each stack keeps where `keep` heads stay in all; shares as equal as they can be."""
+    stacks = _stacks(gating)
+    totals: dict[int, tuple[float, tuple[int, ...]]] = {}
+    for counts in product(*(stack.choices for stack in stacks)):
+        total = sum(count * stack.layers for count, stack in zip(counts, stacks, strict=True))
+        shares = [count / stack.heads for count, stack in zip(counts, stacks, strict=True)]
+        totals[total] = min(totals.get(total, (math.inf, counts)), (max(shares) - min(shares), counts))
+    if keep not in totals:
+        near = [max((n for n in totals if n < keep), default=None), min((n for n in totals if n > keep), default=None)]
+        possible = " or ".join(str(total) for total in near if total is not None)
+        raise ConfigError(f"{flag.keep} {keep} is not as many heads in every layer; keep {possible}")
+    return {stack.name: count for stack, count in zip(stacks, totals[keep][1], strict=True)}
+
+
+def uniform_keep(gating: GateLayout, fraction: float) -> int:
+    """Heads that stay in all where every layer keeps the `fraction` of its heads, rounded to whole groups."""
+    nearest = ((stack, min(stack.choices, key=lambda n: abs(n - fraction * stack.heads))) for stack in _stacks(gating))
+    return sum(count * stack.layers for stack, count in nearest)
+
+
+def uniform_quotas(gating: GateLayout, keep: int) -> list[Quota]:
+    """The units of every module [n], and how many of them stay."""
+    counts = uniform_counts(gating, keep)
+    quotas = []
+    for module, (size, n_protected) in _modules(gating).items():
+        if module in gating.members:  # else all its heads are protected
+            quotas.append((gating.members[module], (counts[STACKS[module[0]]] - n_protected) // size))
+    return quotas
+
+
+def _stacks(gating: GateLayout) -> list[LayerStack]:
+    modules, stacks = _modules(gating), []
+    for name in dict.fromkeys(STACKS[site] for site, _ in gating.counts):
+        counts = [count for (site, _), count in gating.counts.items() if STACKS[site] == name]
+        mine = [sizes for (site, _), sizes in modules.items() if STACKS[site] == name]
+        choices = tuple(  # whole groups in all modules, and at least the protected heads
+            count
+            for count in range(1, min(counts) + 1)
+            if all(count >= n_protected and (count - n_protected) % size == 0 for size, n_protected in mine)
+        )
+        if not choices:
+            raise ConfigError(
+                f"layers of the {name} cannot keep equal numbers of heads: one of them has none, or their groups or "
+                f"the heads that {flag.protect} names leave no number in common"
+            )
+        stacks.append(LayerStack(name, len(counts), max(counts), choices))
+    return stacks
+
+
+def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
+    """Heads of a unit, and protected heads, of a layer of every module that has gates or protected heads."""
+    protected_counts = Counter((head.site, head.layer) for head in gating.protected_heads)
+    sizes = {
+        module: sum((head.site, head.layer) == module for head in unit)
+        for module, unit in zip(gating.modules, gating.units, strict=True)
+    }
+    return {place: (sizes.get(place, 1), protected_counts[place]) for place in [*sizes, *protected_counts]}
+
+
+def removal_sets(gating: GateLayout, scores: Tensor, remaining: Tensor) -> Tensor:
+    """The units that go together [n u] of the `remaining` [m], by their scores [units]: here one of every group.
+
+    In each module the lowest of all groups are a set, then the second lowest, as long as all groups have one that may
+    go. Where groups go whole a set is a unit [n 1].
+    """
+    if not gating.groups:
+        return remaining[:, None]
+    sets = list[tuple[int, ...]]()
+    lowest_first = sorted(remaining.tolist(), key=lambda unit: float(scores[unit]))
+    for module, groups in gating.groups.items():
+        by_group: list[list[int]] = [[] for _ in range(groups)]
+        for number in lowest_first:
+            if gating.modules[number] == module:
+                by_group[gating.units[number][0].head * groups // gating.counts[module]].append(number)
+        sets += zip(*by_group, strict=False)
+    return torch.tensor(sets, dtype=torch.long).view(len(sets), next(iter(gating.groups.values())))
+
+
+def per_group_quotas(gating: GateLayout, keep: int) -> list[Quota]:
+    """All units [n], and how many of them stay; ConfigError with the nearest numbers of heads for others."""
+    size, max_units = _size(gating), _max_removed(gating)
+    units_gone, short = divmod(gating.heads - keep, size)
+    if short or not 0 <= units_gone <= max_units:
+        near = {gating.heads - size * min(max(count, 0), max_units) for count in (units_gone, units_gone + 1)}
+        raise ConfigError(
+            f"{flag.keep} {keep} is not as many heads of each group: one of every group goes at a time, {size} "
+            f"heads; keep {' or '.join(str(number) for number in sorted(near) if number)}"
+        )
+    heads_of_unit = len(gating.units[0])
+    return [(torch.arange(len(gating.units)), len(gating.units) - units_gone * size // heads_of_unit)]
+
+
+def _size(gating: GateLayout) -> int:
+    """Heads that go at a time; ConfigError where layers differ in it."""
+    sizes = {groups * len(unit) for groups in gating.groups.values() for unit in gating.units}
+    if len(sizes) != 1:
+        raise ConfigError(
+            f"{flag.allocate} per-group takes one head of every group, and layers of these sites have different "
+            f"numbers of groups ({', '.join(map(str, sorted(sizes)))}); choose {flag.sites} that have one"
+        )
+    return sizes.pop()
+
+
+def _max_removed(gating: GateLayout) -> int:
+    return len(removal_sets(gating, torch.zeros(len(gating.units)), torch.arange(len(gating.units))))
+
+
+def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
+    """ConfigError for a number of heads to keep that an allocation cannot give."""
+    QUOTAS[allocation](gating, keep)
+
+
+def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
+    """The number of heads nearest to a fraction of them all that an allocation can give.
+
+    By default it is rounded to whole groups, and not less than the protected heads. ConfigError where that is none.
+    """
+    if allocation == "uniform":
+        nearest = uniform_keep(gating, fraction)
+    elif allocation == "per-group":
+        size = _size(gating)
+        nearest = gating.heads - size * min(round((1 - fraction) * gating.heads / size), _max_removed(gating))
+    else:
+        size, least = int(gating.sizes[0]), len(gating.protected_heads)
+        nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
+    if not nearest:
+        raise ConfigError(f"{fraction:g} of {gating.heads} heads are none; take a larger share, or {flag.keep} N")
+    return nearest
+
+
+def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
+    return [(torch.arange(len(gating.units)), gating.kept_units(keep))]
+
+
+def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
+    stay = gating.kept_units(keep)
+    if gating.whole_layers and 0 < stay < len(gating.units):
+        raise ConfigError(
+            f"{flag.allocate} per-layer: heads of a layer go together here, so that none can keep a share; take "
+            "global, or per-group, which takes single heads"
+        )
+    members = list(gating.members.values())
+    exact = [stay * len(units) / len(gating.units) for units in members]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: (counts[number] - exact[number], number))
+    for number in by_remainder[: stay - sum(counts)]:
+        counts[number] += 1
+    return list(zip(members, counts, strict=True))
+
+
+QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
+    "global": _over_all,
+    "per-layer": _per_layer,
+    "uniform": uniform_quotas,
+    "per-group": per_group_quotas,
+    "measured": _over_all,
+}
+"""By allocation: groups of units that compete with each other, and how many of each stay.
+
+All units do; those of a module, which all keep the same share (largest remainders); those of a layer, of which all of a
+stack keep the same number; all, of which one of every group of a layer go together; all, whose scores are then
+measured.
+"""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 
 from headscope.config import CheckpointOptions
@@ -23,7 +22,7 @@ from headscope.config.option import restore_config
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import open_text
 from headscope.data.labels import with_labels
-from headscope.engine.faithfulness.orders import Scores
+from headscope.engine.faithfulness.orders import heads_of_rows
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, restate
 from headscope.evaluation.model_inputs import texts
@@ -31,19 +30,18 @@ from headscope.export.base import choose_export
 from headscope.files.folders import Build, discard
 from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_object, read_record
-from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically
 from headscope.formats.base import MASKED, Checkpoint, write_checkpoint
 from headscope.formats.native import DIRECTORY
-from headscope.heads import HeadId, Layout, all_heads
+from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.choice import End, learners
 from headscope.pruning.options.removal import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.ranking.allocation import check_keep, nearest_keep, removal_sets
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
+from headscope.pruning.ranking.ranking import check_keep, nearest_keep, removal_sets
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, remove_planned, write_shrunk
 from headscope.pruning.scores_file import read_heads
@@ -162,20 +160,15 @@ def clear_cells(folder: Path, missing: Iterable[Cell]) -> None:
             discard(run, OF_CELL)
 
 
-def write_scores(path: Path, scores: Scores, layout: Layout) -> None:
-    """Keep scores of all heads."""
-    rows = [(head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(layout)]
-    write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
-
-
-def read_functions(run: Path, checkpoint: Checkpoint) -> pd.DataFrame:
-    """The labels of heads in a run of `analyze`; ConfigError where it has none."""
+def read_functions(run: Path, checkpoint: Checkpoint) -> dict[str, str]:
+    """The labels of heads in a run of `analyze`: `positional:-1;rare`; ConfigError where it has none."""
     table = read_heads(run, checkpoint.layout)
     if "functions" not in table:
         raise ConfigError(
             f"{flag.functions} {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
         )
-    return table.assign(functions=table["functions"].astype(object).fillna(""))  # numbers where no head has any
+    labels = table["functions"].astype(object).fillna("")  # numbers where no head has any
+    return {str(head): str(label) for head, label in zip(heads_of_rows(table), labels, strict=True)}
 
 
 class Labeller(NamedTuple):
@@ -215,7 +208,6 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     return Labeller(str(record.get("signature")), labels)
 
 
-SHOWN = 6  # names of cells in a remark
 COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one
 
 
@@ -254,18 +246,3 @@ def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
     for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
         with restate(ConfigError, flag.keep_models + ": {why}", ConfigError, CheckpointError):
             without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])
-
-
-def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    """Of which cells of a sweep in `folder` no model is kept, and why."""
-    remarks, before = list[str](), list[str]()
-    for record in records:
-        name, is_there = Cell(**record["cell"]).name, record.get("model") and (folder / record["model"]).exists()
-        if "not_kept" in record:
-            remarks.append(f"no model of {name} is kept: {record['not_kept']}")
-        elif name != UNPRUNED and not is_there:
-            before.append(name)
-    if before:
-        names = ", ".join(before[:SHOWN]) + (", …" if len(before) > SHOWN else "")
-        remarks.append(f"no model is kept of {names}: finished before without one; {flag.force} does the sweep anew")
-    return remarks

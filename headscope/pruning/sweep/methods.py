@@ -31,6 +31,7 @@ from headscope.evaluation.metrics.base import (
 )
 from headscope.evaluation.translation import RAW, text_mode, text_remarks
 from headscope.files.reading import read_object
+from headscope.files.tables import write_csv
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
@@ -58,7 +59,6 @@ from headscope.pruning.sweep.cells import (
     keep_model,
     labeller,
     read_functions,
-    write_scores,
 )
 from headscope.results.ranking import Ranking
 from headscope.training.config import TrainConfig
@@ -124,11 +124,6 @@ class SweepContext:
             raise ConfigError(f"{flag.margin} {self.config.margin}: {why}")
         return why
 
-    @property
-    def directions(self) -> dict[str, str]:
-        """Which end each method that ranks removes first, and why."""
-        return {method: str(self.criteria[method][1]) for method, _ in self.rankings(self.cells)}
-
     def is_drawn(self, method: str) -> bool:
         """Whether a ranking follows from the seed, on this checkpoint by this objective.
 
@@ -160,7 +155,8 @@ class SweepContext:
         if path.is_file():
             return read_scores(path, layout, column="score")[1]
         scores = self._score_heads(method, seed, step)
-        write_scores(path, scores, layout)
+        rows = [(head.site.value, head.layer, head.head, score) for head, score in scores.items()]
+        write_csv(path, pd.DataFrame(rows, columns=["site", "layer", "head", "score"]))
         return scores
 
     def scores_path(self, method: str, seed: int) -> Path:
@@ -214,7 +210,7 @@ class SweepContext:
         )
 
     @cached_property
-    def functions(self) -> pd.DataFrame | None:
+    def functions(self) -> dict[str, str] | None:
         """The labels of heads in the run of `analyze` that is named; ConfigError where it has none."""
         return None if self.config.functions is None else read_functions(self.config.functions, self.checkpoint)
 

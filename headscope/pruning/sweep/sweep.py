@@ -41,7 +41,6 @@ from headscope.pruning.sweep.cells import (
     cell_path,
     check_keeping,
     clear_cells,
-    kept_remarks,
     read_cells,
     write_cell,
 )
@@ -241,18 +240,20 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
     records = [records_by_name[name] for name in names if name in records_by_name]
     survivor_table, sites = survivors(records, context.functions), context.gating.per_site()
     notes = [*context.remarks, *other_weights(config.functions, context.checkpoint)]
-    notes += kept_remarks(records, config.out) if config.keep_models else []
+    for record_of_cell in records:
+        if "not_kept" in record_of_cell:
+            notes.append(f"no model of {Cell(**record_of_cell['cell']).name} is kept: {record_of_cell['not_kept']}")
     baseline_sums = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if baseline_sums is None else context.why_no_baseline(baseline_sums)
     cell_metrics = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
     table = make_table(cell_metrics, sites, context.functions)
-    verdict_table = verdicts(cell_metrics, sites)
+    verdict_table = verdicts(cell_metrics, table)
     for name, frame in ((TABLE, table), (SURVIVORS, survivor_table)):
         write_csv(config.out / name, frame)
     conclusion_fields = {
         "verdicts": json.loads(verdict_table.to_json(orient="records")),  # NaN becomes null
         "conclusions": list(verdict_lines(verdict_table, context.metric_title)),
-        "directions": context.directions,
+        "directions": {method: str(context.criteria[method][1]) for method, _ in context.rankings(context.cells)},
         "remarks": [*context.opened.remarks, *([f"no verdict: {baseline}"] if baseline else []), *notes],
         "missing": [cell.name for cell in context.cells if cell.name not in records_by_name],
     }

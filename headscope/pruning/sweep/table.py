@@ -32,7 +32,7 @@ from headscope.heads import HeadId
 from headscope.pruning.sweep.cells import UNPRUNED, Cell
 from headscope.results.sweep import KEY
 
-Record = Mapping[str, Any]
+Record, Labels = Mapping[str, Any], Mapping[str, str]
 VERDICT = tuple(field.name for field in fields(NonInferiority))
 
 
@@ -86,17 +86,24 @@ def verdict_columns(verdict: NonInferiority | None) -> dict[str, Any]:
     return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if verdict is None else asdict(verdict)
 
 
-def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
+def make_table(cell_metrics: MeasuredCells, sites: Mapping[str, int], labels: Labels | None) -> pd.DataFrame:
     """A row a cell, its `value` with a 95 % interval.
 
     `difference` is that to the unpruned model (positive: higher), with interval and p-value of a paired bootstrap.
     `worse` to `level` are those of `NonInferiority`, of this cell by itself. `loss` is in nats a token (of a
     classifier: a sentence). `functions_NAME` counts survivors with that function. `model` is what was kept of a cell.
     """
-    labels = None if functions is None else labels_by_head(functions)
     rows = [_row(cell_metrics, number, sites) for number in range(len(cell_metrics.records))]
-    counts = [function_counts(record, labels) for record in cell_metrics.records]
-    return with_seeds([row | counts_of_row for row, counts_of_row in zip(rows, counts, strict=True)])
+    if labels is not None:
+        kinds = {name: {label.partition(":")[0].strip() for label in labels[name].split(";")} for name in labels}
+        names = sorted(set[str]().union(*kinds.values()) - {""})
+        for row, record in zip(rows, cell_metrics.records, strict=True):
+            kept = [kinds.get(head, {""}) for head in record["kept"]]
+            counts = {name: sum(name in of_head for of_head in kept) for name in names}
+            counts["none"] = sum(of_head == {""} for of_head in kept)
+            no_heads = record["cell"]["control"]  # that the checkpoint has
+            row |= {f"functions_{name}": float("nan") if no_heads else count for name, count in counts.items()}
+    return with_seeds(rows)
 
 
 def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -105,11 +112,8 @@ def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _row(cell_metrics: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
-    record, values, baseline_number = (
-        cell_metrics.records[number],
-        cell_metrics.values[number],
-        cell_metrics.unpruned_number,
-    )
+    record, values = cell_metrics.records[number], cell_metrics.values[number]
+    baseline_number = cell_metrics.unpruned_number
     cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
     verdict = verdict_columns(cell_metrics.verdict([number]))
@@ -136,34 +140,11 @@ def _row(cell_metrics: MeasuredCells, number: int, sites: Mapping[str, int]) -> 
     }
 
 
-def labels_by_head(functions: pd.DataFrame) -> dict[str, str]:
-    """The column `functions` of a run of `analyze`, by head: `positional:-1;rare`."""
-    columns = (functions[name] for name in ("site", "layer", "head", "functions"))
-    return {f"{site}.{layer}.{head}": str(labels) for site, layer, head, labels in zip(*columns, strict=True)}
-
-
-def function_counts(record: Record, labels: Mapping[str, str] | None) -> dict[str, float]:
-    """How many survivors have each kind of function: `positional:-1;rare` is positional and rare."""
-    if labels is None:
-        return {}
-    by_head = {
-        head: {label.partition(":")[0].strip() for label in of_head.split(";")} - {""}
-        for head, of_head in labels.items()
-    }
-    kinds = sorted(set[str]().union(*by_head.values()))
-    if record["cell"]["control"]:
-        return dict.fromkeys([f"functions_{kind}" for kind in [*kinds, "none"]], float("nan"))
-    heads_kept = [by_head.get(name, set()) for name in record["kept"]]
-    counts = {f"functions_{kind}": sum(kind in head for head in heads_kept) for kind in kinds}
-    return {**counts, "functions_none": sum(not head for head in heads_kept)}
-
-
-def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.DataFrame:
+def survivors(records: Sequence[Record], labels: Labels | None) -> pd.DataFrame:
     """A row for every head that a cell keeps, with its functions where they are known; controls have none.
 
     `functions` are those before any heads went, `relabelled` those in the pruned model, where these were looked at.
     """
-    labels = None if functions is None else labels_by_head(functions)
     has_new_labels = any("labels" in record for record in records)
     rows: list[dict[str, Any]] = []
     for record in records:
@@ -177,27 +158,20 @@ def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.D
     return with_seeds(rows)
 
 
-def verdicts(cell_metrics: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFrame:
+def verdicts(cell_metrics: MeasuredCells, table: pd.DataFrame) -> pd.DataFrame:
     """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
-    sequences: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for number, record in enumerate(cell_metrics.records):
-        cell = Cell(**record["cell"])
-        if cell.method != UNPRUNED:
-            sizes = sequences.setdefault((cell.method, "from scratch" if cell.control else ""), {})
-            sizes.setdefault(cell.size, []).append(number)
-    level, rows = 1 - (1 - LEVEL) / max(len(sequences), 1), list[dict[str, Any]]()
-    for key, sizes in sequences.items():
-        n_kept = {
-            size: sum(len(cell_metrics.records[number]["kept"]) for number in cells) / len(cells)
-            for size, cells in sizes.items()
-        }
-        largest_first = sorted(sizes, key=lambda size: -n_kept[size])
-        own = [cell_metrics.verdict(sizes[size], level) for size in largest_first]
+    cells = table[table["method"] != UNPRUNED].groupby(["method", "control"], sort=False)
+    level, rows = 1 - (1 - LEVEL) / max(len(cells), 1), list[dict[str, Any]]()
+    for _, cells_of_method in cells:
+        sizes = cells_of_method.groupby("size", sort=False)
+        n_kept = sizes["kept"].mean().to_dict()
+        largest_first = sorted(n_kept, key=lambda size: -n_kept[size])
+        own = [cell_metrics.verdict(sizes.groups[size], level) for size in largest_first]
         in_sequence = in_fixed_sequence([verdict for verdict in own if verdict is not None])
         columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own), strict=True))
-        for size in sizes:
-            about = {"kept": n_kept[size], "of": sum(sites.values())}
-            rows.append(dict(zip(KEY, (*key, size), strict=True)) | about | columns[size])
+        for size, row in sizes.first().iterrows():
+            key = {"method": row["method"], "control": row["control"], "size": size}
+            rows.append(key | {"kept": n_kept[size], "of": row["of"]} | columns[size])
     return pd.DataFrame(rows, columns=[*KEY, "kept", "of", *VERDICT])
 
 

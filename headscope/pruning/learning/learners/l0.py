@@ -89,10 +89,9 @@ class L0(GateLearner):
         """Glorot's, module by module, or open."""
         if self.begins == "open":
             return torch.full((len(self.gating.units),), OPEN, dtype=torch.float64)
-        modules = list(dict.fromkeys(self.gating.modules))
-        counts = [self.gating.modules.count(module) for module in modules]
         # U(−√(3/h), √(3/h)) for the h heads of a module; the program's generator has a seed made of a variable's name
-        uniform = [torch.rand(count, generator=self.generator, dtype=torch.float64) for count in counts]
+        sizes = map(len, self.gating.members.values())
+        uniform = [torch.rand(size, generator=self.generator, dtype=torch.float64) for size in sizes]
         return torch.cat([(2 * u - 1) * math.sqrt(3 / len(u)) for u in uniform])
 
     def training_gates(self) -> Tensor:

@@ -69,9 +69,8 @@ class Subset(GateLearner):
         super().__init__(gating, options, updates=updates, generator=generator)
 
     def start(self) -> Tensor:
-        modules = len(set(self.gating.modules))
-        widest = max(self.gating.modules.count(module) for module in set(self.gating.modules))
-        bound = math.sqrt(6 / (modules + widest))
+        sizes = [len(members) for members in self.gating.members.values()]
+        bound = math.sqrt(6 / (len(sizes) + max(sizes)))
         return (2 * torch.rand(len(self.gating.units), generator=self.generator, dtype=torch.float64) - 1) * bound
 
     @property
