@@ -90,7 +90,7 @@ def main() -> None:
     tuners = {
         name: Tuner(checkpoint, data, RECIPE, parameters, learner, loss=loss) for name, learner in learners.items()
     }
-    bare, groups = plain(checkpoint, data, parameters), data.epoch(1, tokens=RECIPE.tokens, seed=1)
+    bare, groups = plain(checkpoint, data, parameters), data.plan(tokens=RECIPE.tokens, order=(1, 1))
     ratios: dict[str, list[float]] = {name: [] for name in tuners}
     for number in range(asked.rounds):
         numbers = groups[number % len(groups)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -55,12 +56,17 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
     return compare(*(resample(metric.of, rows, bootstrap) for rows in (sums, reference)))
 
 
-def losses_left_out(metric: Metric, sums: Array, reference: Array) -> Array:
-    """How much worse the metric of sums [g c] is than of a reference [g c]: of all, and without each group [1 + g]."""
-    return metric.worse(left_out(metric, sums), left_out(metric, reference))
+def judge_loss(
+    metric: Metric, changed: Sequence[Array], intact: Array, margin: Margin, level: float = LEVEL
+) -> NonInferiority:
+    """The verdict on changed models, a seed each, against the intact one, by sums of groups of sentences [g c]."""
+    value, whole = float(metric.of(intact.sum(axis=0)[None])[0]), _left_out(metric, intact)
+    worse = np.stack([metric.worse(_left_out(metric, sums), whole) for sums in changed])  # [seed 1+g]
+    largest, max_loss = metric.largest_loss(intact), metric.most_lost(value)
+    return judge(worse, margin=margin.of(value), largest=largest, max_loss=max_loss, level=level)
 
 
-def left_out(metric: Metric, sums: Array) -> Array:
+def _left_out(metric: Metric, sums: Array) -> Array:
     """The metric of sums of groups [g c], and without each group: [1 + g]."""
     total = sums.sum(axis=0)
     return metric.of(np.vstack([total, total - sums]))
@@ -160,12 +166,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, task: Question) -> Qua
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
     first, second = (score.sums for score in scores)
     why = no_baseline(metric, first, bootstrap, margin=task.margin, floor=metric.floor(before, data))
-    verdict = None
-    if not why:
-        baseline = float(metric.of(first.sum(axis=0)[None])[0])
-        worse = losses_left_out(metric, second, first)
-        margin, most_lost = task.margin.of(baseline), metric.most_lost(baseline)
-        verdict = judge(worse, margin=margin, largest=metric.largest_loss(first), max_loss=most_lost)
+    verdict = None if why else judge_loss(metric, [second], first, task.margin)
     unread = None if before.reads_sound else count_unknown(before, data.corpus, limit=limit, sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (score.loss.sum(axis=0) for score in scores))
     return QualityChange(

@@ -21,7 +21,7 @@ from headscope.formats.base import FORMATS, Checkpoint, Export
 from headscope.model.attention import is_half
 from headscope.model.forward import max_abs_difference, outputs, with_cache
 from headscope.model.removal_plan import RemovalPlan
-from headscope.registry import Registry, unknown
+from headscope.registry import Registry
 
 QUANTITY, OUTPUTS = "log-probabilities differ by", "outputs differ, as a share of the largest, by"
 HALF, FULL = 5e-2, 1e-4
@@ -114,10 +114,8 @@ def engines_named(names: Iterable[str], quantize: str = "none") -> tuple[EngineE
     for engine in engines:
         engine.require(quantize)
     if quantize != "none" and not engines:
-        offers = [(kind, name) for name, engine in ENGINES for kind in engine.quantizations]
-        if not (with_it := ", ".join(name for kind, name in offers if kind == quantize)):
-            raise ConfigError(unknown("quantization", quantize, ["none", *(kind for kind, _ in offers)]))
-        raise ConfigError(f"{flag.quantize} {quantize} is for exports that have it: {with_it}")
+        offers = [f"{kind} ({name})" for name, engine in ENGINES for kind in engine.quantizations]
+        raise ConfigError(f"{flag.quantize} {quantize} is for exports that have it: {', '.join(offers)}")
     return engines
 
 

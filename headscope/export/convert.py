@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, flag, reason_of
 from headscope.evaluation.model_inputs import InputTexts, texts
-from headscope.export.base import ENGINES, engines_named
+from headscope.export.base import ENGINES, check_difference, engines_named
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input, OutputKind
@@ -135,11 +135,8 @@ def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tu
     expected_logits = probe_logits(copy.deepcopy(checkpoint.model).cpu().to(files.logits.dtype).eval(), probe)
     same_shape = files.logits.shape == expected_logits.shape
     difference = float((expected_logits - files.logits).abs().max()) if same_shape else float("inf")
-    if not difference <= TOLERANCE * max(1.0, float(expected_logits.abs().max())):
-        raise CheckpointError(
-            f"{checkpoint.path} was converted, but its logits differ by {difference:.1e}; nothing was left behind. "
-            "Please report this with the output of `headscope show`"
-        )
+    limit = TOLERANCE * max(1.0, float(expected_logits.abs().max()))
+    check_difference(difference, limit, f"{goal} made of {checkpoint.path}", "logits differ by")
     return files, difference
 
 

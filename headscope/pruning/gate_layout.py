@@ -131,11 +131,10 @@ class GateLayout:
 
     def check(self, keep: int) -> None:
         """ConfigError for a number of heads to keep that these sites cannot have."""
-        if not 0 <= keep <= self.heads:
+        if not len(self.protected_heads) <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
-            raise ConfigError(f"{flag.keep} {keep}: there are {self.heads} heads ({sites}); keep at most as many")
-        if keep < len(self.protected_heads):
-            raise ConfigError(f"{flag.keep} {keep} is less than the {len(self.protected_heads)} of {flag.protect}")
+            fixed = f", and {flag.protect} names {len(self.protected_heads)}" * bool(self.protected_heads)
+            raise ConfigError(f"{flag.keep} {keep}: there are {self.heads} heads ({sites}){fixed}; keep at most as many")
 
 
 def gate_layout(

@@ -228,7 +228,7 @@ def _from_the_largest(context: SweepContext) -> list[Cell]:
 
 def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
     """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
-    return MeasuredCells.of([baseline, record], context.bootstrap, margin=context.config.tolerance).verdict([1])
+    return MeasuredCells([baseline, record], context.bootstrap, context.config.tolerance).verdict([1])
 
 
 def _measure_cell(context: SweepContext, cell: Cell, earlier_cells: Mapping[str, Record]) -> Record:

@@ -91,7 +91,7 @@ def test_gradients_of_gates_are_those_of_the_loss(kind: str) -> None:
     its = speakers.checkpoint(kind)
     data = training_examples(its, speakers.corpus(kind), limit=60)
     gates = gate_layout(its.attention_sites)
-    batch = data.batch(data.plan(tokens=200, chance=None)[0], seed=3)
+    batch = data.batch(data.plan(tokens=200)[0], seed=3)
     values = torch.full((len(gates.units),), 0.7, dtype=torch.float64, requires_grad=True)
 
     def loss(at: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ def test_the_loss_is_asked_of_every_sentence(kind: str) -> None:
     data = training_examples(its, corpus, limit=60)
     total, count = 0.0, 0
     with torch.no_grad():
-        for numbers in data.plan(tokens=40, chance=None):
+        for numbers in data.plan(tokens=40):
             _, nll, asked = LabelLoss().of(its, data.batch(numbers, seed=1))
             total, count = total + nll.item(), count + asked
     alone = [speakers.asked(kind, sentence) for sentence in corpus]
@@ -340,7 +340,7 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
 def test_seeds_decide_about_order_hidden_tokens_and_noise_each_by_itself(tmp_path: Path) -> None:
     its = speakers.checkpoint("bert")
     data = training_examples(its, speakers.corpus("bert", count=60), limit=60)
-    orders = [[group.tolist() for group in data.epoch(1, tokens=60, seed=seed)] for seed in (1, 1, 2)]
+    orders = [[group.tolist() for group in data.plan(tokens=60, order=(seed, 1))] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     hidden = [(data.batch(np.arange(60), seed=seed).labels == -100).tolist() for seed in (1, 1, 2)]  # type: ignore[union-attr]
     assert hidden[0] == hidden[1] != hidden[2]

@@ -8,6 +8,7 @@ special ones too; padding does not. Sums are in float64 whatever the model's typ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -145,7 +146,7 @@ def collect_moments(
     return reduce(Moments.merge, processes.all(collector.finish()))
 
 
-class ContextTap:
+class ContextTap(ABC):
     """Reads the contexts of a model batch after batch: `count` gets those [n m] of every (site, layer) in float64.
 
     Of `places` only, where these are given. On the model's device (the CPU where that has no float64).
@@ -167,9 +168,9 @@ class ContextTap:
         self.counting = False
         self.place: Place | None = None
 
+    @abstractmethod
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Called with the contexts of a place at the batch's real tokens, head after head [n h·k]."""
-        raise NotImplementedError
 
     @contextmanager
     def observing(self) -> Iterator[None]:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headscope.data.encoded import Batch
-from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
@@ -182,14 +181,8 @@ class OutputProjection:
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of those of `heads` that are of this module."""
-        of_layers = {
-            tuple(sorted(head.head for head in heads if (head.site, head.layer) == place)) for place in self.places
-        }
-        if len(of_layers) > 1:
-            names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
-            raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
-        (numbers,) = of_layers
-        return torch.arange(self.inputs).view(-1, self.width)[list(numbers)].flatten()
+        numbers = sorted(head.head for head in heads if (head.site, head.layer) == self.places[0])
+        return torch.arange(self.inputs).view(-1, self.width)[numbers].flatten()
 
 
 def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> list[OutputProjection]:

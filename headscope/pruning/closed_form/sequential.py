@@ -20,7 +20,6 @@ from torch import Tensor
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import find_attention
@@ -105,8 +104,6 @@ def sequential_refits(
     corpus, each.
     """
     options = options or Refit()
-    if options.method != "least-squares":
-        raise ConfigError(f"{flag.sequential} is for {flag.compensate} least-squares, not {options.method}")
     call_order = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: call_order.index(module[0].places[0]))
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or merged_copy is not None)

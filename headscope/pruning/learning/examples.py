@@ -54,15 +54,12 @@ class TrainingExamples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def plan(self, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
-        """Which sentences go together: of like length; in what order `chance` says (None: as they stand)."""
+    def plan(self, *, tokens: int, order: tuple[int, int] | None = None) -> list[Numbers]:
+        """Which sentences go together, of like length; in the order of a seed and an epoch, or as they stand."""
         source = np.array([len(row.source.ids) for row in self.rows])
         target = np.array([len((row.target or row.source).ids) for row in self.rows])
+        chance = None if order is None else np.random.default_rng(order)
         return plan_lengths(source, target, tokens=tokens, chance=chance)
-
-    def epoch(self, number: int, *, tokens: int, seed: int) -> list[Numbers]:
-        """The plan of an epoch: the same for the same seed and number, whatever came before."""
-        return self.plan(tokens=tokens, chance=np.random.default_rng([seed, number]))
 
     def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
         """A batch with labels; what is hidden follows from seed, epoch and number of the sentence."""
@@ -78,8 +75,6 @@ def training_examples(
 ) -> TrainingExamples:
     """Encode a corpus, sentences cut at `limit` pieces a side; without `with_labels` there are no labels."""
     check_sides(checkpoint, corpus, target="the translations")
-    if with_labels and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
     hides = with_labels and checkpoint.predicts == "words" and not checkpoint.decodes
     hiding = None
     with restate(ConfigError, "{why}; text alone teaches it nothing", CheckpointError):

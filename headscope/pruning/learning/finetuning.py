@@ -24,7 +24,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
-from headscope.model.taps import close_gates, gated
+from headscope.model.taps import close_gates, frozen_parameters, gated
 from headscope.pruning.learning.examples import LabelLoss, PruningLoss, TrainingExamples
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.shared import Freeze
@@ -96,7 +96,7 @@ class Tuner:
         """All updates that are left. TrainingError where the loss is no number."""
         with self._ready():
             while self.update < self.recipe.updates:
-                groups = self.data.epoch(self.epoch, tokens=self.recipe.tokens, seed=self.recipe.seed)
+                groups = self.data.plan(tokens=self.recipe.tokens, order=(self.recipe.seed, self.epoch))
                 for numbers in groups[self.position :]:
                     nll = self._step(numbers)
                     self.update, self.position = self.update + 1, self.position + 1
@@ -116,21 +116,17 @@ class Tuner:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """In training mode, gates in place, and only the trained parameters part of gradients; then as before."""
-        model, learning = self.checkpoint.model, {id(parameter) for parameter in self.parameters}
-        flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        model = self.checkpoint.model
         fixed = close_gates(self.closed_heads, self.checkpoint.layout)
         self.gates = {} if self.learner is None else self.learner.gating.spread(self.learner.gates())
-        with eval_mode(model):
+        with eval_mode(model), frozen_parameters(model), gated(model, fixed or self.gates):
             model.train()
-            with gated(model, fixed or self.gates):
-                for parameter, _ in flags:
-                    parameter.requires_grad_(id(parameter) in learning)
-                try:
-                    yield
-                finally:
-                    for parameter, flag in flags:
-                        parameter.requires_grad_(flag)
-                        parameter.grad = None
+            for parameter in self.parameters:
+                parameter.requires_grad_()
+            try:
+                yield
+            finally:
+                model.zero_grad()
 
     def _step(self, numbers: Numbers) -> float:
         for optimizer, rate in self.optimizers:
@@ -239,7 +235,7 @@ def mean_loss(
     total, count = 0.0, 0
     model = checkpoint.model
     with eval_mode(model), gated(model, gates or {}):
-        for numbers in data.plan(tokens=tokens, chance=None)[processes.rank :: processes.world]:
+        for numbers in data.plan(tokens=tokens)[processes.rank :: processes.world]:
             batch = data.batch(numbers, seed=seed, epoch=HELD_OUT).to(checkpoint.device)
             _, measure, predictions = loss.of(checkpoint, batch)
             total, count = total + float(measure), count + predictions

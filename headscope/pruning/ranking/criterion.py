@@ -80,6 +80,12 @@ class ScoringContext:
     processes: Processes = ALONE
     cache: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def text(self) -> Corpus:
+        """The corpus, of criteria that read one: for others it is never asked."""
+        assert self.corpus is not None, "a criterion that reads text is refused without any"
+        return self.corpus
+
 
 class Criterion(ABC):
     """Scores every head of a model.

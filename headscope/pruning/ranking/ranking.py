@@ -270,20 +270,9 @@ def _of_units(gating: GateLayout, scores: Scores, remaining: Tensor) -> Tensor:
     for number in remaining.nonzero()[:, 0].tolist():
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
         means[number] = sum(values) / len(values)
-    if bool(means.isnan().any()):
-        unscored_heads = [gating.units[number][0] for number in means.isnan().nonzero()[:, 0].tolist()]
-        units = dict(zip((unit[0] for unit in gating.units), means.isnan().tolist(), strict=True))
-        sites = dict.fromkeys(head.site for head in unscored_heads)
-        sites_with_scores = [site for site in dict.fromkeys(head.site for head in units) if site not in sites]
-        if Site.ENCODER_SELF in sites_with_scores and all(
-            missing for head, missing in units.items() if head.site in sites
-        ):
-            raise ConfigError(
-                f"{len(unscored_heads)} of {len(means)} heads, those of {' and '.join(sites)}, are measured on "
-                f"translations only; give {flag.target}, or {flag.sites} {','.join(sites_with_scores)}"
-            )
+    if unscored := [unit[0] for unit, mean in zip(gating.units, means.tolist(), strict=True) if math.isnan(mean)]:
         raise ConfigError(
-            f"{len(unscored_heads)} of {len(means)} heads have no score, as {unscored_heads[0]}; choose {flag.sites} "
-            "that were measured, or another criterion"
+            f"{len(unscored)} of {len(means)} heads have no score, as {unscored[0]}; choose {flag.sites} that were "
+            f"measured, or another criterion, or give {flag.target} where a decoder is measured on translations"
         )
     return means

@@ -10,7 +10,7 @@ from statistics import fmean
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
@@ -28,18 +28,16 @@ from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 def moments_of(context: ScoringContext, *, gradients: bool = False, heads_off: Sequence[HeadId] = ()) -> Moments:
     """The moments of a context's text, with `heads_off` masked; those of the intact model are collected once.
 
-    With `gradients` also Fisher matrices of the context's objective. ConfigError where there is no text.
+    With `gradients` also Fisher matrices of the context's objective.
     """
-    if context.corpus is None:
-        raise ConfigError(f"moments of contexts are measured on text: give {flag.source} FILE")
     objective, seed = (context.options.objective, context.options.seed) if gradients else (None, 0)
-    text_key = "moments", id(context.checkpoint), id(context.corpus), context.batching
+    text_key = "moments", id(context.checkpoint), id(context.text), context.batching
     key = *text_key, objective, seed
     if heads_off or key not in context.cache:
         with masked(context.checkpoint.model, heads_off):
             moments = collect_moments(
                 context.checkpoint,
-                context.corpus,
+                context.text,
                 batching=context.batching,
                 objective=objective,
                 seed=seed,
@@ -141,8 +139,6 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
 
 def _bench_of(context: ScoringContext) -> RefitBench:
     """A bench that fits refits to a context's text without its last fifth, and measures on that."""
-    if context.corpus is None:
-        raise ConfigError(f"an allocation is measured on text: give {flag.source} FILE")
-    text = split_text(context.corpus, None, sentences=context.corpus.count)
+    text = split_text(context.text, None, sentences=context.text.count)
     refit = Refit(objective=context.options.objective)
     return RefitBench(context.checkpoint, text, refit, batching=context.batching, seed=context.options.seed)

@@ -110,11 +110,18 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         def begin() -> tuple[Path, list[Cell]]:
             inputs = inputs_of(config)
             check_inputs(config.out, inputs)
-            context = open_sweep(config)
+            context = SweepContext(config)
+            check_hiding(config, context.checkpoint, [context.metric])
+            _ = context.functions, context.labeller  # checked before anything is learnt
+            if config.keep_models:
+                check_keeping(context.checkpoint, context.gating)
             record = sweep_record(context)
             resume, earlier_record = find_earlier(record, config)
             record["options"] = {**earlier_record.get("options", {}), **record["options"]}  # those of all cells
-            missing = missing_cells(context, {} if resume is None else read_cells(resume))
+            names = set[str]() if resume is None else set(read_cells(resume))
+            repeats = {cell.folder for cell in context.cells if cell.name not in names and not cell.control}
+            # with a cell its control, as other heads may stay
+            missing = [cell for cell in context.cells if cell.name not in names or cell.folder in repeats]
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
             write_json(workspace.path / RECORD, SWEEP.describe(record))
@@ -147,16 +154,6 @@ def run_shared_sweep(config: SweepConfig, *, progress: Progress = no_progress) -
         return Sweep.open(config.out)
 
 
-def open_sweep(config: SweepConfig) -> SweepContext:
-    """What the config names, opened, and checked before anything is learnt as far as that can be."""
-    context = SweepContext(config)
-    check_hiding(config, context.checkpoint, [context.metric])
-    _ = context.functions, context.labeller
-    if config.keep_models:
-        check_keeping(context.checkpoint, context.gating)
-    return context
-
-
 def find_earlier(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path | None, Mapping[str, Any]]:
     """The directory of the same sweep, OUT or OUT.new, and its record (None: there is none)."""
     new, why = replacing_folder(config.out), None
@@ -170,12 +167,6 @@ def find_earlier(record: Mapping[str, Any], config: SweepConfig) -> tuple[Path |
     if why:
         raise ConfigError(why)
     return None, {}
-
-
-def missing_cells(context: SweepContext, records_by_name: Mapping[str, Any]) -> list[Cell]:
-    """The cells that are to be done; the control of one that is, too, as other heads may stay."""
-    repeats = {cell.folder for cell in context.cells if cell.name not in records_by_name and not cell.control}
-    return [cell for cell in context.cells if cell.name not in records_by_name or cell.folder in repeats]
 
 
 def cells_kept(config: SweepConfig) -> tuple[Path, int]:
@@ -234,9 +225,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
     """The tables of all cells that a directory holds, written there, also into its `record`."""
     config = context.config
     records_by_name = read_cells(config.out)
-    names = dict.fromkeys(
-        [*(cell.name for cell in context.cells), *records_by_name]
-    )  # those of earlier calls come last
+    names = dict.fromkeys([*(cell.name for cell in context.cells), *records_by_name])  # of earlier calls come last
     records = [records_by_name[name] for name in names if name in records_by_name]
     survivor_table, sites = survivors(records, context.functions), context.gating.per_site()
     notes = [*context.remarks, *other_weights(config.functions, context.checkpoint)]
@@ -245,7 +234,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> None:
             notes.append(f"no model of {Cell(**record_of_cell['cell']).name} is kept: {record_of_cell['not_kept']}")
     baseline_sums = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if baseline_sums is None else context.why_no_baseline(baseline_sums)
-    cell_metrics = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
+    cell_metrics = MeasuredCells(records, context.bootstrap, None if baseline else config.tolerance)
     table = make_table(cell_metrics, sites, context.functions)
     verdict_table = verdicts(cell_metrics, table)
     for name, frame in ((TABLE, table), (SURVIVORS, survivor_table)):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
-from headscope.evaluation.before_after import compare, left_out
+from headscope.evaluation.before_after import compare, judge_loss
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS, resample
 from headscope.evaluation.non_inferiority import (
@@ -25,7 +26,6 @@ from headscope.evaluation.non_inferiority import (
     NonInferiority,
     format_bound,
     in_fixed_sequence,
-    judge,
     why_open,
 )
 from headscope.heads import HeadId
@@ -40,30 +40,19 @@ VERDICT = tuple(field.name for field in fields(NonInferiority))
 class MeasuredCells:
     """The records of cells, with the metric of each on the whole text and on resamples of it [1 + replicates].
 
-    `left_out` is the metric of each on the whole text and without each group of its lines [1 + g]. `margin` is in the
-    metric's unit; None where the unpruned model is not measured yet, or is no baseline. `largest` is the most that a
-    group of its lines can lose.
+    Resamples are the same for every cell. `margin` is None where the unpruned model is no baseline.
     """
 
     records: Sequence[Record]
-    values: Sequence[Array]
-    left_out: Sequence[Array]
-    margin: float | None = None
-    largest: float = 0.0
+    bootstrap: Bootstrap
+    margin: Margin | None
 
-    @classmethod
-    def of(cls, records: Sequence[Record], bootstrap: Bootstrap, *, margin: Margin | None) -> MeasuredCells:
-        """Resamples are the same for every cell."""
-        sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
-        values = [resample(metric.of, rows, bootstrap) for metric, rows in sums]
-        cells = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
-        baseline = cells.unpruned_number
-        if margin is None or baseline is None:
-            return cells
-        metric, rows = sums[baseline]
-        return replace(cells, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
+    @cached_property
+    def values(self) -> list[Array]:
+        """The metric of every cell."""
+        return [resample(METRICS.get(record["metric"]).of, _sums(record), self.bootstrap) for record in self.records]
 
-    @property
+    @cached_property
     def unpruned_number(self) -> int | None:
         """The number of the unpruned model, None where it is not measured yet."""
         names = [record["cell"]["method"] for record in self.records]
@@ -74,11 +63,13 @@ class MeasuredCells:
         baseline_number = self.unpruned_number
         if baseline_number is None or self.margin is None or baseline_number in numbers:
             return None
-        metric = METRICS.get(self.records[baseline_number]["metric"])
-        whole = self.left_out[baseline_number]
-        worse = np.stack([metric.worse(self.left_out[number], whole) for number in numbers])  # [seed 1+g]
-        max_loss = metric.most_lost(float(whole[0]))
-        return judge(worse, margin=self.margin, largest=self.largest, max_loss=max_loss, level=level)
+        baseline = self.records[baseline_number]
+        changed = [_sums(self.records[number]) for number in numbers]
+        return judge_loss(METRICS.get(baseline["metric"]), changed, _sums(baseline), self.margin, level)
+
+
+def _sums(record: Record) -> Array:
+    return np.array(record["sums"])
 
 
 def verdict_columns(verdict: NonInferiority | None) -> dict[str, Any]:

@@ -25,8 +25,7 @@ class TokenFisher(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, scores = moments_of(context, gradients=True, heads_off=context.removed), dict[HeadId, float]()
-        assert context.corpus is not None, "moments_of refuses this"
-        check_predictions(moments.predictions, context.corpus.name)
+        check_predictions(moments.predictions, context.text.name)
         for projection, sums in reached_modules(context, moments):
             if sums.gates is not None:
                 for unit in projection.units:

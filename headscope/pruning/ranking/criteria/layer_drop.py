@@ -31,11 +31,10 @@ class LayerDrop(Criterion):
     changes = False
 
     def scores(self, context: ScoringContext) -> Scores:
-        modules, corpus = list(reached_modules(context, moments_of(context))), context.corpus
-        assert corpus is not None, "moments_of refuses this"
+        modules = list(reached_modules(context, moments_of(context)))
         turnings = {place: _Turning(projection, sums) for projection, sums in modules for place in projection.places}
         for place, contexts, output, stream in module_calls(
-            context.checkpoint, text_batches(context.checkpoint, corpus, context.batching)
+            context.checkpoint, text_batches(context.checkpoint, context.text, context.batching)
         ):
             if stream is None:
                 raise ConfigError(

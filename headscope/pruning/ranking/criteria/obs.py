@@ -44,9 +44,8 @@ class OptimalBrainSurgeon(Criterion):
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        modules, corpus = list(reached_modules(context, moments_of(context))), context.corpus
-        assert corpus is not None, "moments_of refuses this"
-        texts = text_batches(context.checkpoint, corpus.first(MEASURED), context.batching)
+        modules = list(reached_modules(context, moments_of(context)))
+        texts = text_batches(context.checkpoint, context.text.first(MEASURED), context.batching)
         inverse = inverse_sizes(context.checkpoint, texts)
         scales = [sum(inverse.get(place, 0.0) for place in projection.places) for projection, _ in modules]
         if not all(scales):

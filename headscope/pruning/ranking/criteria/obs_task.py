@@ -32,8 +32,7 @@ class TaskOptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
-        assert context.corpus is not None, "moments_of refuses this"
-        check_predictions(moments.predictions, context.corpus.name)
+        check_predictions(moments.predictions, context.text.name)
         for projection, sums in reached_modules(context, moments):
             if sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
