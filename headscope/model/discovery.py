@@ -55,6 +55,11 @@ class AttentionSite:
         """Site and layer."""
         return self.site, self.layer
 
+    def group_heads(self, group: int) -> range:
+        """The numbers of the query heads of a key/value group; of all heads where there are no groups."""
+        shared = self.heads // max(self.groups, 1)
+        return range(group * shared, (group + 1) * shared)
+
 
 @dataclass(frozen=True)
 class AttentionSites:

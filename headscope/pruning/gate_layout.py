@@ -181,16 +181,9 @@ def gate_layout(
 def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]:
     """The units of a module that is at work in these layers: its key/value groups, or its heads."""
     first = layers[0]
-    units = max(first.groups, 1) if whole_groups else first.heads
-    shared = first.heads // units
-    return [
-        tuple(
-            HeadId(layer.site, layer.layer, head)
-            for layer in layers
-            for head in range(group * shared, (group + 1) * shared)
-        )
-        for group in range(units)
-    ]
+    groups = [first.group_heads(group) for group in range(max(first.groups, 1))]
+    units = groups if whole_groups else [range(head, head + 1) for head in range(first.heads)]
+    return [tuple(HeadId(*layer.place, head) for layer in layers for head in unit) for unit in units]
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:

@@ -43,13 +43,12 @@ def plan_merge(
     for sites, count in zip(modules, (*counts,) * (len(modules) // len(counts)), strict=True):
         sets = _sets(sites, count, attention_sites, scores)
         for site in sites:
-            place, shared = (site.site, site.layer), site.heads // max(site.groups, 1)
-            head_order[place] = tuple(
-                head for members in sets for group in members for head in range(group * shared, (group + 1) * shared)
+            head_order[site.place] = tuple(
+                head for members in sets for group in members for head in site.group_heads(group)
             )
-            groups[place] = tuple(members[0] for members in sets)
+            groups[site.place] = tuple(members[0] for members in sets)
             if len(sets) < site.groups:
-                merged_sets[place] = sets
+                merged_sets[site.place] = sets
     if not merged_sets:
         raise ConfigError(f"{flag.merge_kv} {counts_text}: every layer has {counts_text} key/value heads as it is")
     return RemovalPlan((), head_order, groups, merged_sets)
@@ -71,21 +70,13 @@ def _sets(
         )
     order = list(range(first.groups))
     if scores is not None:
-        means = [_mean_score(sites, group, scores) for group in order]
+        members = [[HeadId(*site.place, head) for site in sites for head in site.group_heads(group)] for group in order]
+        means = [fmean(scores.get(head, math.nan) for head in heads) for heads in members]
+        if any(map(math.isnan, means)):
+            raise ConfigError(f"heads of {first.site}.{first.layer} have no score, by which keys and values are merged")
         order.sort(key=lambda group: -means[group])
     size = first.groups // count
     return tuple(sorted(tuple(sorted(order[start : start + size])) for start in range(0, first.groups, size)))
-
-
-def _mean_score(sites: Sequence[AttentionSite], group: int, scores: Mapping[HeadId, float]) -> float:
-    shared = sites[0].heads // sites[0].groups
-    heads = [
-        HeadId(site.site, site.layer, head) for site in sites for head in range(group * shared, (group + 1) * shared)
-    ]
-    for head in heads:
-        if math.isnan(scores.get(head, math.nan)):
-            raise ConfigError(f"{head} has no score, so its keys and values cannot be merged by it")
-    return fmean(scores[head] for head in heads)
 
 
 def measured_counts(

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 
 from headscope.config.commands import TranslateOptions
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError, flag
@@ -319,43 +320,35 @@ def time_interleaved(
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    _wait_for_device()
+    wait_for_device: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait_for_device()
     start = time.perf_counter()
     work()
-    _wait_for_device()
+    wait_for_device()
     return time.perf_counter() - start
-
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing:
     """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts, in turns, from copies of a filled cache."""
     n_tokens = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
-    old, new = (partial(_steps, checkpoint, _fill_cache(checkpoint, n_tokens)) for checkpoint in (before, after))
-    what = f"decoding after {n_tokens} tokens"
-    return time_interleaved(what, TEXTS, old, new, rounds, tokens=TEXTS * STEPS, context=n_tokens)
-
-
-def _fill_cache(checkpoint: Checkpoint, length: int) -> Any:
     noise = torch.Generator().manual_seed(0)
-    ids = torch.randint(checkpoint.vocabularies[0], (1, length), generator=noise).to(checkpoint.device)
-    with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
-        _, cache = with_cache(checkpoint.model, input_ids=ids)
-        cache.batch_repeat_interleave(TEXTS)
-    return cache
+    ids = torch.randint(before.vocabularies[0], (1, n_tokens), generator=noise).to(before.device)
 
-
-def _steps(checkpoint: Checkpoint, start: Any) -> float:
-    model, cache = checkpoint.model, copy.deepcopy(start)
-
-    def decode() -> None:
-        tokens, after = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device), cache
+    def decode(model: nn.Module, cache: Any) -> None:
+        tokens = torch.zeros(TEXTS, 1, dtype=torch.long, device=ids.device)
         for _ in range(STEPS):
-            result, after = with_cache(model, after, input_ids=tokens)
+            result, cache = with_cache(model, cache, input_ids=tokens)
             tokens = result.logits[:, -1:].argmax(dim=-1)
 
-    with eval_mode(model), torch.inference_mode(), suppress_warnings():
-        return _seconds(decode)
+    def steps(model: nn.Module, start: Any) -> float:
+        with eval_mode(model), torch.inference_mode(), suppress_warnings():
+            return _seconds(partial(decode, model, copy.deepcopy(start)))
+
+    runs = []
+    for checkpoint in (before, after):
+        with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
+            _, start = with_cache(checkpoint.model, input_ids=ids)
+            start.batch_repeat_interleave(TEXTS)
+        runs.append(partial(steps, checkpoint.model, start))
+    what = f"decoding after {n_tokens} tokens"
+    return time_interleaved(what, TEXTS, *runs, rounds, tokens=TEXTS * STEPS, context=n_tokens)
