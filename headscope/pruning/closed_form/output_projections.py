@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headscope.data.encoded import Batch
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
@@ -181,7 +182,12 @@ class OutputProjection:
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of those of `heads` that are of this module."""
-        numbers = sorted(head.head for head in heads if (head.site, head.layer) == self.places[0])
+        numbers, *others = (
+            sorted(head.head for head in heads if (head.site, head.layer) == place) for place in self.places
+        )
+        if any(other != numbers for other in others):
+            names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
+            raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
         return torch.arange(self.inputs).view(-1, self.width)[numbers].flatten()
 
 
