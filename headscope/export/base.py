@@ -114,7 +114,7 @@ def engines_named(names: Iterable[str], quantize: str = "none") -> tuple[EngineE
     for engine in engines:
         engine.require(quantize)
     if quantize != "none" and not engines:
-        offers = [f"{kind} ({name})" for name, engine in ENGINES for kind in engine.quantizations]
+        offers = [f"{name} ({', '.join(engine.quantizations)})" for name, engine in ENGINES if engine.quantizations]
         raise ConfigError(f"{flag.quantize} {quantize} is for exports that have it: {', '.join(offers)}")
     return engines
 

@@ -9,7 +9,6 @@ import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,8 +26,7 @@ from headscope.formats.exports import MODEL_FILES, Card, Probe, SavedFiles, hub_
 from headscope.formats.huggingface.from_native import special_ids
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.discovery import eval_mode
-from headscope.model.forward import ModelInputs, outputs, refuse_overflow
-from headscope.model.nonfinite import is_finite
+from headscope.model.forward import reference
 from headscope.registry import unknown
 from headscope.results.overview import Conversion
 from headscope.version import VERSION
@@ -142,22 +140,17 @@ def _in_format(checkpoint: TransformerCheckpoint, folder: Path, goal: str) -> tu
 
 def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
     """What an engine is held against the model on; CheckpointError where that overflows, or needs other inputs."""
-
-    def run(batch: ModelInputs) -> Tensor:
-        try:
-            return outputs(checkpoint.model, batch)
-        except HeadscopeError:
-            raise
-        except Exception as error:  # anything that a model's own code may raise
-            _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
-            raise CheckpointError(
-                f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
-            ) from error
-
     data = texts(checkpoint, None, None, sentences=SENTENCES)
-    for batch in data.feeds:
-        if not is_finite(run(batch), masked=True):
-            refuse_overflow(checkpoint, partial(run, batch))
+    try:
+        for batch in data.feeds:
+            reference(checkpoint, (), batch)
+    except HeadscopeError:
+        raise
+    except Exception as error:  # anything that a model's own code may raise
+        _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
+        raise CheckpointError(
+            f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
+        ) from error
     return data
 
 

@@ -133,8 +133,8 @@ class GateLayout:
         """ConfigError for a number of heads to keep that these sites cannot have."""
         if not len(self.protected_heads) <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
-            fixed = f", and {flag.protect} names {len(self.protected_heads)}" * bool(self.protected_heads)
-            raise ConfigError(f"{flag.keep} {keep}: there are {self.heads} heads ({sites}){fixed}; keep at most as many")
+            least = f", at least the {len(self.protected_heads)} of {flag.protect}" * bool(self.protected_heads)
+            raise ConfigError(f"{flag.keep} {keep}: keep at most the {self.heads} heads there are ({sites}){least}")
 
 
 def gate_layout(

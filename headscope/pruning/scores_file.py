@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +28,9 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
         raise DataError(f"{file} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")
     heads_read: set[HeadId] = set()
     for line, (site, layer, head) in enumerate(table[list(LOCATION)].itertuples(index=False), start=2):
-        head_id = _head(site, layer, head)
+        head_id = None
+        with suppress(ValueError):
+            head_id = HeadId(Site(str(site)), int(str(layer)), int(str(head)))
         if head_id is None or not 0 <= head_id.head < layout.get((head_id.site, head_id.layer), 0):
             name = f"{site}.{layer}.{head}"[:60]
             raise DataError(f"{file}:{line}: this model has no head {name}; it has {describe_heads(layout)}")
@@ -69,10 +72,3 @@ def scores_in(heads: pd.DataFrame, column: str) -> Scores:
     if column not in heads or not pd.api.types.is_numeric_dtype(heads[column]):
         raise ConfigError(f"heads.csv: {unknown_column(column, columns(heads))}")
     return dict(zip(heads_of_rows(heads), heads[column].to_numpy(dtype=float).tolist(), strict=True))
-
-
-def _head(site: object, layer: object, head: object) -> HeadId | None:
-    try:
-        return HeadId(Site(str(site)), int(str(layer)), int(str(head)))
-    except ValueError:
-        return None

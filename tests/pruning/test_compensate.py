@@ -42,7 +42,7 @@ def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -
             assert 0 <= each.error < each.error_without
         assert not each.refit.weight[:, gone].any() and each.refit.damping > 0
         assert each.projection.has_bias or not each.refit.shift.any()
-    if not any(each.projection.mixing_folded for each in refits):  # folding is another model
+    if not any(each.projection.mixing for each in refits):  # folding is another model
         altered = RefittedCopy.of(checkpoint, refits).model
         changed = _changed(checkpoint.model, altered)
         owners = [each.projection.owner for each in refits]

@@ -85,7 +85,7 @@ def test_mixed_heads_are_seen_before_a_mixing_that_is_folded() -> None:
     after, found = oracle.contexts("native-pre", checkpoint, speakers.corpus("native-pre")), moments("native-pre")
     for projection in output_projections(checkpoint):
         (place,) = projection.places
-        assert projection.mixing_folded
+        assert projection.mixing
         plain = checkpoint.model.get_submodule(projection.owner).get_parameter("weight").detach().numpy()
         rows = after[place] @ plain.T
         its = found.of(projection)
@@ -210,7 +210,7 @@ def test_mixed_heads_are_seen_after_a_mixing_that_depends_on_the_input() -> None
     corpus = Corpus("", 3, "", lambda: iter(_letters(3)), has_target=True)
     found = collect_moments(made, corpus)
     seen = _by_hooks(made, corpus)
-    assert any(not projection.mixing_folded for projection in output_projections(made))
+    assert any(not projection.mixing for projection in output_projections(made))
     for place, its in found.sites.items():
         near(its.products, seen[place].T @ seen[place])
 

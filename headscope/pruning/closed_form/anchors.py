@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import cycle, islice, takewhile
+from itertools import compress, cycle, islice, takewhile
 from typing import Literal, TypeVar
 
 from headscope.assets import sample, varied_sample
@@ -23,7 +23,6 @@ from headscope.data.encoded import MANY, SideName
 from headscope.data.lines import read_lines, text_units
 from headscope.errors import ConfigError, flag
 from headscope.formats.base import Checkpoint
-from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.shared import OtherText, anchor_files, anchor_name, sides
 
 T = TypeVar("T")
@@ -69,18 +68,37 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
     """As many lines as a corpus has (or `count`), each of 6 to 30 subwords drawn from the vocabulary, on every side."""
     draws, count = random.Random(seed), corpus.count if count is None else count
 
-    def lines(like: list[str], side: SideName) -> list[str]:
-        ids, texts, start = checkpoint.plain_ids(side=side), list[str](), opening(like)
+    def draw_lines(_: list[str], side: SideName) -> list[str]:
+        ids, texts = checkpoint.plain_ids(side=side), list[str]()
         while len(texts) < count:
             text = _write_ids(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
             texts += [text] if text else []
-        return [start + line for line in _legible(checkpoint, texts, side)]
+        return _legible(checkpoint, texts, side)
 
-    target = lines(_lines(corpus, "target"), "target") if corpus.has_target else None
-    sources = _lines(corpus, "source")
-    source = list(islice(cycle(sources), count)) if checkpoint.reads_sound else lines(sources, "source")
-    second = lines(_lines(corpus, "second"), "source") if corpus.has_second else None
-    return replace(open_corpus(source, target=target, second=second), name="random subwords")
+    return _rewrite(checkpoint, corpus, draw_lines, count=count, name="random subwords")
+
+
+def _rewrite(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    rewrite: Callable[[list[str], SideName], list[str]],
+    *,
+    count: int,
+    name: str,
+) -> Corpus:
+    """A corpus with `count` other lines on every side, which begin as all lines did; recordings stay."""
+
+    def anew(part: Literal["source", "target", "second"], side: SideName) -> list[str]:
+        lines = _lines(corpus, part)
+        if part == "source" and checkpoint.reads_sound:
+            return list(islice(cycle(lines), count))
+        start = opening(lines)
+        return [start + line for line in rewrite(_after(start, lines), side)]
+
+    target = anew("target", "target") if corpus.has_target else None
+    source = anew("source", "source")
+    second = anew("second", "source") if corpus.has_second else None
+    return replace(open_corpus(source, target=target, second=second), name=name)
 
 
 def opening(lines: Sequence[str]) -> str:
@@ -147,16 +165,8 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
         rewritten = [_write_ids(checkpoint, new, side) or old for new, old in zip(reorder(ids), lines, strict=True)]
         return _legible(checkpoint, rewritten, side)
 
-    def anew(lines: list[str], side: SideName) -> list[str]:
-        start = opening(lines)
-        return [start + line for line in shuffle(_after(start, lines), side)]
-
-    target = anew(_lines(corpus, "target"), "target") if corpus.has_target else None
-    second = anew(_lines(corpus, "second"), "source") if corpus.has_second else None
-    source = _lines(corpus, "source")
-    source = source if checkpoint.reads_sound else anew(source, "source")
     name = f"{corpus.name}, its words in random order"
-    return replace(open_corpus(source, target=target, second=second), name=name)
+    return _rewrite(checkpoint, corpus, shuffle, count=corpus.count, name=name)
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
@@ -181,16 +191,12 @@ def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
         return None
     texts = [_lines(corpus, "source")]
     texts += [_lines(corpus, "target")] if corpus.has_target else []
-    starts = [opening(lines) for lines in texts]
-    languages = [language_of(_after(start, lines)) for start, lines in zip(starts, texts, strict=True)]
-    start_languages = [
-        (start, language) for start, language in zip(starts, languages, strict=True) if language is not None
-    ]
-    if len(start_languages) < len(texts):
-        return None
-    source, *target = (
-        [start + line for line in read_lines(varied_sample(language))] for start, language in start_languages
-    )
+    samples = list[list[str]]()
+    for start, lines in ((opening(lines), lines) for lines in texts):
+        if (language := language_of(_after(start, lines))) is None:
+            return None
+        samples.append([start + line for line in read_lines(varied_sample(language))])
+    source, *target = samples
     sample_text = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
     readable = all(_unknown_share(checkpoint, lines, side) <= UNREADABLE for side, lines in _by_side(sample_text))
     return sample_text if readable else None
@@ -223,7 +229,10 @@ def cap_corpus(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest
     """Lines spread over a text, so many that they have about as many subwords on all sides; at least `fewest`."""
     n_subwords = subwords(checkpoint, corpus)
     count = max(fewest, corpus.count * positions // max(n_subwords, 1))
-    return corpus if count >= corpus.count else lines(corpus, spread(corpus.count, count))
+    if count >= corpus.count:
+        return corpus
+    is_chosen = [(line + 1) * count // corpus.count > line * count // corpus.count for line in range(corpus.count)]
+    return replace(corpus, count=count, read=lambda: compress(corpus, is_chosen))
 
 
 def subwords(checkpoint: Checkpoint, corpus: Corpus) -> int:

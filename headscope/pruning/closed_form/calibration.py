@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headscope.data.corpus import Corpus, line_digests
-from headscope.errors import ConfigError, DataError, flag
+from headscope.errors import DataError, flag
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.shared import Refit, anchor_name, missing_text, stage_parts, strength_part
+from headscope.pruning.options.shared import Refit, anchor_name, stage_parts, strength_part
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -28,15 +28,6 @@ class CalibrationText:
 
     calibration: Corpus
     held_out: Corpus
-
-
-def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None) -> CalibrationText | None:
-    """The texts of a calibration; None where nothing is to be refitted nor measured."""
-    if corpus is None and options.method != "none":
-        raise ConfigError(missing_text(f"{flag.compensate} {options.method} measures contexts on text"))
-    if corpus is None or (options.method == "none" and valid is None):
-        return None
-    return split_text(corpus, valid, sentences=options.sentences)
 
 
 def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> CalibrationText:
@@ -83,7 +74,16 @@ class Compensated:
             "lines": line_digests(self.text.calibration, *([self.text.held_out] if chose else [])),
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
             "choice": None if self.choice is None else self.choice.record(),
-            "modules": [_module_record(refit) for refit in self.refits],
+            "modules": [
+                {
+                    "module": refit.projection.owner,
+                    "layers": [f"{site}.{layer}" for site, layer in refit.projection.places],
+                    **{name: getattr(refit, name) for name in ("affine", "residual", "error", "error_without")},
+                    "lambda": refit.refit.damping,
+                    "raised": refit.refit.times_raised,
+                }
+                for refit in self.refits
+            ],
             "seconds": round(self.seconds, 3),
         }
 
@@ -126,19 +126,6 @@ class Compensated:
         return remarks
 
 
-def _module_record(refit: ModuleRefit) -> dict[str, Any]:
-    return {
-        "module": refit.projection.owner,
-        "layers": [f"{site}.{layer}" for site, layer in refit.projection.places],
-        "affine": refit.affine,
-        "residual": refit.residual,
-        "error": refit.error,
-        "error_without": refit.error_without,
-        "lambda": refit.refit.damping,
-        "raised": refit.refit.times_raised,
-    }
-
-
 SMALLEST = 1e-12
 """A damage below this is none."""
 
@@ -167,6 +154,14 @@ class Candidate:
     def harms(self, masked: Candidate) -> tuple[float, float]:
         """Its damage on both texts as shares of that of the masked heads; 0 where neither is worse than intact."""
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))
+
+    def record(self, masked: Candidate) -> dict[str, Any]:
+        """What `pruning.json` says of it."""
+        record: dict[str, Any] = {"name": self.name}
+        for text, harm in zip(("held_out", "check"), self.harms(masked), strict=True):
+            performance: Performance = getattr(self, text)
+            record[text] = {"value": performance.value, "damage": performance.damage, "harm": harm}
+        return record
 
 
 @dataclass(frozen=True)
@@ -203,20 +198,8 @@ class Choice:
             "sentences": self.sentences,
             "objective": self.masked.check.objective,
             "taken": self.best.name,
-            "candidates": [_row(candidate, self.masked) for candidate in self.candidates],
+            "candidates": [candidate.record(self.masked) for candidate in self.candidates],
         }
-
-
-def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
-    return {
-        "name": candidate.name,
-        **{
-            text: {"value": performance.value, "damage": performance.damage, "harm": harm}
-            for text, performance, harm in zip(
-                ("held_out", "check"), (candidate.held_out, candidate.check), candidate.harms(masked), strict=True
-            )
-        },
-    }
 
 
 def share(damage: float, masked: float) -> float:

@@ -128,7 +128,7 @@ class RefittedCopy:
             raise ConfigError(
                 f"{checkpoint.path}: {why}, so no projection is refitted; take plain weights, one {flag.device}"
             )
-        folds = any(projection.mixing_folded for projection in projections)
+        folds = any(projection.mixing is not None for projection in projections)
         self._intact = model
         owners = (model.get_submodule(projection.owner) for projection in projections)
         ids_replaced = {id(weights) for owner in owners for weights in owner.parameters()}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import compress
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -107,16 +106,6 @@ class DamageMeter:
         share = damage / predictions
         value = self.objective.performance(total / predictions, share)
         return Performance(self.objective.name, value, share, self.sentences, predictions)
-
-
-def spread(count: int, picks: int) -> list[bool]:
-    """Which of `count` lines are picked, `picks` of them, as far apart as can be."""
-    return [(line + 1) * picks // count > line * picks // count for line in range(count)]
-
-
-def lines(corpus: Corpus, is_chosen: Sequence[bool]) -> Corpus:
-    """The lines of a corpus that are chosen."""
-    return replace(corpus, count=sum(is_chosen), read=lambda: compress(corpus, is_chosen))
 
 
 WORDS = 1000

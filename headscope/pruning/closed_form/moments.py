@@ -160,9 +160,7 @@ class ContextTap(ABC):
             for projection in output_projections(checkpoint)
             if places is None or not set(places).isdisjoint(projection.places)
         ]
-        self.before_mixing = {
-            place for projection in projections if projection.mixing_folded for place in projection.places
-        }
+        self.before_mixing = {place for projection in projections if projection.mixing for place in projection.places}
         owners = WeightOwners(checkpoint.model).modules()
         self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
         self.counting = False

@@ -166,11 +166,6 @@ class OutputProjection:
         return self.slices.gate
 
     @property
-    def mixing_folded(self) -> bool:
-        """Whether a mixing is folded in."""
-        return self.mixing is not None
-
-    @property
     def heads(self) -> int:
         """Heads of one layer."""
         return sum(head.layer == self.places[0][1] for unit in self.units for head in unit)
@@ -234,7 +229,7 @@ class FeedForwardOutput:
     places: tuple[tuple[Site, int], ...]
     owner: str
     module: nn.Module
-    mixing_folded: bool = False
+    mixing: None = None
     gate: float = 1.0
 
     @property

@@ -26,8 +26,7 @@ from headscope.heads import HeadId, Layout
 from headscope.model.discovery import eval_mode
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
-from headscope.pruning.closed_form.allocation import MeasuredAllocation
-from headscope.pruning.gate_layout import GateLayout, tie_remarks
+from headscope.pruning.gate_layout import tie_remarks
 from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import recipe_of, tune
@@ -70,11 +69,12 @@ def _rank(
     context = context_of(config, setup, processes)
     scoring = scoring_of(config, context)
     with progress("ranking", config.steps) as step:
+        found = dict[HeadId, float]()
 
         def score(removed_heads: list[HeadId]) -> Scores:
-            scores = scoring.score(removed_heads)
+            found.update(scoring.score(removed_heads))
             step(1)
-            return scores
+            return found
 
         ranking = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
@@ -82,7 +82,7 @@ def _rank(
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
     if config.allocate == "measured" and processes.main:
-        search = allocation_of(context, gates, ranking)
+        search = measured_allocation(context, gates.units, found)
         n_removed = gates.heads - keep
         with progress(f"measuring, at most {search.max_passes(n_removed)} times", search.max_passes(n_removed)) as step:
             heads_found = search.take(n_removed, step=step)
@@ -225,12 +225,6 @@ def scoring_of(config: RankConfig, context: ScoringContext, *, study: Study | No
     return Scoring(score, f"{facts['by']}{direction.suffix}", facts)
 
 
-def allocation_of(context: ScoringContext, gates: GateLayout, ranking: Ranked) -> MeasuredAllocation:
-    """The search for the heads that go, which tries those with the lowest scores of a ranking first."""
-    by_unit = zip(gates.units, ranking.scores.tolist(), strict=True)
-    return measured_allocation(context, gates.units, {head: score for unit, score in by_unit for head in unit})
-
-
 def context_of(config: RankConfig, setup: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
     corpus = None if setup.corpus is None else setup.corpus.first(config.score_sentences)
@@ -327,10 +321,9 @@ def rank_open_model(
 
     with progress("ranking", 1) as step, eval_mode(checkpoint.model):
         first = score([])
-        ranking = rank_heads(gating, gating.heads, lambda removed: first)
         if config.allocate == "measured":
-            first = allocation_of(context, gating, ranking).take(gating.heads - len(gating.protected_heads))
-            ranking = rank_heads(gating, gating.heads, lambda removed: first)
+            first = measured_allocation(context, gating.units, first).take(gating.heads - len(gating.protected_heads))
+        ranking = rank_heads(gating, gating.heads, lambda removed: first)
         step(1)
 
     @torch.inference_mode(False)

@@ -121,13 +121,16 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     A unit is estimated to cost what `fisher` says of the one with the same rank, so scores need no unit of their own;
     nothing where vectors are compared, whose curvature is only sampled. ConfigError for a unit without a score.
     """
-    fisher = criterion_named("fisher").scores(context)
+    fisher, run = criterion_named("fisher").scores(context), context.options
     costs, ranks = ({unit: fmean(by.get(head, math.nan) for head in unit) for unit in units} for by in (fisher, scores))
     for unit in units:
         if math.isnan(ranks[unit]) or math.isnan(costs[unit]):
             raise ConfigError(f"{unit[0]} has no score, so nothing can be allocated by it")
     estimates = dict(zip(sorted(units, key=ranks.__getitem__), sorted(costs.values()), strict=True))
-    bench = context.bench or _bench_of(context)
+    bench = context.bench
+    if bench is None:  # fitted to the text without its last fifth, and measured on that
+        text, refit = split_text(context.text, None, sentences=context.text.count), Refit(objective=run.objective)
+        bench = RefitBench(context.checkpoint, text, refit, batching=context.batching, seed=run.seed)
     if bench.compares:
         estimates = dict.fromkeys(estimates, 0.0)
     projections = [projection for projection, _ in reached_modules(context, moments_of(context))]
@@ -135,10 +138,3 @@ def measured_allocation(context: ScoringContext, units: Collection[Unit], scores
     options = Refit(damping=damping, strength=1.0 if bench.compares else HALF, add_bias=bench.add_bias)
     moments = bench.anchored_moments(context.anchor or (bench.search_anchor if context.bench else ""))
     return MeasuredAllocation(bench.search_meters(), moments, projections, estimates, options)
-
-
-def _bench_of(context: ScoringContext) -> RefitBench:
-    """A bench that fits refits to a context's text without its last fifth, and measures on that."""
-    text = split_text(context.text, None, sentences=context.text.count)
-    refit = Refit(objective=context.options.objective)
-    return RefitBench(context.checkpoint, text, refit, batching=context.batching, seed=context.options.seed)

@@ -44,7 +44,7 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import Compensated, calibration_text, split_text
+from headscope.pruning.closed_form.calibration import Compensated, split_text
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.merge_plan import measured_counts, plan_merge
 from headscope.pruning.removal.record import (
@@ -120,7 +120,10 @@ def removed_copy(
     counts, is_measured = config.merge_kv, config.allocate == "measured"
     alike = len(set(counts)) == 1 and not is_measured
     export = export_for(config.export, checkpoint, merges=alike, pad=config.pad)
-    text = refit_text = calibration_text(calibration, corpus, valid)
+    text = None
+    if corpus is not None and (calibration.method != "none" or valid is not None):
+        text = split_text(corpus, valid, sentences=calibration.sentences)
+    refit_text = text
     if not counts:
         heads = heads if config.heads is not None else keeping(layout, heads)
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
