@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from headscope.pruning.closed_form.moments import ContextMoments
 from headscope.pruning.closed_form.refit import (
+    PairMoments,
     SolvedRefit,
     block_errors,
     compensation,
@@ -43,8 +45,8 @@ def blocks_of(size: int, count: int) -> Tensor:
     return torch.arange(size).view(count, -1)
 
 
-def moments(inputs: Tensor) -> dict[str, Any]:
-    return {"mean": inputs.mean(dim=0), "second": inputs.T @ inputs / len(inputs)}
+def moments(inputs: Tensor) -> ContextMoments:
+    return ContextMoments(len(inputs), inputs.sum(dim=0), inputs.T @ inputs, torch.empty(0))
 
 
 def hessian(inputs: Tensor, *, affine: bool) -> Tensor:
@@ -90,7 +92,7 @@ def test_steps_are_direct_least_squares(affine: bool, share: float, count: int) 
             inputs.numpy(), weight.numpy(), removed, damping=damped.damping, affine=affine
         )
         near(now, expected)
-        refit = least_squares(weight, torch.tensor(removed), **moments(inputs), affine=affine, share=share)
+        refit = least_squares(weight, torch.tensor(removed), moments(inputs), affine=affine, share=share)
         near(refit.weight, expected)
         near(refit.shift, shift if affine else np.zeros(OUTPUTS))
         kept = [column for column in range(weight.shape[1]) if column not in removed]
@@ -135,9 +137,9 @@ def test_errors_weighted_by_a_fisher_matrix() -> None:
         other, shift = oracle.refitted(inputs.numpy(), weight.numpy(), removed, damping=0.0, affine=True)
         expected = oracle.error(inputs.numpy(), weight.numpy(), other, shift, fisher.numpy())
         assert total == pytest.approx(expected, rel=1e-9)
-        refit = least_squares(weight, torch.tensor(removed), **moments(inputs), affine=True, share=0)
+        refit = least_squares(weight, torch.tensor(removed), moments(inputs), affine=True, share=0)
         weighed = SolvedRefit(weigh(refit.weight, fisher), weigh(refit.shift[:, None], fisher)[:, 0])
-        error = reconstruction_error(weigh(weight, fisher), weighed, **moments(inputs))
+        error = reconstruction_error(weigh(weight, fisher), weighed, moments(inputs))
         assert error == pytest.approx(expected)
 
 
@@ -147,15 +149,15 @@ def test_none_loses_most_and_least_squares_least(removed: list[int]) -> None:
     columns, its = blocks_of(weight.shape[1], HEADS)[removed].flatten(), moments(inputs)
     errors = {}
     for name in COMPENSATIONS:
-        refit = compensation(name, weight, columns, **its, affine=True)
+        refit = compensation(name, weight, columns, its, affine=True)
         assert not refit.weight[:, columns].any()
-        errors[name] = reconstruction_error(weight, refit, **its)
+        errors[name] = reconstruction_error(weight, refit, its)
         slow = oracle.error(inputs.numpy(), weight.numpy(), refit.weight.numpy(), refit.shift.numpy())
         assert errors[name] == pytest.approx(slow)
     assert errors["none"] > errors["mean"] >= errors["least-squares"]
-    linear = least_squares(weight, columns, **its, affine=False)
-    assert errors["none"] >= reconstruction_error(weight, linear, **its) >= errors["least-squares"]
-    mean = float((weight[:, columns] @ its["mean"][columns]).square().sum())
+    linear = least_squares(weight, columns, its, affine=False)
+    assert errors["none"] >= reconstruction_error(weight, linear, its) >= errors["least-squares"]
+    mean = float((weight[:, columns] @ its.mean[columns]).square().sum())
     assert errors["none"] == pytest.approx(errors["mean"] + mean)
     if len(removed) == HEADS:
         assert errors["mean"] == pytest.approx(errors["least-squares"])
@@ -183,13 +185,13 @@ def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
     inputs[:, blocks[2]] = 0
     steps = greedy_order(weight, damp(hessian(inputs, affine=True)).inverse(), blocks)
     assert np.isfinite([step.error for step in steps]).all() and steps[0].block == 2
-    refit = least_squares(weight, blocks[[2, 0]].flatten(), **moments(inputs), affine=True)
+    refit = least_squares(weight, blocks[[2, 0]].flatten(), moments(inputs), affine=True)
     assert refit.times_raised == 0 and refit.damping > 0 and refit.weight.isfinite().all()
-    undamped = least_squares(weight, blocks[[2, 0]].flatten(), **moments(inputs), affine=True, share=0)
+    undamped = least_squares(weight, blocks[[2, 0]].flatten(), moments(inputs), affine=True, share=0)
     assert undamped.times_raised > 0 and undamped.weight.isfinite().all()
     its = moments(inputs)
-    assert reconstruction_error(weight, refit, **its) < reconstruction_error(
-        weight, compensation("none", weight, blocks[[2, 0]].flatten(), **its, affine=True), **its
+    assert reconstruction_error(weight, refit, its) < reconstruction_error(
+        weight, compensation("none", weight, blocks[[2, 0]].flatten(), its, affine=True), its
     )
 
 
@@ -206,9 +208,7 @@ def test_targets_of_the_intact_model(affine: bool, share: float) -> None:
     refit = refit_to_targets(
         weight,
         removed,
-        **moments(changed),
-        target=targets.mean(dim=0),
-        cross=changed.T @ targets / TOKENS,
+        PairMoments(changed.sum(dim=0), changed.T @ changed, targets.sum(dim=0), changed.T @ targets, tokens=TOKENS),
         affine=affine,
         share=share,
     )

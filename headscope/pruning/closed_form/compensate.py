@@ -88,13 +88,11 @@ def refit_module(
     projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: Refit
 ) -> ModuleRefit:
     """What makes up for some heads of one module."""
-    weight, mean, second = projection.weight, moments.mean, moments.second
+    weight = projection.weight
     nothing = solve_refit(projection, moments, heads, Refit(method="none", add_bias=options.add_bias))
     refit = solve_refit(projection, moments, heads, options)
-    energy = float(((weight @ second) * weight).sum()) or 1.0  # E‖W x‖²
-    error, error_without = (
-        reconstruction_error(weight, weights, mean=mean, second=second) / energy for weights in (refit, nothing)
-    )
+    energy = float(((weight @ moments.second) * weight).sum()) or 1.0  # E‖W x‖²
+    error, error_without = (reconstruction_error(weight, weights, moments) / energy for weights in (refit, nothing))
     return ModuleRefit(projection, refit, error, error_without, projection.has_bias or options.add_bias)
 
 
@@ -102,16 +100,8 @@ def solve_refit(
     projection: OutputProjection, moments: ContextMoments, heads: Collection[HeadId], options: Refit
 ) -> SolvedRefit:
     """The weight and the shift of one module that make up for some heads."""
-    weight, columns = projection.weight, projection.columns(heads)
-    refit = compensation(
-        options.method,
-        weight,
-        columns,
-        mean=moments.mean,
-        second=moments.second,
-        affine=projection.has_bias or options.add_bias,
-        share=options.share,
-    )
+    weight, columns, affine = projection.weight, projection.columns(heads), projection.has_bias or options.add_bias
+    refit = compensation(options.method, weight, columns, moments, affine=affine, share=options.share)
     nothing = SolvedRefit(weight.index_fill(1, columns, 0.0), torch.zeros_like(refit.shift))
     return interpolate(nothing, refit, options.strength)
 

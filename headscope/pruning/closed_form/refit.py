@@ -13,15 +13,16 @@ m]. All in float64.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError, NumericalError, flag
+from headscope.pruning.closed_form.moments import ContextMoments
 from headscope.pruning.options.shared import DAMPING
 
 SINGULAR = 1e-12
@@ -54,11 +55,8 @@ class RemovalStep(NamedTuple):
 def damp(second: Tensor, *, share: float = DAMPING) -> Damped:
     """H + λI for second moments H [m m], λ = `share` of H's mean diagonal, ten times more until it can be factorised.
 
-    A matrix of zeros is damped as if its mean diagonal were one. ConfigError for a negative share, NumericalError for a
-    matrix that is not finite.
+    A matrix of zeros is damped as if its mean diagonal were one. NumericalError for a matrix that is not finite.
     """
-    if not 0 <= share < math.inf:
-        raise ConfigError(f"{flag('damping', f'{share:g}')}: a share of the mean second moment, at least 0 and finite")
     if not bool(second.isfinite().all()):
         raise NumericalError(f"second moments of contexts are NaN or infinite; take a wider {flag.dtype}")
     second = (second + second.T) / 2
@@ -144,32 +142,25 @@ def interpolate(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> So
 
 
 def compensation(
-    method: str,
-    weight: Tensor,
-    columns_gone: Tensor,
-    *,
-    mean: Tensor,
-    second: Tensor,
-    affine: bool,
-    share: float = DAMPING,
+    method: str, weight: Tensor, columns_gone: Tensor, moments: ContextMoments, *, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
-    """What makes up for removed columns [n] of `weight` [d m], given the mean [m] and second moments [m m] of inputs.
+    """What makes up for removed columns [n] of `weight` [d m], given the moments of inputs [m].
 
     "none": nothing; "mean": β takes over what the columns give on the mean, W_G μ_G; else `least_squares`. `affine`: β
     may be shifted. ConfigError for a mean without β.
     """
     if method == "least-squares":
-        return least_squares(weight, columns_gone, mean=mean, second=second, affine=affine, share=share)
+        return least_squares(weight, columns_gone, moments, affine=affine, share=share)
     shift = weight.new_zeros(len(weight))
     if method == "mean":
         if not affine:
             raise ConfigError("mean compensation needs an output projection with a bias; choose least-squares or none")
-        shift = weight[:, columns_gone] @ mean[columns_gone]
+        shift = weight[:, columns_gone] @ moments.mean[columns_gone]
     return SolvedRefit(weight.index_fill(1, columns_gone, 0.0), shift)
 
 
 def least_squares(
-    weight: Tensor, columns_gone: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
+    weight: Tensor, columns_gone: Tensor, moments: ContextMoments, *, affine: bool, share: float = DAMPING
 ) -> SolvedRefit:
     """The other columns and β take over what they can: V = W_K + W_G Aᵀ, A = (Σ_KK + λI)⁻¹ Σ_KG.
 
@@ -179,38 +170,70 @@ def least_squares(
     """
     if not len(columns_gone):
         return SolvedRefit(weight.clone(), weight.new_zeros(len(weight)))
-    damped_second = damp(second - torch.outer(mean, mean) if affine else second, share=share)
+    mean, damped_second = moments.mean, damp(moments.covariance if affine else moments.second, share=share)
     columns_left = other_columns(weight.shape[1], columns_gone)
     rows = damped_second.matrix[columns_left]  # [m-n m]
     corner, side = rows[:, columns_left], rows[:, columns_gone]
     predicts = torch.cholesky_solve(side, torch.linalg.cholesky(corner))  # A [m-n n]
     new_weight = weight.index_fill(1, columns_gone, 0.0)
     new_weight[:, columns_left] += weight[:, columns_gone] @ predicts.T
-    shift = (
-        weight[:, columns_gone] @ (mean[columns_gone] - predicts.T @ mean[columns_left])
-        if affine
-        else weight.new_zeros(len(weight))
-    )
+    shift = weight[:, columns_gone] @ (mean[columns_gone] - predicts.T @ mean[columns_left])
+    shift = shift if affine else torch.zeros_like(shift)
     return SolvedRefit(new_weight, shift, damped_second.damping, damped_second.times_raised)
 
 
-def refit_to_targets(
-    weight: Tensor,
-    columns_gone: Tensor,
-    *,
-    mean: Tensor,
-    second: Tensor,
-    target: Tensor,
-    cross: Tensor,
-    affine: bool,
-    share: float = DAMPING,
-) -> SolvedRefit:
-    """The kept columns that come nearest to given outputs, for inputs that earlier removals have changed.
+@dataclass
+class PairMoments:
+    """Sums over `tokens` of inputs x of the intact model, x̃ of the pruned one and of targets t, in float64.
 
-    `mean` [m] and `second` [m m] are of the inputs x̃ of the pruned model; `target` [d] is the mean of the outputs
-    y − β of the intact one, `cross` [m d] that of x̃ (y − β)ᵀ. V = (C̃_KK + λI)⁻¹ (R_K + λ W_Kᵀ), so that damping
-    pulls to the old W, and the shift is E[y − β] − V μ̃_K; linear without centring and shift.
+    `pruned` Σ x̃ [m], `products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d], `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖²,
+    `energy` Σ ‖W x‖², `lost_energy` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the
+    residual stream in.
     """
+
+    pruned: Tensor
+    products: Tensor
+    target: Tensor
+    cross: Tensor
+    target_energy: float = 0.0
+    energy: float = 0.0
+    lost_energy: float = 0.0
+    tokens: int = 0
+    streams: int = 0
+
+    @classmethod
+    def zero(cls, m: int, d: int) -> PairMoments:
+        """Sums over nothing."""
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
+
+    def add(self, pruned: Tensor, output: Tensor, removed_output: Tensor, stream: Tensor | None) -> None:
+        """Inputs [n m], intact outputs and what of them removed columns give [n d], and what the stream lost [n d]."""
+        target = output if stream is None else output + stream
+        self.tokens += len(pruned)
+        self.streams += 0 if stream is None else len(pruned)
+        self.energy += float(output.square().sum())
+        self.lost_energy += float(removed_output.square().sum())
+        self.pruned += pruned.sum(dim=0).cpu()
+        self.products += (pruned.T @ pruned).cpu()
+        self.target += target.sum(dim=0).cpu()
+        self.cross += (pruned.T @ target).cpu()
+        self.target_energy += float(target.square().sum())
+
+
+SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost_energy")
+
+
+def refit_to_targets(
+    weight: Tensor, columns_gone: Tensor, pair: PairMoments, *, affine: bool, share: float = DAMPING
+) -> SolvedRefit:
+    """The kept columns that come nearest to given outputs t = y − β, for inputs that earlier removals have changed.
+
+    V = (C̃_KK + λI)⁻¹ (R_K + λ W_Kᵀ) with R = E x̃ tᵀ, so that damping pulls to the old W, and the shift is
+    E t − V μ̃_K; linear without centring and shift.
+    """
+    sums = (pair.pruned, pair.products, pair.target, pair.cross)
+    mean, second, target, cross = (values / pair.tokens for values in sums)
     columns_left = other_columns(weight.shape[1], columns_gone)
     if affine:
         second, cross = second - torch.outer(mean, mean), cross - torch.outer(mean, target)
@@ -224,10 +247,11 @@ def refit_to_targets(
     return SolvedRefit(new_weight, shift, damped_second.damping, damped_second.times_raised)
 
 
-def reconstruction_error(weight: Tensor, refit: SolvedRefit, *, mean: Tensor, second: Tensor) -> float:
+def reconstruction_error(weight: Tensor, refit: SolvedRefit, moments: ContextMoments) -> float:
     """E‖y − ŷ‖² over calibration tokens."""
-    weight_lost, covariance = weight - refit.weight, second - torch.outer(mean, mean)
-    return float(((weight_lost @ covariance) * weight_lost).sum() + (weight_lost @ mean - refit.shift).square().sum())
+    weight_lost = weight - refit.weight
+    error_of_mean = weight_lost @ moments.mean - refit.shift
+    return float(((weight_lost @ moments.covariance) * weight_lost).sum() + error_of_mean.square().sum())
 
 
 def other_columns(columns: int, columns_gone: Tensor) -> Tensor:

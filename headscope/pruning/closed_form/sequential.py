@@ -11,11 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
-
-import torch
-from torch import Tensor
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
@@ -31,7 +26,7 @@ from headscope.pruning.closed_form.output_projections import (
     OutputProjection,
     feed_forward_outputs,
 )
-from headscope.pruning.closed_form.refit import SolvedRefit, interpolate, refit_to_targets
+from headscope.pruning.closed_form.refit import SUMS, PairMoments, SolvedRefit, interpolate, refit_to_targets
 from headscope.pruning.closed_form.streams import CallReader
 from headscope.pruning.options.shared import Refit
 
@@ -40,48 +35,6 @@ BLOCK_STRENGTH = 0.5
 """How far blocks alone go to their refit: the whole way gains more on the text, and loses on others."""
 BLOCK_DAMPING = 0.5
 """Least damping of feed-forward blocks: most have four times the columns of W_O, and follow the text that they see."""
-
-
-@dataclass
-class PairMoments:
-    """Sums over `tokens` of inputs x of the intact model, x̃ of the pruned one and of targets t, in float64.
-
-    `pruned` Σ x̃ [m], `products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d], `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖²,
-    `energy` Σ ‖W x‖², `lost_energy` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the
-    residual stream in.
-    """
-
-    pruned: Tensor
-    products: Tensor
-    target: Tensor
-    cross: Tensor
-    target_energy: float = 0.0
-    energy: float = 0.0
-    lost_energy: float = 0.0
-    tokens: int = 0
-    streams: int = 0
-
-    @classmethod
-    def zero(cls, m: int, d: int) -> PairMoments:
-        """Sums over nothing."""
-        zeros = partial(torch.zeros, dtype=torch.float64)
-        return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
-
-    def add(self, pruned: Tensor, output: Tensor, removed_output: Tensor, stream: Tensor | None) -> None:
-        """Inputs [n m], intact outputs and what of them removed columns give [n d], and what the stream lost [n d]."""
-        target = output if stream is None else output + stream
-        self.tokens += len(pruned)
-        self.streams += 0 if stream is None else len(pruned)
-        self.energy += float(output.square().sum())
-        self.lost_energy += float(removed_output.square().sum())
-        self.pruned += pruned.sum(dim=0).cpu()
-        self.products += (pruned.T @ pruned).cpu()
-        self.target += target.sum(dim=0).cpu()
-        self.cross += (pruned.T @ target).cpu()
-        self.target_energy += float(target.square().sum())
-
-
-SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost_energy")
 
 
 def sequential_refits(
@@ -161,16 +114,8 @@ def _refit(
     weight, columns = part.weight, part.columns(heads)
     is_block = isinstance(part, FeedForwardOutput)
     affine = part.has_bias or (options.add_bias and not is_block)
-    refit = refit_to_targets(
-        weight,
-        columns,
-        mean=pair.pruned / pair.tokens,
-        second=pair.products / pair.tokens,
-        target=pair.target / pair.tokens,
-        cross=pair.cross / pair.tokens,
-        affine=affine,
-        share=max(options.share, BLOCK_DAMPING) if is_block else options.share,
-    )
+    share = max(options.share, BLOCK_DAMPING) if is_block else options.share
+    refit = refit_to_targets(weight, columns, pair, affine=affine, share=share)
     no_change = SolvedRefit(weight, weight.new_zeros(len(weight)))
     refit = interpolate(no_change, refit, strength)
     energy, error_without = pair.energy / pair.tokens or 1.0, pair.lost_energy / pair.tokens
