@@ -344,11 +344,11 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
         with eval_mode(model), torch.inference_mode(), suppress_warnings():
             return _seconds(partial(decode, model, copy.deepcopy(start)))
 
-    runs = []
+    runs = list[Callable[[], float]]()
     for checkpoint in (before, after):
         with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
             _, start = with_cache(checkpoint.model, input_ids=ids)
             start.batch_repeat_interleave(TEXTS)
         runs.append(partial(steps, checkpoint.model, start))
-    what = f"decoding after {n_tokens} tokens"
-    return time_interleaved(what, TEXTS, *runs, rounds, tokens=TEXTS * STEPS, context=n_tokens)
+    what, (old, new) = f"decoding after {n_tokens} tokens", runs
+    return time_interleaved(what, TEXTS, old, new, rounds, tokens=TEXTS * STEPS, context=n_tokens)

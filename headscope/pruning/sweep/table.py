@@ -32,7 +32,8 @@ from headscope.heads import HeadId
 from headscope.pruning.sweep.cells import UNPRUNED, Cell
 from headscope.results.sweep import KEY
 
-Record, Labels = Mapping[str, Any], Mapping[str, str]
+Record = Mapping[str, Any]
+Labels = Mapping[str, str]
 VERDICT = tuple(field.name for field in fields(NonInferiority))
 
 
@@ -157,7 +158,7 @@ def verdicts(cell_metrics: MeasuredCells, table: pd.DataFrame) -> pd.DataFrame:
         sizes = cells_of_method.groupby("size", sort=False)
         n_kept = sizes["kept"].mean().to_dict()
         largest_first = sorted(n_kept, key=lambda size: -n_kept[size])
-        own = [cell_metrics.verdict(sizes.groups[size], level) for size in largest_first]
+        own = [cell_metrics.verdict(sizes.groups[size].tolist(), level) for size in largest_first]
         in_sequence = in_fixed_sequence([verdict for verdict in own if verdict is not None])
         columns = dict(zip(largest_first, map(verdict_columns, in_sequence or own), strict=True))
         for size, row in sizes.first().iterrows():
