@@ -34,7 +34,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import split_text
+from headscope.pruning.closed_form.compensate import split_text
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.shared import AUTO, Refit

@@ -48,7 +48,7 @@ from headscope.model.stored_weights import written_type
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.bench import RefitBench, rounded_copy
-from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.options.removal import ShrinkConfig
 from headscope.pruning.options.shared import AUTO, as_text
 from headscope.pruning.ranking.ranking import rank_heads

@@ -17,15 +17,16 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import language_of, random_text, second_text, shuffled_text
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import (
+from headscope.pruning.closed_form.compensate import (
     CalibrationText,
     Candidate,
     Choice,
+    RefittedCopy,
     best_candidate,
+    compensate,
     share,
     split_text,
 )
-from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import ModuleMoments, Moments
 from headscope.pruning.closed_form.output_projections import output_projections

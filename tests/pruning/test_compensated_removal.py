@@ -20,7 +20,7 @@ from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.closed_form.compensate import CalibrationText, split_text
 from headscope.pruning.options.shared import Refit
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import remove_planned

@@ -14,8 +14,7 @@ import transformers
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText
-from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
+from headscope.pruning.closed_form.compensate import CalibrationText, RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.shared import Refit

@@ -26,8 +26,17 @@ from headscope.pruning.closed_form.anchors import (
     second_text,
     subwords,
 )
-from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, best_candidate
-from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, compensate, heads_by_module
+from headscope.pruning.closed_form.compensate import (
+    CalibrationText,
+    Candidate,
+    Choice,
+    Compensated,
+    ModuleRefit,
+    RefittedCopy,
+    best_candidate,
+    compensate,
+    heads_by_module,
+)
 from headscope.pruning.closed_form.damage import DamageMeter, Divergence
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits

@@ -16,7 +16,7 @@ from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.allocation import MeasuredAllocation
 from headscope.pruning.closed_form.bench import HALF, RefitBench, refit_copy
-from headscope.pruning.closed_form.calibration import split_text
+from headscope.pruning.closed_form.compensate import split_text
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order

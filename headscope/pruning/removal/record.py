@@ -19,7 +19,7 @@ from headscope.formats.exports import Card, SavedFiles, hub_metadata
 from headscope.formats.size import Size, size
 from headscope.heads import SITES, Site
 from headscope.model.removal_plan import RemovalPlan
-from headscope.pruning.closed_form.calibration import Compensated
+from headscope.pruning.closed_form.compensate import Compensated
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.verify import Timing, Verification, speedup_bound
 from headscope.pruning.removal.whole_layers import WholeLayers

@@ -44,7 +44,7 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import Compensated, split_text
+from headscope.pruning.closed_form.compensate import Compensated, split_text
 from headscope.pruning.options.removal import RemoveConfig, ShrinkConfig
 from headscope.pruning.removal.merge_plan import measured_counts, plan_merge
 from headscope.pruning.removal.record import (

@@ -12,7 +12,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import MEASURED
 from headscope.pruning.closed_form.moments import Place, text_batches
-from headscope.pruning.closed_form.streams import module_calls
+from headscope.pruning.closed_form.sequential import module_calls
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import (
     cumulative_error,
