@@ -248,9 +248,9 @@ HOSTILE: list[Any] = [
     {"zeros": {"encoder": 5}},
     {"configs": {"encoder.layer.0.attention.self": {"vocab_size": 3}}},
     {"configs": {"encoder.layer.0.attention.self": {"num_attention_heads": 10**9}}},
-    {"empty": ["encoder.layer.0"]},
+    {"empty": {"encoder.layer.0": True}},
     {"bias_heads": {"encoder.layer.0.attention.self": [0]}},
-    {"unshared": ["encoder.layer.0.attention.self"]},
+    {"unshared": {"encoder.layer.0.attention.self": True}},
 ]
 
 

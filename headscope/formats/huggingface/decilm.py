@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from headscope.errors import CheckpointError
 from headscope.formats.huggingface.modeling_decilm import DeciLMConfig, width_of
-from headscope.formats.huggingface.shrink import Narrowing
+from headscope.formats.huggingface.narrowing import ENTRIES
 
 MODEL_TYPE = DeciLMConfig.model_type
 _OWN = ("model_type", "architectures", "auto_map", "block_configs", "num_key_value_heads")
@@ -61,17 +61,16 @@ def _problems(values: dict[str, Any]) -> list[str]:
 def _sizes(config: Any, shared: list[int | None], widths: list[int]) -> dict[str, Any]:
     """What `narrow` makes of the plain Llama, whose layers share each key/value head among so many (None: none)."""
     hidden, width = config.hidden_size, config.head_dim
-    narrowing, shapes = Narrowing(), dict[str, list[int]]()
+    table: dict[str, dict[str, Any]] = {entry: {} for entry in ENTRIES}
     for layer, (share, ffn) in enumerate(zip(shared, widths, strict=True)):
         attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        narrowing.attributes[attention] = {"num_key_value_groups": share or 1}
+        table["attributes"][attention] = {"num_key_value_groups": share or 1}
         if share:
             keys = config.num_attention_heads // share * width
-            shapes |= {f"{attention}.{part}_proj.weight": [keys, hidden] for part in "kv"}
+            table["shapes"] |= {f"{attention}.{part}_proj.weight": [keys, hidden] for part in "kv"}
         else:
-            narrowing.zeros |= {f"{attention}.{part}_proj": width for part in "qkv"}
-            narrowing.biases.append(f"{attention}.o_proj")
-            narrowing.empty.append(attention)
-        shapes |= {f"{mlp}.{part}_proj.weight": [ffn, hidden] for part in ("gate", "up")}
-        shapes[f"{mlp}.down_proj.weight"] = [hidden, ffn]
-    return {**narrowing.table({}), "shapes": shapes}
+            table["zeros"] |= {f"{attention}.{part}_proj": width for part in "qkv"}
+            table["biases"][f"{attention}.o_proj"] = table["empty"][attention] = True
+        table["shapes"] |= {f"{mlp}.{part}_proj.weight": [ffn, hidden] for part in ("gate", "up")}
+        table["shapes"][f"{mlp}.down_proj.weight"] = [hidden, ffn]
+    return table

@@ -34,18 +34,6 @@ from headscope.model.projections import (
 )
 from headscope.model.removal_plan import RemovalPlan
 
-NumbersOfHeads = dict[str, dict[str, list[int]]]
-
-
-def renumber_heads(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOfHeads:
-    """{site: {layer: numbers}} of the heads that stay, as the checkpoint counted them that was pruned first."""
-    numbers: NumbersOfHeads = {}
-    for (site, layer), heads_kept in removal.kept.items():
-        old = (before or {}).get(site.value, {}).get(str(layer))
-        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in heads_kept]
-    return numbers
-
-
 GROUPS, SHARING = ("num_key_value_heads", "num_kv_heads"), ("num_key_value_groups",)
 """Numbers of key/value heads, and of heads that share them, as attention code reads them."""
 

@@ -23,46 +23,33 @@ ATTRIBUTES = frozenset(
 )
 SHARING = frozenset(["num_key_value_groups"])  # heads that share keys: more where key/value heads are merged
 EMPTY = "no-heads"
+ENTRIES = (
+    *("shapes", "attributes", "configs", "added_biases", "zeros", "biases", "empty", "bias_heads", "unshared", "lists"),
+    "selected",
+)
+"""What `config.narrowed` has, each by the names of parts."""
 
 
-class Stub(nn.Module):
-    """In place of a projection of a layer without heads."""
+class Constant(nn.Module):
+    """In place of a projection of a layer without heads: zeros at every position, or the bias of its output.
 
-    @property
-    def weight(self) -> Tensor:
-        """Nothing that is kept: some classes of transformers fill the weights of parts that they know by name."""
-        return torch.empty(1, 1)
+    Some classes of transformers fill the weight and bias of parts that they know by name; nothing of that is kept.
+    """
 
-
-class Zeros(Stub):
-    """In place of a query, key or value projection of a layer without heads: zeros for one stand-in head."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
-    @property
-    def bias(self) -> Tensor:
-        """Nothing that is kept, as the weight."""
-        return torch.empty(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Zeros [… width] for x [… d]."""
-        return x.new_zeros(*x.shape[:-1], self.width)
-
-
-class BiasOnly(Stub):
-    """In place of the output projection of a layer without heads: what is left is its bias."""
-
-    def __init__(self, width: int, bias: nn.Parameter | None) -> None:
+    def __init__(self, width: int, bias: Tensor | None) -> None:
         super().__init__()
         self.width = width
         self.bias = bias
 
+    @property
+    def weight(self) -> Tensor:
+        """A matrix that nothing reads."""
+        return torch.empty(1, 1)
+
     def forward(self, x: Tensor) -> Tensor:
-        """The bias at every position [… d], whatever x is."""
+        """The same at every position [… width], whatever x [… d] is."""
         zeros = x.new_zeros(*x.shape[:-1], self.width)
-        return zeros if self.bias is None else zeros + self.bias
+        return zeros + self.bias if isinstance(self.bias, nn.Parameter) else zeros
 
 
 class SharedBias:
@@ -121,20 +108,16 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
     `empty` (those layers), `bias_heads` and `unshared` (T5), `added_biases` (projections that have a bias, which their
     class builds without), `selected` (what is read of norms over all heads), `lists` (how many modules stay of lists
-    that have one for each head). Parts that this class lacks are left aside.
-    ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
+    that have one for each head). Parts that this class lacks are left aside; an error for a table that does not narrow.
+    `empty` is the attention implementation of layers without heads.
     """
     base, main = model.base_model, getattr(model.base_model, "main_input_name", "input_ids")
     if main not in inspect.signature(type(base).forward).parameters:
         base = model  # as `headscope.model.discovery.base_of`, which cannot be read here
     modules, table = dict(base.named_modules()), table or {}
-    if not isinstance(table, dict):
-        raise ValueError("config.narrowed is no table of sizes")
 
     def parts_named(entry: str) -> list[tuple[str, Any, Any]]:
-        entries = table.get(entry, {})
-        values = entries if isinstance(entries, dict) else dict.fromkeys(entries)
-        return [(name, modules[name], value) for name, value in values.items() if name in modules]
+        return [(name, modules[name], value) for name, value in table.get(entry, {}).items() if name in modules]
 
     for name, shape in table.get("shapes", {}).items():
         owner, _, parameter = name.rpartition(".")
@@ -149,10 +132,10 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
         if module.bias is None:
             module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
     for name, module, width in parts_named("zeros"):
-        _replace(base, name, Zeros(_below(width, sum(module.weight.shape))))
+        _replace(base, name, Constant(_below(width, sum(module.weight.shape)), torch.empty(1)))
     for name, module, _ in parts_named("biases"):
         width = module.weight.shape[0 if isinstance(module, nn.Linear) else 1]
-        _replace(base, name, BiasOnly(width, module.bias))
+        _replace(base, name, Constant(width, module.bias))
     for _, module, _ in parts_named("empty"):
         _view(module, {"_attn_implementation": empty})
     for _, module, heads in parts_named("bias_heads"):
@@ -161,15 +144,14 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     for _, module, _ in parts_named("unshared"):
         _mix_in(module, UnsharedBias)
     for name, module, count in parts_named("lists"):
-        _replace(base, name, _first(module, count))
+        _replace(base, name, module[: _below(count, len(module))])
     for _, module, units in parts_named("selected"):
-        _select(module, units)
+        module.kept_units = torch.arange(len(module.weight), device="cpu")[units].tolist()
+        _mix_in(module, SelectedUnits)
 
 
 def _resize(module: Any, name: str, shape: tuple[int, ...]) -> None:
-    old = getattr(module, name, None)
-    if not isinstance(old, nn.Parameter) or old.ndim != len(shape):
-        raise ValueError(f"config.narrowed gives {name} the shape {list(shape)}, and there is no such parameter")
+    old = module.get_parameter(name)
     for new, size in zip(shape, old.shape, strict=True):
         _below(new, size)
     setattr(module, name, nn.Parameter(old.new_empty(shape), requires_grad=old.requires_grad))
@@ -191,7 +173,7 @@ def _sizes_of_weight(module: Any, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _check_value(of: Any, attribute: str, value: Any) -> int:
-    if attribute not in ATTRIBUTES or not isinstance(getattr(of, attribute, None), int):
+    if attribute not in ATTRIBUTES:
         raise ValueError(f"config.narrowed sets {attribute!r}, which is no size of an attention layer")
     shared = getattr(getattr(of, "config", None), "num_attention_heads", 1) if attribute in SHARING else 1
     return _below(value, max(getattr(of, attribute), shared, 1))
@@ -203,31 +185,20 @@ def _below(value: Any, maximum: int) -> int:
     return value
 
 
-def _first(modules: Any, count: Any) -> nn.ModuleList:
-    if not isinstance(modules, nn.ModuleList):
-        raise ValueError("config.narrowed shortens a part that is no list of modules")
-    return modules[: _below(count, len(modules))]
-
-
 def _replace(base: nn.Module, name: str, part: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(base.get_submodule(parent), child, part)
 
 
 def _mix_in(module: Any, part: type) -> None:
-    if not hasattr(type(module), "compute_bias"):
-        raise ValueError("config.narrowed names bias_heads of a layer that has no position bias")
+    if part is not SelectedUnits and not hasattr(type(module), "compute_bias"):
+        raise ValueError("config.narrowed names a position bias of a layer that has none")
     if not isinstance(module, part):
         module.__class__ = type(type(module).__name__, (part, type(module)), {})
 
 
-def _select(module: Any, units: Any) -> None:
-    size = len(module.weight)
-    if not units or any(type(unit) is not int or not 0 <= unit < size for unit in units):
-        raise ValueError(f"config.narrowed selects parts of a norm that has {size}")
-    module.kept_units = list(units)
-    if not isinstance(module, SelectedUnits):
-        module.__class__ = type(type(module).__name__, (SelectedUnits, type(module)), {})
+def _view(module: Any, values: dict[str, Any]) -> None:
+    module.config = _Config(module.config, values)
 
 
 class _Config:
@@ -240,12 +211,6 @@ class _Config:
         if name.startswith("__") or "_of" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.__dict__["_of"], name)
-
-
-def _view(module: Any, values: dict[str, Any]) -> None:
-    if not hasattr(module, "config"):
-        raise ValueError("config.narrowed changes a layer that reads no config")
-    module.config = _Config(module.config, values)
 
 
 class Narrowed:

@@ -11,7 +11,6 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,7 @@ def stored_types(path: str) -> dict[str, torch.dtype]:
 
 WIDTHS = ("d_kv", "head_dim")
 COUNTS = ("num_heads", "num_attention_heads")
-STAND_INS = {"LlamaForCausalLM": ("MistralForCausalLM", {"sliding_window": None})}
+STAND_INS = {"LlamaForCausalLM": {"MistralForCausalLM": {"sliding_window": None}}}
 """Classes that compute the same where the first refuses a width that its heads do not divide, and what they need."""
 
 
@@ -207,39 +206,26 @@ def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint
 
 
 def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
-    weights = model.state_dict()
-    reasons: list[str] = []
-    shapes = {key: values.shape for key, values in weights.items()}
-    for cls, config in _candidates(model.config, name, heads=heads, groups=groups, reasons=reasons):
+    weights, reasons = model.state_dict(), list[str]()
+    settings = {**model.config.to_dict(), **_sizes(model.config, heads, groups)}
+    for entry in ("narrowed", "kept_heads", "auto_map", "model_type", "architectures"):
+        settings.pop(entry, None)
+    for class_name, more in {name: {}, **STAND_INS.get(name, {})}.items():
+        cls: Any = getattr(transformers, class_name)
         try:
-            with torch.device("meta"):
-                own_shapes = {key: values.shape for key, values in cls(config).state_dict().items()}
-        except Exception as error:  # whatever sizes that do not fit one another may raise
+            with quiet_transformers(), torch.device("meta"):
+                config = cls.config_class.from_dict({**settings, **more})
+                shapes = {key: values.shape for key, values in cls(config).state_dict().items()}
+        except Exception as error:  # whatever the config's own checks, and sizes that do not fit one another, raise
             reasons.append(reason_of(error))
             continue
-        if own_shapes == shapes:
+        if shapes == {key: values.shape for key, values in weights.items()}:
             return _fill_class(cls, config, model, weights)
     reason = reasons[0] if reasons else "it cannot say how wide a head is"
     raise ConfigError(
         f"{flag.export} native: a config of type {model.config.model_type!r} does not take {heads} heads and {groups} "
         f"key/value heads of the width that they have ({reason}); take self-contained"
     )
-
-
-def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: list[str]) -> Iterator[tuple[Any, Any]]:
-    stand_in = [STAND_INS[name]] if name in STAND_INS else []
-    for class_name, more in [(name, {}), *stand_in]:
-        cls: Any = getattr(transformers, class_name)
-        values = {**config.to_dict(), **_sizes(config, heads, groups), **more}
-        for entry in ("narrowed", "kept_heads", "auto_map", "model_type", "architectures"):
-            values.pop(entry, None)
-        try:
-            with quiet_transformers():
-                candidate_config = cls.config_class.from_dict(values)
-        except Exception as error:  # whatever the config's own checks raise
-            reasons.append(reason_of(error))
-            continue
-        yield cls, candidate_config
 
 
 def _sizes(config: Any, heads: int, groups: int) -> dict[str, int]:
