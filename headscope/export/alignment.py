@@ -22,8 +22,8 @@ from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.files.reading import read_bytes, read_object
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import HeadId, Layout, Site
+from headscope.model.interface import quiet_transformers
 
 WEIGHTS, CONFIG = "model.bin", "config.json"
 ORDER = "decoder/headscope_alignment"

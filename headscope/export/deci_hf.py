@@ -28,9 +28,9 @@ from headscope.files.reading import read_object
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import modeling_decilm
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
+from headscope.model.interface import quiet_transformers
 
 FOLDER, MODULE = "deci-hf", "modeling_decilm"
 FAMILIES = ("llama", "mistral")

@@ -24,9 +24,9 @@ from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import PARTS, DecoderLayer, EngineExport, EngineFile, decoder_layer, engine, folder_proof
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.model.attention import is_half
+from headscope.model.interface import quiet_transformers
 
 FOLDER, SERVERS = "laguna", "laguna-server"
 SERVER_PROGRAMS = "vLLM, SGLang, TensorRT-LLM"

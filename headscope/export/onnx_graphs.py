@@ -28,10 +28,9 @@ from headscope.errors import CheckpointError, one_line, strip_colours
 from headscope.evaluation.model_inputs import InputTexts
 from headscope.export.base import STEPS, greedy_difference
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.heads import Site
 from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, of_tokens, outputs, with_cache
-from headscope.model.interface import takes, through_attend
+from headscope.model.interface import quiet_transformers, takes, through_attend
 
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

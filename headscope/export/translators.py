@@ -15,9 +15,9 @@ from torch import Tensor
 from headscope.errors import CheckpointError, ConfigError, flag
 from headscope.formats.base import Checkpoint
 from headscope.formats.fairseq.keys import key_table
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
+from headscope.model.interface import quiet_transformers
 from headscope.model.native.transformer import folded_weights, without_mixing
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 

@@ -185,6 +185,21 @@ def suppress_warnings() -> Iterator[None]:
             logger.handlers, logger.propagate = handlers, propagate
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Within the block transformers logs nothing and shows no progress bars."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with suppress_warnings():
+            yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
 _ABSENT = object()
 
 

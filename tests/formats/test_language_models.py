@@ -16,7 +16,7 @@ from headscope.assets import captions, sample
 from headscope.data.vocabulary import Vocabulary
 from headscope.export.convert import convert
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.tokenizers import tokenizer_of
+from headscope.formats.huggingface.from_native import tokenizer_of
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads

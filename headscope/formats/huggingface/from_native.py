@@ -1,34 +1,38 @@
 """Native Transformers as Hugging Face directories that transformers loads without headscope.
 
 The classes grew out of fairseq. Fixed linear mixings are folded into output projections first; transformers computes
-logits of what was written.
+logits of what was written. A SentencePiece model becomes a tokenizer of the `tokenizers` library with the same ids:
+`Precompiled` characters, ▁ for spaces, merges or scores. Texts are composed first (NFC), as `tokenizers` goes by
+graphemes; marks that no character of Unicode combines stay different.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from headscope.assets import sample
+from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, flag
 from headscope.formats.exports import Probe, SavedFiles
 from headscope.formats.fairseq.from_native import fill_weights, unusual_parts
 from headscope.formats.fairseq.keys import key_table
-from headscope.formats.huggingface.tokenizers import write_vocabulary
+from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.interface import suppress_warnings
+from headscope.model.interface import quiet_transformers
 from headscope.model.native.layers import DEFAULT_LENGTH
 from headscope.model.native.transformer import folded_weights, without_mixing
 from headscope.model.native.transformer_config import TransformerConfig
 
 
-@dataclass(frozen=True)
-class Ids:
+class Ids(NamedTuple):
     """The special ids that a Hugging Face config wants."""
 
     start: int
@@ -55,11 +59,6 @@ class Target:
     one_vocabulary: bool = False
     final_norm: str = "layer_norm"
     folds_scale: bool = False
-
-    @property
-    def config(self) -> str:
-        """Name of the config class."""
-        return self.name.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM") + "Config"
 
 
 _SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
@@ -127,24 +126,6 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Within the block transformers logs nothing and shows no progress bars."""
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with suppress_warnings():
-            yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-
-
 def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     """Write config, weights and generation config of the model; gives the class's name."""
     import transformers
@@ -168,14 +149,12 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         wanting = [key for key in missing if "embed_positions" not in key and key not in tied]
         assert not left_over and not wanting, f"{target.name}: {left_over[:3]} left over, {wanting[:3]} missing"
         model.tie_weights()
-        from transformers import GenerationConfig
-
         settings: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
         if config.encoder is not None:
             search = checkpoint.search
             settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
             settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
-        model.generation_config = GenerationConfig(**settings)
+        model.generation_config = transformers.GenerationConfig(**settings)
         model.save_pretrained(folder)
     return target.name
 
@@ -192,21 +171,15 @@ def special_ids(checkpoint: TransformerCheckpoint) -> Ids:
 
 
 def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
+    """The config of a class: of its model's class, by the name of this class."""
     import transformers
 
-    decoder, encoder, longest = (
-        config.decoder,
-        config.encoder,
-        max(s.max_positions or DEFAULT_LENGTH for s in config.stacks),
-    )
+    decoder, encoder = config.decoder, config.encoder
     values: dict[str, Any] = {
-        "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
-        **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
-        "max_position_embeddings": longest,
+        "activation_function": "gelu_pytorch_tanh" if decoder.activation == "gelu-tanh" else decoder.activation,
+        "max_position_embeddings": _longest(config),
         "tie_word_embeddings": _all_tied(config),
-        "dropout": decoder.dropout,
-        "attention_dropout": decoder.attention_dropout,
-        "activation_dropout": decoder.activation_dropout,
+        **{name: getattr(decoder, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
         **{"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end},
     }
     if encoder is None:
@@ -222,14 +195,18 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
         }
     else:
         values |= {"d_model": decoder.d_model, "decoder_start_token_id": ids.start, "forced_eos_token_id": None}
+        values["scale_embedding"] = decoder.scale_embedding
         for side, stack in config.sides.items():
-            values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
+            values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn, f"{side}_layerdrop": 0.0}
             values[f"{side}_attention_heads"] = stack.most_heads
-            values[f"{side}_layerdrop"] = 0.0
         two = {"src_vocab_size": encoder.vocabulary, "tgt_vocab_size": decoder.vocabulary}
         own = {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two | {"langs": ["source", "target"]}
         values |= own
-    return getattr(transformers, target.config)(**values)
+    return getattr(transformers, target.name).config_class(**values)
+
+
+def _longest(config: TransformerConfig) -> int:
+    return max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
 
 
 def _all_tied(config: TransformerConfig) -> bool:
@@ -237,35 +214,26 @@ def _all_tied(config: TransformerConfig) -> bool:
 
 
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under the names of a class, with what it has besides: unused rows, a shared table, a bias of outputs."""
     layers = max(stack.layers for stack in config.stacks)
-    longest = max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
     back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
     full_state, weights = dict(state), dict[str, Tensor]()
     for side, stack in config.sides.items():  # a class has one length for both of its sides
-        fill_weights(full_state, side, replace(stack, max_positions=longest), has_table="learned" in target.positions)
+        whole_stack = replace(stack, max_positions=_longest(config))
+        fill_weights(full_state, side, whole_stack, has_table="learned" in target.positions)
+    bias = full_state.pop("output.bias", full_state["output.weight"].new_zeros(config.decoder.vocabulary))
+    if target.bias:
+        weights["final_logits_bias"] = bias[None]
     for native_key, tensor in full_state.items():
-        if native_key == "output.bias":
-            weights["final_logits_bias"] = tensor[None]
-            continue
         side, _, name = back[native_key].partition(".")
         name = name.replace("layer_norm.", f"{target.final_norm}.") if name.startswith("layer_norm.") else name
         weights[target.output if native_key == "output.weight" else f"{target.prefix[side]}.{name}"] = tensor
-    _fill(target, config, weights)
-    return weights
-
-
-def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
-    """What the class has and the model has not: unused rows, the shared table, a bias of the output."""
-    like = weights[target.output]
-    for side in config.sides:
-        name = f"{target.prefix[side]}.embed_tokens.weight"
-        if target.one_vocabulary and len(weights[name]) < config.decoder.vocabulary:
-            rows = config.decoder.vocabulary - len(weights[name])
-            weights[name] = torch.cat([weights[name], like.new_zeros(rows, weights[name].shape[1])])
+    for side in config.sides if target.one_vocabulary else ():
+        table = weights[name := f"{target.prefix[side]}.embed_tokens.weight"]
+        weights[name] = torch.nn.functional.pad(table, (0, 0, 0, config.decoder.vocabulary - len(table)))
     if target.shared is not None:
         weights[target.shared] = weights[f"{target.prefix['encoder']}.embed_tokens.weight"]
-    if target.bias:
-        weights.setdefault("final_logits_bias", like.new_zeros(1, len(like)))
+    return weights
 
 
 def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
@@ -314,3 +282,116 @@ def convert_checkpoint(checkpoint: TransformerCheckpoint, folder: Path, probe: P
         limits = ["texts: there is no vocabulary, so give ids"]
     limits += ["headscope: it cannot see the heads of this class"] * own_code
     return SavedFiles(folder, "huggingface", tuple(notes), opens, tuple(limits), name, logits)
+
+
+BPE, UNIGRAM = 2, 1  # sentencepiece_model.proto, TrainerSpec.ModelType
+NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # ModelProto.SentencePiece.Type
+DECOMPOSED, COMPOSED = "u\u0308", "\u00fc"
+UNUSUAL = ("  two  spaces \t", "Stra\u00dfe 1\u00bd \u2122", "\u4e16\u754c \U0001f600", "aaaaaaa -----")
+"""Texts, beside those of the sample, on which ids are compared before a tokenizer is kept."""
+
+
+def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
+    """Write a tokenizer where transformers has one for the vocabularies; gives the note that the user reads."""
+    source, target = checkpoint.source, checkpoint.target
+    if target is None:
+        return "no tokenizer: the checkpoint came without vocabularies"
+    if source is None or (source.subwords, source.special_ids) == (target.subwords, target.special_ids):
+        if (inner := tokenizer_of(target)) is not None:
+            _write_tokenizer(inner, checkpoint, folder, split_special_tokens=True)
+            return "the tokenizer gives the ids of the SentencePiece model, without SentencePiece"
+        if target.unknown is not None and target.splitter.kind in ("words", "bpe"):
+            from tokenizers import Tokenizer, models, pre_tokenizers
+
+            ids = {subword: number for number, subword in enumerate(target.subwords)}
+            words = Tokenizer(models.WordLevel(ids, target.subwords[target.unknown]))
+            words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            _write_tokenizer(words, checkpoint, folder)
+            return "the tokenizer takes text that is already split into subwords; split and join it with your BPE codes"
+    for name, vocabulary in (("source", source), ("target", target)):
+        if vocabulary is not None:
+            (folder / f"{name}.pieces.json").write_text(
+                json.dumps(vocabulary.subwords, ensure_ascii=False), encoding="utf-8"
+            )
+    return (
+        "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the subwords in the order of "
+        "their ids, and a source text ends with the id of the end"
+    )
+
+
+def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
+    """Write a tokenizer that ends what an encoder reads, and begins what a decoder alone reads.
+
+    Language models learnt from texts that end: `texts_end_with_eos` tells `headscope evaluate` to count the end.
+    """
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary, two_sided = checkpoint.target, checkpoint.two_sided
+    assert vocabulary is not None
+    names = {
+        "unk": vocabulary.unknown,
+        "pad": vocabulary.pad,
+        "eos": vocabulary.end,
+        "bos": min(vocabulary.special, default=vocabulary.start),
+    }
+    tokens = {f"{name}_token": vocabulary.subwords[number] for name, number in names.items() if number is not None}
+    mark = vocabulary.subwords[vocabulary.end if two_sided else vocabulary.start]
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"$A {mark}" if two_sided else f"{mark} $A",
+        special_tokens=[(mark, vocabulary.end if two_sided else vocabulary.start)],
+    )
+    more |= {} if two_sided else {CLOSED: True, "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens, **more)
+    tokenizer.save_pretrained(folder)
+
+
+def tokenizer_of(vocabulary: Vocabulary) -> Any:
+    """The tokenizer of a SentencePiece vocabulary; None for others, and where ids of sample texts differ."""
+    if vocabulary.splitter.kind != "sentencepiece" or vocabulary.splitter.codes is None:
+        return None
+    import sentencepiece.sentencepiece_model_pb2
+
+    messages: Any = sentencepiece.sentencepiece_model_pb2
+    model = messages.ModelProto.FromString(vocabulary.splitter.codes)
+    usual = {NORMAL, UNKNOWN, CONTROL, UNUSED}
+    expressible = (
+        tuple(piece.piece for piece in model.pieces) == vocabulary.subwords
+        and all(piece.type in usual for piece in model.pieces)
+        and model.trainer_spec.model_type in (BPE, UNIGRAM)
+        and not model.trainer_spec.treat_whitespace_as_suffix
+        and model.normalizer_spec.escape_whitespaces
+    )
+    if not expressible:
+        return None
+    if (tokenizer := _assemble(model, vocabulary.splitter.codes)) is None:
+        return None
+    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
+    texts += UNUSUAL
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    same_ids = all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, encodings, strict=True))
+    return tokenizer if same_ids else None
+
+
+def _assemble(model: Any, codes: bytes) -> Any:
+    import sentencepiece
+    from tokenizers import Regex, normalizers, pre_tokenizers
+    from transformers.convert_slow_tokenizer import SpmConverter
+
+    unigram = model.trainer_spec.model_type == UNIGRAM
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    vocabulary = pieces if unigram else {piece: number for number, (piece, _) in enumerate(pieces)}
+    if (build := getattr(SpmConverter, "build_tokenizer_from_spm_proto", None)) is None:  # an earlier transformers
+        return None
+    tokenizer: Any = build(model, vocabulary)
+    spec, processor = model.normalizer_spec, sentencepiece.SentencePieceProcessor(model_proto=codes)
+    composes = spec.precompiled_charsmap and processor.normalize(DECOMPOSED).strip("▁ ") == COMPOSED
+    before = [normalizers.NFC()] if composes else []
+    behind = [normalizers.Replace(Regex(r"▁+\z"), "")] if spec.remove_extra_whitespaces else []
+    tokenizer.normalizer = normalizers.Sequence([*before, tokenizer.normalizer, *behind])
+    if unigram:  # a control piece that is written out is text, so its first character stands alone
+        controls = [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
+        pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in controls)
+        split = pre_tokenizers.Split(Regex(pattern), behavior="merged_with_previous")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, split])
+    return tokenizer

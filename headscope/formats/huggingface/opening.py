@@ -49,10 +49,9 @@ from headscope.formats.huggingface.companions.folder import (
 )
 from headscope.formats.huggingface.companions.languages import language_numbers, set_languages, set_spoken
 from headscope.formats.huggingface.companions.sentences import sentence_encoder
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
-from headscope.model.interface import reads_sound
+from headscope.model.interface import quiet_transformers, reads_sound
 from headscope.model.stored_weights import keep_differentiable
 from headscope.registry import unknown
 

@@ -27,9 +27,9 @@ from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
 from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
-from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.formats.huggingface.narrowing import Narrowed
 from headscope.model.attention import ScoreOptions, attend
+from headscope.model.interface import quiet_transformers
 from headscope.model.removal_plan import RemovalPlan, padded_plan
 from headscope.model.stored_weights import written_type
 
