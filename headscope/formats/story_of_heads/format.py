@@ -32,16 +32,14 @@ from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import StubType, read_pickle
 from headscope.formats.story_of_heads.model import (
+    LOSS,
     SITES,
     SOURCE,
-    ArrayRule,
     Hp,
     Shape,
     array_rules,
-    is_training_state,
-    loss_scope,
+    is_unread,
     read_hp,
-    set_aside,
     shape_of,
 )
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
@@ -57,9 +55,9 @@ SIDES = {"source": "src", "target": "dst"}
 class StoryCheckpoint(TransformerCheckpoint):
     """A checkpoint that remembers its hyper-parameters, so that it can be saved in its own format."""
 
-    def __init__(self, *, hp: Mapping[str, Any], shape: Shape, loss: str, **arguments: Any) -> None:
+    def __init__(self, *, hp: Mapping[str, Any], shape: Shape, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.hp, self.shape, self.loss = hp, shape, loss
+        self.hp, self.shape = hp, shape
 
 
 class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
@@ -73,7 +71,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         if not path.is_file():
             return False
         first = first_member(path)
-        if first.endswith(":0.npy") and first.startswith(("mod/", "loss_xent_lm/")):
+        if first.endswith(":0.npy") and first.startswith(("mod/", f"{LOSS}/")):
             return True
         try:
             return first.endswith(".npy") and SOURCE in Arrays(path).names
@@ -103,7 +101,6 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         checkpoint = StoryCheckpoint(
             hp=settings,
             shape=shape,
-            loss=loss_scope(arrays, hp),
             path=path,
             format=self.name,
             model=model.to(device),
@@ -124,9 +121,8 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             return replace(NATIVE.write(checkpoint, folder), notes=(reason,))
         path = folder / Path(checkpoint.path).name
         state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
-        buffer = io.BytesIO()
-        arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        arrays = {row.array: row.pack(state).contiguous().numpy() for row in array_rules(checkpoint.shape)}
+        np.savez(buffer := io.BytesIO(), **arrays)  # type: ignore[arg-type]
         content = {
             path: buffer.getvalue(),
             folder / "hp.json": (json.dumps(dict(checkpoint.hp), indent=1) + "\n").encode(),
@@ -144,17 +140,12 @@ STORY = StoryOfHeadsFormat()
 FORMATS.register("story_of_heads", STORY, where=__name__)
 
 
-def _rows(shape: Shape, loss: str) -> list[ArrayRule]:
-    return list(array_rules(shape.config, loss=loss, one_matrix=shape.combined, shared=shape.shared))
-
-
 def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     with torch.device("meta"):
-        expected = Transformer(shape.config).state_dict()
-    table = _rows(shape, loss_scope(arrays, hp))
+        expected_model = Transformer(shape.config)
+    expected, table = expected_model.state_dict(), list(array_rules(shape))
     weights = {row.array for row in table}
-    other_names = sorted(arrays.names - weights)
-    if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
+    if unread := [name for name in sorted(arrays.names - weights) if not is_unread(name, weights, hp)]:
         raise CheckpointError(
             f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
             f"{shortlist([name[:80] for name in unread])}; correct the {flag.hp} file (num_layers, say)"
@@ -174,42 +165,36 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     if shape.shared and not shape.config.share_embeddings:
         words = shape.config.decoder.vocabulary  # the first rows of the common table
         state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
-    return state | _alive(hp, shape)
-
-
-def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
-    with torch.device("meta"):
-        modules = [*Transformer(shape.config).attention_modules()]
-    alive = {}
-    for name, masks in hp.alive.items():
+    modules = [*expected_model.attention_modules()]
+    for name, masks in hp.alive_heads.items():
         layers = {key: module.heads for site, _, key, module in modules if site is SITES[name]}
         if [len(mask) for mask in masks] != [*layers.values()]:
             raise ConfigError(f"alive_heads of {name} must be {len(layers)} lists of num_heads numbers")
         for key, mask in zip(layers, masks, strict=True):
-            alive[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
-    return alive
+            state[f"{key}.mixing.alive"] = torch.tensor(mask, dtype=torch.float32)
+    return state
 
 
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:
     stack = shape.config.encoder if name == "src" else shape.config.decoder
     size = stack.vocabulary if stack else 0
-    pickle_path, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
-    if pickle_path.is_file():
-        vocabulary = read_pickle(pickle_path, {".".join(VOC)})
+    file, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
+    if file.is_file():
+        vocabulary = read_pickle(file, {".".join(VOC)})
         state = vocabulary.state if isinstance(vocabulary, StubType) else None
         ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
         plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
         if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
-            raise DataError(f"{pickle_path} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
-    elif text.is_file():
-        ids = {subword: number for number, subword in enumerate(read_text(text).removesuffix("\n").split("\n"))}
+            raise DataError(f"{file} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
+    elif (file := text).is_file():
+        ids = {subword: number for number, subword in enumerate(read_text(file).removesuffix("\n").split("\n"))}
     else:
         return None
     largest = max(ids.values(), default=0)
     if largest >= size or (largest + 1 < size and not shape.shared):
         raise CheckpointError(
-            f"{folder / pickle_path.name if pickle_path.is_file() else text} has {min(largest, 2**40) + 1} tokens, the "
-            f"embeddings {size}; this vocabulary belongs to another checkpoint"
+            f"{file} has {min(largest, 2**40) + 1} tokens, the embeddings {size}; this vocabulary belongs to another "
+            "checkpoint"
         )
     subwords = [f"_UNUSED_{number}_" for number in range(size)]
     for subword, number in ids.items():
@@ -217,8 +202,8 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     subwords[:3] = BEGIN, END, UNKNOWN
     codes = None
     if bpe is not None:
-        file = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
-        codes = read_bytes(file, name=f"{flag.bpe} {file} (a file, or a directory with {name}.bpe)")
+        bpe_file = bpe / f"{name}.bpe" if bpe.is_dir() else bpe
+        codes = read_bytes(bpe_file, name=f"{flag.bpe} {bpe_file} (a file, or a directory with {name}.bpe)")
     return Vocabulary(tuple(subwords), Splitter("backtick", codes), start=0, end=1, unknown=2)
 
 
