@@ -155,7 +155,7 @@ def _texts_that_run(checkpoint: Checkpoint) -> InputTexts:
 
 
 def _probe(checkpoint: TransformerCheckpoint) -> Probe:
-    """Random sources [2 9] with padding, their masks, and decoder inputs [2 7], without special ids."""
+    """Random sources [2 9] that end, with padding, their masks, and decoder inputs [2 7] that start; no other ids."""
     config, ids = checkpoint.model.config, None
     if checkpoint.target is not None or checkpoint.format == "fairseq":
         ids = special_ids(checkpoint)
@@ -170,5 +170,9 @@ def _probe(checkpoint: TransformerCheckpoint) -> Probe:
     source = draw((config.encoder or config.decoder).vocabulary, longest)
     real = torch.ones_like(source, dtype=torch.bool)
     real[1, (longest + 1) // 2 :] = False
+    target = draw(config.decoder.vocabulary, min(longest, 7))
+    if ids is not None:
+        source[:, (longest + 1) // 2 - 1] = ids.end
+        target[:, 0] = ids.start
     source[~real] = 0 if ids is None else ids.pad
-    return Probe(source, real, draw(config.decoder.vocabulary, min(longest, 7)))
+    return Probe(source, real, target)

@@ -36,7 +36,6 @@ from headscope.formats.fairseq.config import (
 )
 from headscope.formats.fairseq.from_native import (
     SPECIAL,
-    end_difference,
     fairseq_model,
     logits_in_our_order,
     vocabulary_files,
@@ -161,7 +160,6 @@ def _splitter(codes: bytes | None, subwords: list[str]) -> Splitter:
 
 
 FILE = "checkpoint_best.pt"
-TOLERANCE = 1e-5  # of the largest logit
 
 
 class FairseqCheckpoint(TransformerCheckpoint):
@@ -260,11 +258,6 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         for name, content in vocabulary_files(checkpoint).items():
             (folder / name).write_bytes(content)
         copy = self.load(str(folder / FILE), device="cpu", dtype="float64", companions=Companions())
-        if not (difference := end_difference(checkpoint, written_model, copy)) <= TOLERANCE:
-            raise CheckpointError(
-                f"{checkpoint.path} was converted, but its first logits differ by {difference:.1e}; nothing was left "
-                "behind. Please report this with the output of `headscope show`"
-            )
         logits = logits_in_our_order(copy.model, written_model, probe)
         opens, limits = ("headscope", _OPENS[written_model.of_fork]), (_LIMITS[written_model.of_fork],)
         arch = written_model.options["arch"]

@@ -7,7 +7,6 @@ has at `</s>` the row of the id that a model starts with.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,11 +45,12 @@ LM_TASK: Mapping[str, Any] = {"future_target": False, "past_target": False, "sam
 
 @dataclass(frozen=True)
 class FairseqModel:
-    """What a file holds; `orders` are our ids by side, in the order of fairseq's."""
+    """What a file holds; `orders` are our ids by side, in the order of fairseq's, `start` our id that begins targets."""
 
     options: dict[str, Any]
     weights: dict[str, Tensor]
     orders: dict[str, list[int]]
+    start: int
     notes: tuple[str, ...]
     of_fork: bool
 
@@ -85,7 +85,8 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
     one_table = not has_own_start and orders.get("encoder", orders["decoder"]) == orders["decoder"]
     options = _options(config, vocabularies["decoder"], tied=not has_own_start, one_table=one_table)
     notes = _notes(config, has_own_start=has_own_start, of_fork=of_fork, folds_mixing=bool(mixings) and not of_fork)
-    return FairseqModel(options, fairseq_weights(weights, _origin(config, weights)), orders, notes, of_fork)
+    start = vocabularies["decoder"].start
+    return FairseqModel(options, fairseq_weights(weights, _origin(config, weights)), orders, start, notes, of_fork)
 
 
 def fairseq_order(vocabulary: Vocabulary) -> list[int]:
@@ -110,23 +111,13 @@ def vocabulary_files(checkpoint: TransformerCheckpoint) -> dict[str, bytes]:
 
 
 def logits_in_our_order(model: Transformer, fairseq: FairseqModel, probe: Probe) -> Tensor:
-    """Logits [2 t V] that the opened file gives of a probe, by our ids."""
-    source = fairseq.renumber(probe.source, "encoder") if model.encoder is not None else probe.source
-    logits = probe_logits(model, Probe(source, probe.real, fairseq.renumber(probe.target, "decoder")))
+    """Logits [2 t V] that the opened file gives of a probe, by our ids; translations start with `</s>` in fairseq."""
+    source, target = probe.source, fairseq.renumber(probe.target, "decoder")
+    if model.encoder is not None:
+        source = fairseq.renumber(probe.source, "encoder")
+        target = target.masked_fill(probe.target == fairseq.start, SPECIAL.index("</s>"))
+    logits = probe_logits(model, Probe(source, probe.real, target))
     return logits[..., fairseq.renumber(torch.arange(logits.shape[-1]), "decoder")]
-
-
-@torch.no_grad()
-def end_difference(checkpoint: TransformerCheckpoint, fairseq: FairseqModel, reopened: TransformerCheckpoint) -> float:
-    """The largest difference of logits where a text starts, after a source that ends, as a share of the largest."""
-    assert checkpoint.target is not None and reopened.target is not None
-    mine, ids = copy.deepcopy(checkpoint.model).cpu().double().eval(), torch.tensor([[checkpoint.target.start]])
-    source = None if checkpoint.source is None else torch.tensor([[checkpoint.source.end]])
-    expected = mine(source, ids)
-    source = None if source is None else fairseq.renumber(source, "encoder")
-    logits = reopened.model(source, torch.tensor([[reopened.target.start]]))
-    logits = logits[..., fairseq.renumber(torch.arange(logits.shape[-1]), "decoder")]
-    return float((logits - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
 def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
