@@ -45,7 +45,7 @@ LM_TASK: Mapping[str, Any] = {"future_target": False, "past_target": False, "sam
 
 @dataclass(frozen=True)
 class FairseqModel:
-    """What a file holds; `orders` are our ids by side, in the order of fairseq's, `start` our id that begins targets."""
+    """What a file holds; `orders` are our ids by side, in the order of fairseq's; `start` begins our targets."""
 
     options: dict[str, Any]
     weights: dict[str, Tensor]
