@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 QUERIES = "blocks.0.attn.W_Q"
 LINEAR_TANH = 2.0**-12
 """Scale of what goes through a tanh that is to be the identity: its relative error is 2e-8 at 1."""
-NORM = {"weight": "w", "bias": "b"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +58,6 @@ class LensSettings:
         if unknown := {*ids.values()} - {None, *self.vocabulary}:
             raise CheckpointError(f"the special token {unknown.pop()!r} is not in the vocabulary")
         return {name: None if token is None else self.vocabulary.index(token) for name, token in ids.items()}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the shapes of a state dict say."""
-
-    layers: int
-    heads: int
-    width: int
-    model: int
-    inner: int
-    positions: int
-    inputs: int
-    outputs: int
 
 
 class TransformerLensFormat(OpenedAsFolder):
@@ -114,43 +99,37 @@ class TransformerLensFormat(OpenedAsFolder):
 
 def build_model(state: Mapping[str, Tensor], settings: LensSettings) -> Any:
     """The model of transformers with the weights of a state dict; CheckpointError where no class computes the same."""
-    sizes = read_sizes(state)
-    direction = settings.attention_dir or ("causal" if sizes.inputs == sizes.outputs else "bidirectional")
+    heads, d, width = state[QUERIES].shape
+    foreign = [name for name in state if name.endswith((".W_gate", "._W_K", ".attn.rotary_sin", ".attn.W_pos"))]
+    reasons = {
+        f"it has {foreign[0]}" if foreign else "": bool(foreign),
+        "it has no pos_embed.W_pos": "pos_embed.W_pos" not in state,
+        f"its {heads} heads of width {width} are not {d} wide": heads * width != d,
+    }
+    if why := next((why for why, holds in reasons.items() if holds), ""):
+        raise CheckpointError(f"{why}, so neither GPT-2 nor XLM-RoBERTa-XL computes it; give its Hugging Face model")
+    layers, inputs = sum(name.endswith(".attn.W_Q") for name in state), len(state["embed.W_E"])
+    direction = settings.attention_dir or ("causal" if inputs == state["unembed.W_U"].shape[1] else "bidirectional")
     build = _decoder if direction == "causal" else _encoder
-    model, weights = build({**_neutral(sizes), **state}, sizes, settings)
+    sizes = {"vocab_size": inputs, "hidden_size": d, "num_hidden_layers": layers, "num_attention_heads": heads}
+    model, weights = build({**_neutral(state, layers), **state}, sizes, settings)
     fixed = {name: own for name, own in model.state_dict().items() if name.endswith(("position_ids", "token_type_ids"))}
     model.load_state_dict({**fixed, **{name: tensor.contiguous() for name, tensor in weights.items()}})
     return model
 
 
-def read_sizes(state: Mapping[str, Tensor]) -> Sizes:
-    """The sizes of a model; CheckpointError for parts that neither class has."""
-    layers = sum(name.endswith(".attn.W_Q") for name in state)
-    heads, model, width = state[QUERIES].shape
-    foreign = [name for name in state if name.endswith((".W_gate", "._W_K", ".attn.rotary_sin", ".attn.W_pos"))]
-    reasons = {
-        f"it has {foreign[0]}" if foreign else "": bool(foreign),
-        "it has no pos_embed.W_pos": "pos_embed.W_pos" not in state,
-        f"its {heads} heads of width {width} are not {model} wide": heads * width != model,
-    }
-    if why := next((why for why, holds in reasons.items() if holds), ""):
-        raise CheckpointError(f"{why}, so neither GPT-2 nor XLM-RoBERTa-XL computes it; give its Hugging Face model")
-    inner = state["blocks.0.mlp.W_in"].shape[1] if "blocks.0.mlp.W_in" in state else 1
-    inputs, outputs = len(state["embed.W_E"]), state["unembed.W_U"].shape[1]
-    return Sizes(layers, heads, width, model, inner, len(state["pos_embed.W_pos"]), inputs, outputs)
-
-
-def _neutral(sizes: Sizes) -> dict[str, Tensor]:
+def _neutral(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Weights that change nothing, for those that folded, centred and attention-only models lack."""
-    d, h, k, m = sizes.model, sizes.heads, sizes.width, sizes.inner
+    h, d, k = state[QUERIES].shape
+    m = state["blocks.0.mlp.W_in"].shape[1] if "blocks.0.mlp.W_in" in state else 1
     norm = {"w": torch.ones(d), "b": torch.zeros(d)}
     layer = {f"{name}.{part}": value for name in ("ln1", "ln2") for part, value in norm.items()}
     layer |= {f"attn.b_{letter}": torch.zeros(h, k) for letter in "QKV"}
     layer |= {"mlp.W_in": torch.zeros(d, m), "mlp.W_out": torch.zeros(m, d)}
     layer |= {"attn.b_O": torch.zeros(d), "mlp.b_in": torch.zeros(m), "mlp.b_out": torch.zeros(d)}
-    weights = {f"blocks.{n}.{name}": value for n in range(sizes.layers) for name, value in layer.items()}
+    weights = {f"blocks.{n}.{name}": value for n in range(layers) for name, value in layer.items()}
     weights |= {f"ln_final.{part}": value for part, value in norm.items()}
-    return weights | {"unembed.b_U": torch.zeros(sizes.outputs)}
+    return weights | {"unembed.b_U": torch.zeros(state["unembed.W_U"].shape[1])}
 
 
 DECODER = {
@@ -186,27 +165,26 @@ def _layers(
     return weights
 
 
-def _decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> tuple[Any, dict[str, Tensor]]:
+def _decoder(
+    state: Mapping[str, Tensor], sizes: Mapping[str, int], settings: LensSettings
+) -> tuple[Any, dict[str, Tensor]]:
     """A GPT-2; a bias of its outputs is added to that of the final norm, which can say it after W_U."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    if sizes.inputs != sizes.outputs:
-        raise CheckpointError(f"a causal model of {sizes.inputs} inputs and {sizes.outputs} outputs is no GPT-2")
+    matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
+    if sizes["vocab_size"] != len(bias):
+        raise CheckpointError(f"a causal model of {sizes['vocab_size']} inputs and {len(bias)} outputs is no GPT-2")
     config = GPT2Config(
-        vocab_size=sizes.inputs,
-        n_positions=sizes.positions,
-        n_embd=sizes.model,
-        n_layer=sizes.layers,
-        n_head=sizes.heads,
-        n_inner=sizes.inner,
+        **sizes,
+        n_positions=len(state["pos_embed.W_pos"]),
+        n_inner=state["blocks.0.mlp.W_in"].shape[1],
         activation_function=settings.act_fn,
         layer_norm_epsilon=settings.eps,
         tie_word_embeddings=False,
         **settings.special_ids(),
     )
     weights = {"transformer.wte.weight": state["embed.W_E"], "transformer.wpe.weight": state["pos_embed.W_pos"]}
-    weights |= _layers(state, DECODER, "transformer.h", sizes.layers, transposes=False)
-    matrix, bias = state["unembed.W_U"].double(), state["unembed.b_U"].double()
+    weights |= _layers(state, DECODER, "transformer.h", sizes["num_hidden_layers"], transposes=False)
     before = torch.linalg.lstsq(matrix.T, bias[:, None], driver="gelsd").solution[:, 0]  # [d] that W_U makes it of
     residual = bias - before @ matrix
     if (residual - residual.mean()).abs().max() > 1e-4:  # a constant changes no probability
@@ -216,40 +194,41 @@ def _decoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) 
     return GPT2LMHeadModel(config), weights | {"lm_head.weight": state["unembed.W_U"].T}
 
 
-def _encoder(state: Mapping[str, Tensor], sizes: Sizes, settings: LensSettings) -> tuple[Any, dict[str, Tensor]]:
+def _encoder(
+    state: Mapping[str, Tensor], sizes: Mapping[str, int], settings: LensSettings
+) -> tuple[Any, dict[str, Tensor]]:
     """An XLM-RoBERTa-XL; a classifier reads position 0, through a tanh that is kept in its linear part."""
     from transformers import XLMRobertaXLConfig, XLMRobertaXLForSequenceClassification, XLMRobertaXLModel
 
     special = settings.special_ids()
     first = (special["pad_token_id"] or 0) + 1  # positions count from the padding's id
+    positions = torch.nn.functional.pad(state["pos_embed.W_pos"], (0, 0, first, 0))
+    d, outputs = sizes["hidden_size"], state["unembed.W_U"].shape[1]
     config = XLMRobertaXLConfig(
-        vocab_size=sizes.inputs,
-        hidden_size=sizes.model,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        intermediate_size=sizes.inner,
+        **sizes,
+        intermediate_size=state["blocks.0.mlp.W_in"].shape[1],
         hidden_act=settings.act_fn,
-        max_position_embeddings=sizes.positions + first,
+        max_position_embeddings=len(positions),
         type_vocab_size=1,
         layer_norm_eps=settings.eps,
         **{**special, "pad_token_id": first - 1},
     )
-    config.num_labels = sizes.outputs
+    config.num_labels = outputs
     if settings.labels:
         config.id2label = dict(enumerate(settings.labels))
         config.label2id = {label: number for number, label in enumerate(settings.labels)}
     weights = {
         "embeddings.word_embeddings.weight": state["embed.W_E"],
-        "embeddings.position_embeddings.weight": torch.nn.functional.pad(state["pos_embed.W_pos"], (0, 0, first, 0)),
-        "embeddings.token_type_embeddings.weight": torch.zeros(1, sizes.model),
-        **_layers(state, ENCODER, "encoder.layer", sizes.layers, transposes=True),
-        **{f"encoder.LayerNorm.{end}": state[f"ln_final.{part}"] for end, part in NORM.items()},
+        "embeddings.position_embeddings.weight": positions,
+        "embeddings.token_type_embeddings.weight": torch.zeros(1, d),
+        **_layers(state, ENCODER, "encoder.layer", sizes["num_hidden_layers"], transposes=True),
+        **{f"encoder.LayerNorm.{end}": state[f"ln_final.{end[0]}"] for end in ("weight", "bias")},
     }
-    if sizes.inputs == sizes.outputs:
+    if sizes["vocab_size"] == outputs:
         return XLMRobertaXLModel(config, add_pooling_layer=False), weights
     classifier = {
-        "dense.weight": LINEAR_TANH * torch.eye(sizes.model),
-        "dense.bias": torch.zeros(sizes.model),
+        "dense.weight": LINEAR_TANH * torch.eye(d),
+        "dense.bias": torch.zeros(d),
         "out_proj.weight": state["unembed.W_U"].T / LINEAR_TANH,
         "out_proj.bias": state["unembed.b_U"],
     }

@@ -248,36 +248,34 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
         return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
     if type(tokenizer).vocab_files_names and not complete:
         return None, "it has no vocabulary file"
-    longest = tokenizer.model_max_length
+    longest, known_languages = tokenizer.model_max_length, language_numbers(tokenizer)
+    expected = {}
     if type(longest) not in (int, float) or not 1 <= longest < math.inf or longest != int(longest):
-        raise CheckpointError(
-            f"{path}: model_max_length of its tokenizer_config.json is {str(longest)[:40]!r}, and has to be a whole "
-            "number from 1 on; correct it"
-        )
+        expected["model_max_length"] = "a whole number from 1 on"
+    if known_languages and tokenizer.src_lang not in known_languages:
+        expected["src_lang"] = f"one of {shortlist([*known_languages])}"
+    for name, values in expected.items():
+        value = str(getattr(tokenizer, name))[:40]
+        raise CheckpointError(f"{path}: {name} of its tokenizer_config.json is {value!r}; make it {values}")
     tokenizer.model_max_length = int(longest)
-    if (known_languages := language_numbers(tokenizer)) and tokenizer.src_lang not in known_languages:
-        raise CheckpointError(
-            f"{path}: src_lang of its tokenizer_config.json is {str(tokenizer.src_lang)[:40]!r}, and it knows "
-            f"{shortlist([*known_languages])}"
-        )
     return tokenizer, ""
 
 
 def _fetch_files(path: str, options: dict[str, bool]) -> Path:
     """The directory of a checkpoint that was opened; from the hub with what a model that is written needs besides."""
-    if not os.path.isdir(path):
-        from transformers.utils.hub import cached_file
-
-        def fetch(*names: str) -> None:
-            for name in names:
-                with suppress(OSError):  # most models have none
-                    cached_file(path, name, local_files_only=options["local_files_only"])
-
-        fetch(*(name for name in COMPANIONS if "*" not in name), *SENTENCE_FILES)
-        if (local := local_folder(path)) is not None:
-            fetch(*(f"{part}/{name}" for part in parts(local) for name in (CONFIG, *MODULE_WEIGHTS)))
     folder = local_folder(path)
     assert folder is not None  # its config.json was read
+    if os.path.isdir(path):
+        return folder
+    from transformers.utils.hub import cached_file
+
+    def fetch(*names: str) -> None:
+        for name in names:
+            with suppress(OSError):  # most models have none
+                cached_file(path, name, local_files_only=options["local_files_only"])
+
+    fetch(*(name for name in COMPANIONS if "*" not in name), *SENTENCE_FILES)
+    fetch(*(f"{part}/{name}" for part in parts(folder) for name in (CONFIG, *MODULE_WEIGHTS)))
     return folder
 
 
@@ -330,8 +328,7 @@ def read_device_map(text: str) -> str | dict[str, int | str]:
     if not os.path.exists(text):
         raise ConfigError(f"{flag.device_map} {text}: give auto, or a JSON file that maps modules to devices")
     devices = read_json(Path(text))
-    kinds = re.compile(r"\d+|cpu|disk|mps|cuda(:.*)?")
-    if not (isinstance(devices, dict) and devices and all(kinds.fullmatch(str(name)) for name in devices.values())):
+    if not (isinstance(devices, dict) and devices):
         raise ConfigError(
             f'{flag.device_map} {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
             'cuda:N or N, mps, "cpu" and "disk"'
@@ -363,13 +360,9 @@ def placement(device: str, device_map: str | None, *, is_quantized: bool) -> Ite
 
 
 def check_devices(model: nn.Module, devices: str | Mapping[str, object] | None) -> None:
-    """ConfigError for a device map that names what is no module, or that leaves out a part of the model."""
-    if devices is None or isinstance(devices, str):
-        return
-    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
-    if strange := [name for name in devices if name not in {*modules, *parameters}]:
+    """ConfigError for a device map that names what is no module; what it leaves out transformers puts on the CPU."""
+    modules = dict(model.named_modules())
+    named = () if devices is None or isinstance(devices, str) else devices
+    if strange := [name for name in named if name not in {*modules, *dict(model.named_parameters())}]:
         parts = [name for name in modules if name.count(".") <= 1 and name]
         raise ConfigError(f"{flag.device_map}: {unknown('module', strange[0], parts)}")
-    prefixes = tuple(part and f"{part}." for part in devices)
-    if left_out := [name for name in parameters if not f"{name}.".startswith(prefixes)]:
-        raise ConfigError(f"{flag.device_map} gives no device for {left_out[0]}; name every module, or its parent")
