@@ -265,13 +265,13 @@ class Checkpoint(ABC):
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         """The module that makes logits of final states, and its whole matrix [V d]; CheckpointError without one."""
 
-    @abstractmethod
     def mask_id(self) -> int:
         """The id that stands for a hidden token; CheckpointError for models that have none."""
+        raise CheckpointError(f"{self.path} is no masked language model")
 
-    @abstractmethod
     def join_subwords(self, text: str) -> str:
         """A reference as translations are written: where texts are given split into subwords, put together."""
+        return text
 
     @abstractmethod
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:

@@ -174,9 +174,6 @@ class TransformerCheckpoint(Checkpoint):
             return model.output, model.output.weight.detach()
         return model.before_output, (model.output.weight @ model.before_output.weight).detach()
 
-    def mask_id(self) -> int:
-        raise CheckpointError(f"{self.path} is no masked language model")
-
     def join_subwords(self, text: str) -> str:
         splitter = self._side("target").splitter
         return splitter.join(text.split()) if splitter.codes is None else text

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headscope.attribution.gatevector import split_gates
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.evaluation.likelihood import Labelled, under_masks
-from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
+from headscope.formats.huggingface.checkpoint import checkpoint_in_memory
 from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
 from headscope.model.prefix_cache import PrefixCache, SharedLayers, index_layers, resumable_layers
@@ -155,7 +155,7 @@ def test_everything_is_restored_after_an_error() -> None:
 
 @pytest.mark.parametrize("name", ["t5", "marian", "gpt2", "bert"])
 def test_masks_that_share_layers_score_as_each_alone(name: str) -> None:
-    checkpoint = InMemoryCheckpoint(build(BY_NAME[name], dtype="float64").eval())
+    checkpoint = checkpoint_in_memory(build(BY_NAME[name], dtype="float64").eval(), None)
     noise = torch.Generator().manual_seed(1)
 
     def ids(*shape: int) -> Tensor:

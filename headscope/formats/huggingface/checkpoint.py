@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,6 @@ from headscope.model.interface import is_pretrained, position_limit, reads_sound
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import is_packing, why_not_changed
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class TokenIds(NamedTuple):
@@ -270,36 +267,23 @@ class HuggingFaceCheckpoint(Predicting):
         return str(getattr(self.model, "main_input_name", "input_ids"))
 
     def _tokenizer(self) -> Any:
-        if self._reads != "input_ids":
+        if self._reads != "input_ids" and not self.reads_sound:
             _ = self.attention_sites  # refuses what `show` and taps do not take either
             raise CheckpointError(
                 f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text, so there is nothing to "
                 "analyse a text with; `headscope show` and headscope.model.taps work on it"
             )
         if self.tokenizer is None:
-            raise CheckpointError(
-                f"{self.path} has no tokenizer, so it cannot read text ({self._without}); "
-                "put its tokenizer files beside the weights"
-            )
+            advice = "load(model, tokenizer=…)" if self.in_memory else "put its tokenizer files beside the weights"
+            raise CheckpointError(f"{self.path} has no tokenizer, so it cannot read text ({self._without}); {advice}")
         return self.tokenizer
 
 
-class InMemoryCheckpoint(HuggingFaceCheckpoint):
-    """A transformers model in memory: neither copied nor moved, and its mode is restored after each call."""
+def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> HuggingFaceCheckpoint:
+    """A model that its owner holds, as a checkpoint; ConfigError for one that cannot be used as it is.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
-        super().__init__(path=f"{type(model).__name__} in memory", model=model, tokenizer=tokenizer, digest=None)
-
-    def _tokenizer(self) -> Any:
-        if self.tokenizer is None and self._reads == "input_ids":
-            raise CheckpointError(
-                f"{self.path} cannot read text without its tokenizer; load(model, tokenizer=tokenizer)"
-            )
-        return super()._tokenizer()
-
-
-def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> InMemoryCheckpoint:
-    """A model that its owner holds, as a checkpoint; ConfigError for one that cannot be used as it is."""
+    It is neither copied nor moved, and its mode is restored after each call.
+    """
     if not is_pretrained(source):
         raise ConfigError(
             f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
@@ -320,6 +304,5 @@ def checkpoint_in_memory(source: nn.Module, tokenizer: Any) -> InMemoryCheckpoin
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), ""):
         raise ConfigError(reason)
-    checkpoint = InMemoryCheckpoint(source, tokenizer)
-    refuse_damaged_model(checkpoint.path, source)
-    return checkpoint
+    refuse_damaged_model(path := f"{type(source).__name__} in memory", source)
+    return HuggingFaceCheckpoint(path=path, model=source, tokenizer=tokenizer, digest=None)

@@ -198,9 +198,6 @@ class Predicting(Checkpoint):
             raise CheckpointError(f"the tokenizer of {self.path} has no mask token, so no token can be hidden")
         return mask
 
-    def join_subwords(self, text: str) -> str:
-        return text
-
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         """`generate` with every head going through `attend`, so that masks work."""
         config, model = self._generation_config(options), self.model

@@ -179,11 +179,6 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         behind = {number: f"{(number - n_subwords) % count * POSITION:.2f}s" for number in ids if number >= n_subwords}
         return [behind.get(number) or super(SpeechCheckpoint, self).subwords([number], side=side)[0] for number in ids]
 
-    def _tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            raise CheckpointError(f"{self.path} has no tokenizer, so it cannot read transcripts ({self._without})")
-        return self.tokenizer
-
     def word_times(self, recording: str, transcript: str, heads: Sequence[HeadId] = ()) -> list[Word]:
         """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads)."""
         heads_used = list(heads) or alignment_heads(self.model)
