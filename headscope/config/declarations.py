@@ -2,23 +2,23 @@
 
 `--help` and figures need what analyses declare, and have no time to import them.
 
-Of the file of an analysis the imports of `LIGHT` modules, the dataclasses and the constants are executed, and of its
-class the attributes. Where the declarations of one need more than that, all analyses are imported.
+The file of an analysis is run with stand-ins for all but `LIGHT` modules. Where its declarations need more than that,
+all analyses are imported.
 """
 
 from __future__ import annotations
 
-import ast
+import builtins
 import importlib
 import inspect
 import re
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headscope.config.option import NoOptions, restore_config, types_of
@@ -192,17 +192,10 @@ def _load_declarations(
     cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registrations: tuple[tuple[str, Any], ...]
 ) -> tuple[Any, ...]:
     variants = {name: cls.of(variant) for name, variant in registrations}
-    sources = dict(registry.unread())
-    assignment = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
-    for module, path in sources.items():
-        if assignment.search(path.read_text(encoding="utf-8")):
-            try:
-                for variant in names_of_module(module, sources, registry.kind, cls)["registered"]:
-                    variants.setdefault(variant.name, cls.of(variant))
-            except Exception:  # whatever its statements raise: they need what is not light
-                registry.names()
-                return read_declarations(cls, registry, *attributes)
-    return tuple(variants.values())
+    for names in read_sources(registry, rf"(?m)^    ({'|'.join(attributes)})\b.*= "):
+        for variant in names.get("registered", ()):
+            variants.setdefault(variant.name, cls.of(variant))
+    return tuple((variants | {name: cls.of(variant) for name, variant in registry.loaded_variants().items()}).values())
 
 
 def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
@@ -239,9 +232,11 @@ def analysis_figures() -> dict[str, tuple[str, AnalysisFigure]]:
 
 
 def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
-    """A function, or the one that "module:function" names."""
+    """A function, or the one that "module:function" names; of a module that was read, the one that it has."""
     if not isinstance(target, str):
-        return target
+        if not target.__module__.endswith(READ):
+            return target
+        target = f"{target.__module__.removesuffix(READ)}:{target.__qualname__}"
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -309,65 +304,66 @@ def criterion_names() -> list[str]:
     return sorted(name for _, path in sources.unread() for name in registration.findall(path.read_text("utf-8")))
 
 
-LIGHT = {"dataclasses", "typing", "pathlib", "math", "headscope.config", "headscope.errors", "headscope.heads"}
-LIGHT |= {"headscope.config.declarations"}
-"""What declarations may import: modules that import no torch."""
+LIGHT = {"headscope.config", "headscope.config.declarations", "headscope.errors", "headscope.heads"}
+"""What declarations may import beside the standard library: modules that import no torch."""
+READ = ":declared"
+"""Ends the name of a module that was read."""
 
 
-def names_of_module(module: str, sources: Mapping[str, Path], kind: str, declares: type[Any]) -> dict[str, Any]:
-    """Names that the declarations of a module define, and as "registered" the attributes of what `@kind` registers."""
-    names: dict[str, Any] = {"__name__": module, "registered": []}
-    classes: dict[str, SimpleNamespace] = {}
-    for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
-            imported_names = names_of_module(node.module, sources, kind, declares)
-            names |= {
-                alias.asname or alias.name: imported_names[alias.name]
-                for alias in node.names
-                if alias.name in imported_names
-            }
-        elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
-            base_attributes = [vars(classes[base]) for base in _names(node.bases) if base in classes]
-            about = {"about": ast.get_docstring(node) or ""}
-            classes[node.name] = SimpleNamespace(
-                **ChainMap(_attributes(node, names, declares), about, *base_attributes)
-            )
-            if kind in _names(node.decorator_list):
-                names["registered"].append(classes[node.name])
-        elif isinstance(node, ast.FunctionDef):
-            names[node.name] = f"{module}:{node.name}"
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.ClassDef)) or _is_light(node):
-            with suppress(NameError, TypeError):  # no declaration, or one that fails where a class uses it
-                _execute(node, names)
-    return names
+class StandIn:
+    """Whatever modules import that is not light: its attributes, items and results are stand-ins; it is no base."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *values: Any, **options: Any) -> Any:
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
 
 
-def _is_light(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import):
-        return all(alias.name in LIGHT for alias in node.names)
-    return isinstance(node, ast.ImportFrom) and node.module in LIGHT
+def read_sources(registry: Registry[Any], pattern: str) -> Iterator[dict[str, Any]]:
+    """Names of the modules of a registry, as far as they were not imported, whose source has a pattern."""
+    sources = dict(registry.unread())
+    for module, path in sources.items():
+        if re.search(pattern, path.read_text(encoding="utf-8")):
+            try:
+                names = read_module(module, sources, registry.kind)
+            except Exception:  # whatever its statements raise: they need what is not light
+                registry.names()  # says which package cannot be loaded
+                names = vars(importlib.import_module(module))
+            yield names
 
 
-def _attributes(node: ast.ClassDef, names: dict[str, Any], declares: type[Any]) -> dict[str, Any]:
-    """The values that a class assigns to attributes that `declares` has."""
-    attributes = {attribute.name for attribute in fields(declares)}
-    values: dict[str, Any] = {}
-    for statement in node.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if {target.id for target in targets if isinstance(target, ast.Name)} & attributes:
-            _execute(statement, names, values)
-    return values
+def read_module(name: str, sources: Mapping[str, Path], kind: str) -> dict[str, Any]:
+    """The names of a module, run with stand-ins for heavy imports, and as "registered" the classes under `@kind`."""
+    module: Any = ModuleType(name + READ)
+    sys.modules[name + READ] = module
+    heavy, module.registered = StandIn(), []
 
+    def register(cls: type) -> type:
+        module.registered.append(cls)
+        return cls
 
-def _execute(node: ast.stmt, names: dict[str, Any], values: dict[str, Any] | None = None) -> None:
-    """One statement; annotations are evaluated, whatever the module says of them."""
-    exec(compile(ast.Module([node], []), "<declarations>", "exec", dont_inherit=True), names, values)
+    def import_light(imported: str, *details: Any) -> Any:
+        if imported in sources:
+            return SimpleNamespace(**{**read_module(imported, sources, kind), kind: register})
+        is_light = imported in LIGHT or imported.partition(".")[0] in sys.stdlib_module_names
+        return __import__(imported, *details) if is_light else heavy
 
-
-def _names(nodes: list[ast.expr]) -> set[str]:
-    """The names of decorators or bases, without their arguments."""
-    bare = [node.func if isinstance(node, ast.Call) else node for node in nodes]
-    return {node.id for node in bare if isinstance(node, ast.Name)}
+    setattr(heavy, kind, register)
+    module.__builtins__ = {**vars(builtins), "__import__": import_light}
+    exec(SourceFileLoader(name, str(sources[name])).get_code(name), vars(module))
+    return vars(module)
 
 
 ENGINES: Registry[Any] = Registry("engine", package="headscope.export", group="headscope.engines")

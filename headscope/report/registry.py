@@ -6,7 +6,6 @@ are, `headscope.config.declarations`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -164,14 +163,5 @@ def _of_analyses() -> Iterator[PlotFigure]:
 @lru_cache(maxsize=1)
 def declared_figures() -> tuple[PlotFigure, ...]:
     """Figures whose modules were not imported yet, as far as their source says what they are."""
-    sources = dict(_files().unread())
-    figures: list[PlotFigure] = []
-    for module, path in sources.items():
-        if "PlotFigure(" in path.read_text(encoding="utf-8"):
-            try:
-                values = declarations.names_of_module(module, sources, "figure", declarations.Declaration)
-            except Exception:  # whatever its statements raise: they need what is not light
-                _files().names()  # says which package cannot be loaded
-                values = vars(importlib.import_module(module))
-            figures += [value for value in values.values() if isinstance(value, PlotFigure)]
-    return tuple(figures)
+    modules = declarations.read_sources(_files(), r"PlotFigure\(")
+    return tuple(value for names in modules for value in names.values() if isinstance(value, PlotFigure))
