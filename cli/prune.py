@@ -174,15 +174,14 @@ def command_of(learner: DeclaredLearner) -> Any:
 def _learn(config: LearnConfig, *, json: bool, verbose: bool) -> None:
     from headscope.distributed import process_group
     from headscope.pruning.learning.learn import finished_record, resumable, run_learning
-    from headscope.results.ranking import choice_answers
+    from headscope.results.ranking import Ranking
 
     with process_group() as processes:
-        if config.resume and (record := processes.on_main(lambda: finished_record(config))):
+        if config.resume and processes.on_main(lambda: finished_record(config)):
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
                 if json:
-                    answers = [answer.to_json() for answer in choice_answers(record, config.out.resolve().name)]
-                    console.print_json({"out": str(config.out), "record": record, "answers": answers})
+                    console.print_json({"out": str(config.out), **Ranking.open(config.out).to_json()})
             return
         try:
             choice = run_learning(config, progress=console.updates, processes=processes)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -238,7 +239,7 @@ def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
             return target
         target = f"{target.__module__.removesuffix(READ)}:{target.__qualname__}"
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return attrgetter(name)(importlib.import_module(module))  # type: ignore[no-any-return]
 
 
 def analysis_options() -> dict[str, DeclaredOption]:

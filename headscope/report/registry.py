@@ -38,7 +38,7 @@ class Source:
 
 RUN = Source("RUN", "Directory that `headscope analyze --out` wrote.", "headscope.report.fork:read_run", studies=True)
 RUNS = replace(RUN, help="Directories that `headscope analyze --out` wrote.")
-TRAINED = Source("RUN", "Directories that `headscope train --out` wrote.", "headscope.results.training:open_training")
+TRAINED = Source("RUN", "Directories that `headscope train --out` wrote.", "headscope.results.training:Training.open")
 RANGE = "Range of the scale, such as 0,1; default: that of the measure."
 
 

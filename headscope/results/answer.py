@@ -129,6 +129,11 @@ class Result:
         return f"<div>{answers}<p><small>{text_html(self.signature)}</small></p></div>"
 
 
+def recorded(name: str, about: str) -> Any:
+    """A property that is an entry of the record."""
+    return property(lambda result: result.record[name], doc=about)
+
+
 class StoredResult(Result):
     """A result whose record has its signature, as in its folder."""
 

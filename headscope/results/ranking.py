@@ -85,7 +85,7 @@ class Ranking(StoredResult):
 
     def answers(self) -> list[Answer]:
         """How many heads stay, what that costs, and which go."""
-        return choice_answers(self.record, self.folder.resolve().name)
+        return list(choice_answers(self.record, self.folder.resolve().name))
 
     def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to remove first, by site, layer and head; of a ranking that `Model.rank` made.
@@ -117,47 +117,29 @@ WHEN = {"before": "all heads", "gated": "gates as learnt", "masked": "these head
 CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
 
 
-def choice_answers(record: Mapping[str, Any], name: str) -> list[Answer]:
+def choice_answers(record: Mapping[str, Any], name: str) -> Iterator[Answer]:
     """What the pruning.json of a choice says: how many heads stay, what it costs, which go; `name` is the run's."""
-    parts = (_choice(record, name), _costs(record), _heads_gone(record), _sites(record), _learning(record))
-    answers = [answer for part in parts for answer in part]
-    return [*answers, *remark_answers(record["remarks"], "pruning.json")]
-
-
-def _choice(record: Mapping[str, Any], name: str) -> Iterator[Answer]:
-    ranking = record.get("ranking")
+    ranking, sites = record.get("ranking"), record["kept_per_site"]
     how = ranking["direction"] if ranking else f"by {record['method']}, whose gates learn which"
     yield Answer("", f"{name}: {record['kept']:,} of {record['heads']:,} heads stay; {how}")
-
-
-def _costs(record: Mapping[str, Any]) -> Iterator[Answer]:
-    """What a loss measures before, with the heads masked, and tuned."""
     values: Mapping[str, float] = next((record[name] for name in QUANTITIES if record.get(name)), {})
     if values:
         numbers = ", ".join(f"{WHEN.get(when, when)} {round(value, 4) + 0.0:.4f}" for when, value in values.items())
         unit = " (nats)" if "nll" in record else ""
         yield Answer("What it costs", f"{record['title'].replace('-', '−')}{unit}: {numbers}")
-
-
-def _heads_gone(record: Mapping[str, Any]) -> Iterator[Answer]:
-    """The heads that go, by short names where the model has one site, and where they have gone."""
-    sites = record["kept_per_site"]
     names = [HeadId.parse(head).name(sites) for head in record["removed"]]
     yield Answer("Heads that go", list_text(names) or "none", heads=tuple(record["removed"]))
     if record["removed_to"]:
         yield Answer("Smaller checkpoint", str(record["removed_to"]))
-
-
-def _sites(record: Mapping[str, Any]) -> Iterator[Answer]:
-    sites = record["kept_per_site"]
     if len(sites) > 1:
         rows = tuple((site, str(counts["of"]), str(counts["kept"])) for site, counts in sites.items())
         yield Answer("By site", "", AnswerTable(("", "heads", "stay"), rows))
+    yield from _learning(record.get("learning", {}))
+    yield from remark_answers(record["remarks"], "pruning.json")
 
 
-def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
+def _learning(learning: Mapping[str, Any]) -> Iterator[Answer]:
     """The price of an open head, and what else learning was made of."""
-    learning = record.get("learning", {})
     if "lambda_paper" in learning:
         is_searched = learning["lambda_searched"]
         paper, code = (number_text(learning[name], 4) for name in ("lambda_paper", "lambda_code"))
@@ -169,22 +151,6 @@ def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
     if "updates" in learning:
         data = f"{count_of(learning['updates'], 'update')} on {count_of(learning['sentences'], 'sentence')}"
         yield Answer("Learnt", f"{data}, by {learning['learnt_by']}", detail=True)
-
-
-def run_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
-    """How many heads stay in each of several runs that chose heads once."""
-    counts = [row["kept"] for row in rows]
-    text = f"{name}: {len(rows)} runs chose heads, {min(counts):,} to {max(counts):,} stay"
-    columns = [column for column in rows[0] if column not in ("cell", "control")]
-    cells = [tuple(_cell(row[column]) for column in columns) for row in rows[:MAX_ROWS]]
-    titles = [column.replace("_", " ") for column in columns]
-    return [Answer("", text), Answer("Each run", "", filled_table(titles, cells))]
-
-
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], name: str, metric: str) -> list[Answer]:

@@ -18,6 +18,7 @@ from headscope.results.answer import (
     AnswerTable,
     StoredResult,
     number_text,
+    recorded,
     remark_answers,
     signed_text,
 )
@@ -62,25 +63,10 @@ class Removal(StoredResult):
         """The heads that were removed, as numbered in the whole model."""
         return [HeadId.parse(name) for name in self.record["removed"]]
 
-    @property
-    def verified(self) -> Mapping[str, Any]:
-        """The difference from the whole model with these heads masked, its tolerance, and what was compared."""
-        return self.record["verified"]
-
-    @property
-    def compensation(self) -> Mapping[str, Any] | None:
-        """Method, errors of every refitted module, and the performance on held-out text; None without a refit."""
-        return self.record["compensation"]
-
-    @property
-    def quality(self) -> Mapping[str, Any] | None:
-        """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
-        return self.record["quality"]
-
-    @property
-    def elsewhere(self) -> Mapping[str, Any] | None:
-        """The same on a second text, of another kind, where that was measured."""
-        return self.record["elsewhere"]
+    verified = recorded("verified", "The difference from the whole model with these heads masked, and its tolerance.")
+    compensation = recorded("compensation", "Method, errors of modules, performance on held-out text; None without.")
+    quality = recorded("quality", "A metric before and after on held-out text, with a test; None without text.")
+    elsewhere = recorded("elsewhere", "The same on a second text, of another kind, where that was measured.")
 
     @property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from headscope.results.answer import Answer, StoredResult
 from headscope.results.study_tables import (
     HEAD_COLUMNS,
     MissingTable,
-    OnDemand,
     RunError,
     check_columns,
     open_record,
@@ -66,16 +64,16 @@ class Study(StoredResult):
         tables: Mapping[str, pd.DataFrame],
         record: dict[str, Any],
         *,
-        arrays: Mapping[str, Array] | Callable[[], Mapping[str, Array]] = {},  # noqa: B006  never changed
-        examples: Sequence[Example] | Callable[[], Sequence[Example]] = (),
+        arrays: Mapping[str, Array] | None = None,
+        examples: Sequence[Example] = (),
         detail: Mapping[str, Mapping[str, Array]] | None = None,
         pickles: Mapping[str, Any] | None = None,
         files: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self.tables, self.record, self.folder = tables, record, folder
+        self.tables, self.record, self.examples, self.folder = tables, record, examples, folder
         self.detail, self.pickles, self.files = detail or {}, pickles or {}, files or {}
-        self._arrays, self._examples = arrays, examples
+        self.arrays = {name: np.asarray(array, dtype=np.float64) for name, array in (arrays or {}).items()}
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Study:
@@ -83,16 +81,12 @@ class Study(StoredResult):
         path, record = open_record(folder, "run.json", "analysis", wrote="analyze")
         record = {key: value for key, value in record.items() if key not in ("kind", "files")}
         names = dict.fromkeys(["heads", *sorted(file.stem for file in path.glob("*.csv"))])
-        tables = OnDemand({name: partial(read_table, path / f"{name}.csv") for name in names})
-        assert len(tables["heads"].columns), "it is read at once, so that a broken run is refused here"
         return cls(
-            tables,
+            {name: read_table(path / f"{name}.csv") for name in names},
             record,
-            arrays=partial(read_arrays, path / SIMILARITY, RunError),
-            examples=partial(read_examples, path / EXAMPLES, RunError),
-            detail=OnDemand(
-                {file.stem: partial(read_arrays, file, RunError) for file in sorted(path.glob("detail/*.npz"))}
-            ),
+            arrays=read_arrays(path / SIMILARITY, RunError),
+            examples=read_examples(path / EXAMPLES, RunError),
+            detail={file.stem: read_arrays(file, RunError) for file in sorted(path.glob("detail/*.npz"))},
             folder=path,
         )
 
@@ -100,17 +94,6 @@ class Study(StoredResult):
     def heads(self) -> pd.DataFrame:
         """One row per head."""
         return self.tables["heads"]
-
-    @cached_property
-    def arrays(self) -> Mapping[str, Array]:
-        """Matrices between the heads of a layer, `{site}/{layer}/{measure}` to an array [h h]."""
-        arrays = self._arrays() if callable(self._arrays) else self._arrays
-        return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
-
-    @cached_property
-    def examples(self) -> Sequence[Example]:
-        """The sentences whose attention the run keeps, in order."""
-        return self._examples() if callable(self._examples) else self._examples
 
     def answers(self) -> list[Answer]:
         """What the study says, most asked first."""

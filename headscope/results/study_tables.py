@@ -1,12 +1,12 @@
-"""Tables of a study as its folder has them: read when they are asked for, with the columns that a reader relies on."""
+"""Tables of a study as its folder has them, with the columns that a reader relies on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -15,8 +15,6 @@ from headscope.errors import HeadscopeError, flag, reason_of
 from headscope.files.reading import no_path, read_object
 from headscope.files.tables import is_cut_off, read_csv
 from headscope.registry import unknown
-
-T = TypeVar("T")
 
 HEAD_COLUMNS = ("site", "layer", "head")
 TEXTS = (
@@ -46,24 +44,6 @@ def open_record(folder: str | PathLike[str], name: str, *kinds: str, wrote: str)
     if not str(kind := record.get("kind", kinds[0])).startswith(kinds):
         raise RunError(f"{path} is a run of another kind ({str(kind)[:40]}); name what `headscope {wrote}` wrote")
     return path, record
-
-
-class OnDemand(Mapping[str, T]):
-    """Values by name, each read when it is first asked for."""
-
-    def __init__(self, readers: Mapping[str, Callable[[], T]]) -> None:
-        self._readers, self._values = readers, dict[str, T]()
-
-    def __getitem__(self, name: str) -> T:
-        if name not in self._values:
-            self._values[name] = self._readers[name]()
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readers)
-
-    def __len__(self) -> int:
-        return len(self._readers)
 
 
 def read_table(path: Path) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import pandas as pd
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
 from headscope.results.answer import Answer, StoredResult
-from headscope.results.ranking import Ranking, choice_answers, run_answers, sweep_answers
+from headscope.results.ranking import Ranking, sweep_answers
 from headscope.results.study import Study, model_name
 from headscope.results.study_tables import HEAD_COLUMNS, RunError, open_record
 
@@ -50,6 +50,7 @@ class Sweep(StoredResult):
     survivors: pd.DataFrame
     gates: Mapping[str, Path] = field(default_factory=dict)
     folder: Path = Path()
+    runs: Sequence[Ranking] = ()
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Sweep:
@@ -68,16 +69,12 @@ class Sweep(StoredResult):
         return {"sweep": self.cells, "survivors": self.survivors}
 
     def answers(self) -> list[Answer]:
-        """The conclusions of a sweep and its sizes; of runs that chose heads how many stay in each."""
+        """The conclusions of a sweep and its sizes; else the answers of the runs that chose heads."""
         if self.has_quality:
             rows: list[Any] = sizes_with_verdicts(self.cells, self.record.get("verdicts", [])).to_dict("records")
             defaults: dict[str, Any] = {"conclusions": [], "remarks": [], "directions": {}}
             return sweep_answers(defaults | self.record, rows, self.name, str(self.cells["metric"].iloc[0]))
-        choices = self.cells[self.cells["method"] != UNPRUNED]
-        if len(choices) == 1:
-            return choice_answers(self.record, self.name)
-        runs: list[Any] = choices.to_dict("records")
-        return run_answers(runs, self.name)
+        return [answer for run in self.runs for answer in run.answers()]
 
     def to_json(self) -> dict[str, Any]:
         """The record with a row for each cell, and the answers."""
@@ -166,7 +163,7 @@ def _selections(runs: Sequence[Ranking]) -> Sweep:
     survivors = pd.DataFrame(heads)[[*HEAD, "method", "size", "cell"]]
     signatures = "\n".join(dict.fromkeys(run.signature for run in runs))
     name = ", ".join(path.resolve().name for path in paths[:NAMED]) + (", …" if len(paths) > NAMED else "")
-    return Sweep(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates)
+    return Sweep(name, {**runs[0].record, "signature": signatures}, pd.DataFrame(rows), survivors, gates, runs=runs)
 
 
 def _cell_names(paths: Sequence[Path]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headscope.config.option import plain_value
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
-from headscope.results.answer import Answer, AnswerTable, Result, number_text
+from headscope.results.answer import Answer, Result
 from headscope.results.study_tables import RunError, open_record
 from headscope.signature import count_of
 
@@ -110,33 +110,3 @@ class Training(Result):
         order = ["", *map(str, SITES)]
         sites = [name.partition(".")[2] for name in names]
         return sorted(sites, key=lambda site: order.index(site) if site in order else len(order))
-
-    def best_of(self, column: str, *, highest: bool) -> str:
-        """The best of what was measured on the validation text, and the update at which that was."""
-        if not self.has(column):
-            return ""
-        x, y = self.line(column, "update")
-        place = int(y.argmax() if highest else y.argmin())
-        return f"{number_text(y[place])} at update {x[place]:,.0f}"
-
-
-def training_answers(runs: Sequence[Training], names: Sequence[str]) -> list[Answer]:
-    """A row for each training: how long it was, and its best."""
-    columns = ("run", "variant", "updates", "seconds", "best validation loss", "best BLEU")
-    rows = tuple(
-        (
-            name,
-            str(run.record.get("variant", "")),
-            f"{run.metrics['update'].max():,.0f}",
-            number_text(run.metrics["seconds"].max()),
-            run.best_of("valid_nll", highest=False),
-            run.best_of("bleu", highest=True),
-        )
-        for name, run in zip(names, runs, strict=True)
-    )
-    return [Answer("", "", AnswerTable(columns, rows))]
-
-
-def open_training(path: Path) -> Training:
-    """`Training.open`, for figures, which name what reads their runs."""
-    return Training.open(path)

@@ -35,7 +35,7 @@ from headscope.results.answer import CONTROL, Answer
 from headscope.results.removal import KINDS, RECORD, Removal
 from headscope.results.study import Study
 from headscope.results.sweep import Sweep, open_pruned
-from headscope.results.training import Training, training_answers
+from headscope.results.training import Training
 from headscope.version import VERSION
 
 LIVE = "functions"  # the figure that the page has as a map to choose heads from
@@ -139,9 +139,7 @@ def pruning_blocks(removals: Sequence[Removal], sweeps: Sequence[Sweep]) -> Iter
 def training_blocks(runs: Sequence[Training]) -> Iterator[PageBlock]:
     """All trainings together."""
     if runs:
-        answers = [answer for run in runs for answer in run.answers()]
-        answers += training_answers(runs, number_same([run.name for run in runs]))
-        yield PageBlock("Training", "", answers, draw("training", runs))
+        yield PageBlock("Training", "", [answer for run in runs for answer in run.answers()], draw("training", runs))
 
 
 def draw(name: str, runs: Sequence[Any], **options: Any) -> list[Markup]:
