@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any
 
 import typer
@@ -83,21 +82,6 @@ def rare_options(command: Any, context: Any) -> set[str]:
     return {*rare, "help"} if shortens else set()
 
 
-class PlainGroup(TyperGroup):
-    """A group of commands with a plain help text: commands first, which are what a group is for."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Every command with the first line of its help, then options under the headings of their panels."""
-        if rows := list(self.command_rows(ctx)):
-            write_rows(formatter, "Commands", rows)
-        write_options(self, ctx, formatter)
-
-    def command_rows(self, ctx: Any) -> Iterable[tuple[str, str]]:
-        """Names and first lines of the commands."""
-        commands: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        return ((name, command.get_short_help_str(1000)) for name, command in commands.items())
-
-
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|std::bad_alloc")
 
@@ -128,8 +112,8 @@ def _peer_is_gone(error: BaseException) -> bool:
 class PlainCommand(TyperCommand):
     """A command with a plain help text.
 
-    It takes each list (`--heads`, `--only`, …) and `--config` once: click would drop all but the last. Of other options
-    the last one counts, as everywhere: so a script's own options can be changed behind them.
+    Of an option that is given twice the last one counts, as everywhere: so a script's own options can be changed behind
+    them. Lists are taken once (`headscope.cli.options`).
     """
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
@@ -145,18 +129,19 @@ class PlainCommand(TyperCommand):
         write_options(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left; ConfigError for a list, or `--config`, that is given more than once."""
+        """The arguments that are left; of a command line that asks for help, the help."""
+        show_help(ctx, args[: args.index("--")] if "--" in args else args)
         bare = {flag: str(option.metavar) for option in self.get_params(ctx) for flag in option.opts}
         pairs = zip(args, [*args[1:], "-"], strict=False)
-        args = [word for pair in pairs for word in _with_value(*pair, bare.get(pair[0], ""))]
-        if args or not self.no_args_is_help:
-            options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            for option in filter(_counts_whole, options):
-                if (count := options.count(option)) > 1:
-                    name = max(option.opts, key=len)
-                    instead = f", as a list: {name} a,b,c" if option.name != "config" else ""
-                    raise ConfigError(f"{name} is given {count} times; give it once{instead}")
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [word for pair in pairs for word in _with_value(*pair, bare.get(pair[0], ""))])
+
+
+def show_help(context: Any, words: Sequence[str]) -> None:
+    """Print the help and end where one of the words asks for it; options are not read, which takes typer longest."""
+    if not {*HELP}.isdisjoint(words):
+        context.meta[ALL] = ALL in words
+        typer.echo(context.get_help(), color=context.color)
+        raise typer.Exit
 
 
 def _with_value(word: str, following: str, metavar: str) -> list[str]:
@@ -165,20 +150,13 @@ def _with_value(word: str, following: str, metavar: str) -> list[str]:
     return [word] if not words or get_close_matches(following, words, n=1) else [word, words[0]]
 
 
-def _counts_whole(option: Any) -> bool:
-    """Whether an option's value is a list with commas, as its help writes it, or a file of options."""
-    metavar = option.metavar or ""
-    is_list = metavar in ("LIST", "NAMES") or "," in metavar
-    return option.param_type_name == "option" and (is_list or option.name == "config")
-
-
 class Application(typer.Typer):
     """An application with plain help texts, whose commands take each list once."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
             **{
-                "cls": PlainGroup,
+                "cls": LazyGroup,
                 "rich_markup_mode": None,
                 "pretty_exceptions_enable": False,
                 "context_settings": SETTINGS,
@@ -224,14 +202,14 @@ def build_command(function: Callable[..., Any], name: str, help: str | None = No
     return typer.main.get_command(group)
 
 
-class LazyGroup(PlainGroup):
-    """Commands that are imported when they are run or their help is asked for.
+class LazyGroup(TyperGroup):
+    """Commands that are made when they are run or their help is asked for, with a plain help text.
 
-    `summaries` has the first line of each command's help. A module of `headscope.cli` has its name, and a function of
-    that name or a typer `app`.
+    `summaries` has the first line of each command's help, in the order of the help; `kind` is what errors call one.
     """
 
     summaries: Mapping[str, str] = {}
+    kind = "command"
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
@@ -240,34 +218,21 @@ class LazyGroup(PlainGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name; ConfigError with the nearest one where there is none."""
         if cmd_name not in self.summaries:
-            raise unknown_command("command", cmd_name, list(self.summaries), ctx)
+            raise unknown_command(self.kind, cmd_name, list(self.summaries), ctx)
         command = self.target(cmd_name)
         command.name = cmd_name
         return command
 
     def target(self, name: str) -> Any:
         """The command of a name that is there."""
-        module = import_module(f"headscope.cli.{name}")
-        return (
-            typer.main.get_command(module.app) if hasattr(module, "app") else build_command(getattr(module, name), name)
-        )
+        raise NotImplementedError
 
-    def command_rows(self, ctx: Any) -> Iterable[tuple[str, str]]:
-        """Names and first lines, for which no command is imported."""
-        return self.summaries.items()
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left."""
+        show_help(ctx, args[:1])
+        return super().parse_args(ctx, args)
 
-
-def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any = None) -> Any:
-    """The context of the command whose help a command line asks for. Returns None if it asks for none.
-
-    Found from the names alone: options are not read, which is what takes typer longest.
-    """
-    before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if not any(argument in HELP for argument in before_dashes):
-        return None
-    context = typer.Context(command, info_name=name, parent=parent, **SETTINGS)
-    context.meta[ALL] = ALL in before_dashes
-    if not isinstance(command, PlainGroup) or not arguments or arguments[0].startswith("-"):
-        return context if not isinstance(command, PlainGroup) or arguments[0] in HELP else None
-    subcommand = command.get_command(context, arguments[0])
-    return None if subcommand is None else help_context(subcommand, arguments[0], arguments[1:], context)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Every command with the first line of its help, then options under the headings of their panels."""
+        write_rows(formatter, "Commands", [*self.summaries.items()])
+        write_options(self, ctx, formatter)

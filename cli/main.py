@@ -7,17 +7,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 
-from headscope.cli.failures import (
-    Application,
-    LazyGroup,
-    forbid_torchrun,
-    help_context,
-    user_message,
-)
+from headscope.cli.failures import Application, LazyGroup, build_command, forbid_torchrun, user_message
 from headscope.cli.usage_errors import usage_errors
 from headscope.errors import HeadscopeWarning, command_flag, flag, one_line
 from headscope.files.writing import exit_status, listening, received_signals
@@ -51,12 +46,16 @@ class Commands(LazyGroup):
 
     summaries = COMMANDS
 
+    def target(self, name: str) -> Any:
+        """The function of that name in the module of that name, or its typer `app`."""
+        module = import_module(f"headscope.cli.{name}")
+        return (
+            typer.main.get_command(module.app) if hasattr(module, "app") else build_command(getattr(module, name), name)
+        )
+
     def make_context(self, info_name: str | None, args: list[str], *extra_args: Any, **options: Any) -> Any:
-        """The context of the whole command line, as typer makes it; a help text is printed here."""
+        """The context of the whole command line, as typer makes it."""
         with usage_errors():
-            if context := help_context(self, info_name or "headscope", args):
-                typer.echo(context.get_help(), color=context.color)
-                raise typer.Exit
             return super().make_context(info_name, args, *extra_args, **options)
 
     def invoke(self, ctx: Any) -> Any:

@@ -33,7 +33,7 @@ Verbose = Annotated[
     bool, RARE, typer.Option("--verbose", help="Print all answers, with details and signature.", rich_help_panel=OUTPUT)
 ]
 Config = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--config",
         metavar="FILE.toml",
@@ -126,8 +126,9 @@ def typed_option(entries: Iterable[Entry], owners: Owners | None, name: str, val
 
 def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], owners: Owners | None) -> dict[str, Any]:
     """The values that were given by field: those of the file, over them those that were typed."""
+    repeatable = {"set", *(entry.name for entry, _ in entries if entry.metadata["repeat"])}
     values = {
-        name: value
+        name: value if name in repeatable or not isinstance(value, list) else only_one(name, value)
         for name, value in command_values.items()
         if value is not None and value != [] and not (name in SWITCHES and value is False)
     }
@@ -141,6 +142,14 @@ def given_values(command_values: Mapping[str, Any], entries: Sequence[Entry], ow
         if values.get(name):
             check_inputs(Path(values[name]), [Input(Path(path))])
     return values
+
+
+def only_one(name: str, values: Sequence[str]) -> str:
+    """The value of a list, or of `--config`, which is given once: of others the last one would count."""
+    if len(values) > 1:
+        instead = f", as a list: {flag(name)} a,b,c" if name != "config" else ""
+        raise ConfigError(f"{flag(name)} is given {len(values)} times; give it once{instead}")
+    return values[0]
 
 
 def set_values(sets: Iterable[str], entries: Sequence[Entry], owner_entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +229,8 @@ def parameter_of(entry: Field[Any], hint: Any, panel: str | None = None) -> insp
     about, kind = entry.metadata, kind_of(hint)
     metavar = metavar_of(entry, hint)
     text = about["help"] + default_words(entry)
-    takes: Any = bool if kind is bool else list[str] if about["repeat"] else str
+    is_list = about["repeat"] or metavar in ("LIST", "NAMES") or "," in metavar
+    takes: Any = bool if kind is bool else list[str] if is_list else str
     if about["argument"]:
         is_required = entry.default is MISSING
         parameter_info: Any = typer.Argument(help=text, metavar=metavar, show_default=False)

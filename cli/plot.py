@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, PlainGroup, build_command, unknown_command
+from headscope.cli.failures import Application, LazyGroup, build_command
 from headscope.cli.options import options_from, read
 from headscope.config.declarations import import_target
 from headscope.config.option import option
@@ -38,19 +38,18 @@ class FigureFile:
     as_json: bool = option(False, "Print what was written as JSON.", name="json")
 
 
-class Figures(PlainGroup):
+class Figures(LazyGroup):
     """A command for every figure."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all figures."""
-        return list(plot_figures())
+    kind = "figure"
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a figure; ConfigError with the nearest one for an unknown name."""
-        figures = plot_figures()
-        if cmd_name not in figures:
-            raise unknown_command("figure", cmd_name, list(figures), ctx)
-        return _command(figures[cmd_name])
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.summaries = {name: figure.summary for name, figure in plot_figures().items()}
+
+    def target(self, name: str) -> Any:
+        """The command of a figure."""
+        return _command(plot_figures()[name])
 
 
 app = Application(cls=Figures, no_args_is_help=True, add_completion=False)

@@ -14,7 +14,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, PlainGroup, build_command, unknown_command
+from headscope.cli.failures import Application, LazyGroup, build_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import options_from, read
 from headscope.config import option
@@ -40,23 +40,28 @@ class EarlierRun:
     )
 
 
-class Variants(PlainGroup):
-    """The registered variants as commands, and combinations of them; imported when one is asked for."""
+class Variants(LazyGroup):
+    """The registered variants as commands, the baseline first, and combinations of them."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of variants, the baseline first."""
+    kind = "variant"
+
+    def __init__(self, **settings: Any) -> None:
         from headscope.training.variant import VARIANTS
 
-        return sorted(VARIANTS.names(), key=lambda name: (name != "baseline", name))
+        super().__init__(**settings)
+        variants = sorted(VARIANTS, key=lambda entry: (entry[0] != "baseline", entry[0]))
+        self.summaries = {name: variant.summary for name, variant in variants}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
+        return self.target(cmd_name) if "+" in cmd_name else super().get_command(ctx, cmd_name)
+
+    def target(self, name: str) -> Any:
+        """The command of a variant, or of several."""
         from headscope.training.config import TrainConfig
         from headscope.training.variant import find_variant
 
-        if os.path.exists(cmd_name) and cmd_name not in (names := self.list_commands(ctx)):
-            raise unknown_command("variant", cmd_name, names, ctx)
-        variant = find_variant(cmd_name)
+        variant = find_variant(name)
         text = inspect.getdoc(variant) or ""
         about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
         classes = (TrainConfig, variant.Options, EarlierRun)
