@@ -1,1 +1,1 @@
-"""The command line, one file per command; the only part of headscope that prints."""
+"""The command line; the only part of headscope that prints."""

@@ -1,4 +1,4 @@
-"""The `headscope` command: one file per sub-command, heavy imports only inside them."""
+"""The `headscope` command; heavy libraries are imported inside its sub-commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ COMMANDS = {
     "convert": "Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.",
     "demo": "See what headscope does, on a pretrained BERT and a small translation model; needs no network.",
 }
-"""The first line of each command's help. Its module in this folder has a function of its name, or a typer `app`."""
+"""The first line of each command's help."""
+OWN_MODULE = ("list", "analyze", "train", "plot", "prune")
+"""Commands with a module of their name; the others are in `commands`."""
 SHARED = ("analyze", "train", "prune", "evaluate", "translate")
 """Commands that run under torchrun in several processes (`prune` limits this to some of its methods)."""
 
@@ -47,8 +49,8 @@ class Commands(LazyGroup):
     summaries = COMMANDS
 
     def target(self, name: str) -> Any:
-        """The function of that name in the module of that name, or its typer `app`."""
-        module = import_module(f"headscope.cli.{name}")
+        """The function of that name in its module, or the typer `app` there."""
+        module = import_module(f"headscope.cli.{name if name in OWN_MODULE else 'commands'}")
         return (
             typer.main.get_command(module.app) if hasattr(module, "app") else build_command(getattr(module, name), name)
         )

@@ -1,0 +1,235 @@
+"""Commands about one checkpoint: `headscope show`, `convert`, `evaluate`, `translate` and `demo`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headscope.cli import console
+from headscope.cli.answers import show_result
+from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
+from headscope.cli.options import options_from, read
+from headscope.config.commands import ConvertConfig, DemoConfig, EvaluateConfig, ShowConfig, TranslateConfig
+
+if TYPE_CHECKING:
+    from headscope.config.commands import TranslateOptions, Translation
+    from headscope.evaluation.quality import Evaluation
+    from headscope.evaluation.run import EachHead
+    from headscope.results.answer import Result
+
+WIDTH = 80  # of the rules between parts of the demonstration
+
+
+@options_from(ShowConfig, config=False, verbose=True)
+def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
+    from headscope.api.commands import load
+
+    config = read(ShowConfig, values)
+    model = load(config.checkpoint, **config.opening)
+    overview = model.overview()
+    if config.mask:
+        overview.record["mask"] = [str(head) for head in model.select(config.mask)]
+    if json:
+        console.print_json(overview.to_json())
+    else:
+        show_result(overview, verbose=verbose, commands=after_overview(overview.record, values))
+
+
+def after_overview(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How heads are measured, ranked and removed; the sample that ships stands for text, not for sound."""
+    from headscope.assets import sample
+    from headscope.formats.base import FORMATS
+
+    kinds = {site["site"] for site in record["sites"]}
+    text = {"source": sample("en"), "target": sample("de") if {"cross", "encoder-self"} <= kinds else None}
+    dictionaries = not record["tokenizer"] and "dicts" in FORMATS.get(record["format"]).takes
+    if dictionaries:
+        text["dicts"] = Path("DIR")
+    if record["reads"] != "text" or not (record["tokenizer"] or dictionaries):
+        return
+    path, options_used, names = record["path"], {**options, **text}, (*TEXT, *COMPANIONS)
+    for purpose, words, ending in (
+        ("What each head does", ("analyze", path), "run"),
+        ("Which heads matter", ("analyze", path, "--importance"), "importance"),
+        ("A smaller model", ("prune", "shrink", path, "--keep-fraction", HALF), "small"),
+    ):
+        out = f"{PurePath(path).name}-{ending}"
+        yield purpose, command_line(*words, "--out", out, options=options_used, names=names)
+
+
+@options_from(ConvertConfig, config=False)
+def convert(values: Mapping[str, Any], *, json: bool) -> None:
+    """Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.
+
+    Or a model, also one whose heads were removed, for an engine.
+
+    Matrices that mix heads are folded into the output projections for Hugging Face; for fairseq they stay, as its
+    fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind.
+    What the format cannot express is refused.
+    """
+    from headscope.api.commands import load
+    from headscope.export.convert import check_goal
+
+    config = read(ConvertConfig, values)
+    check_goal(config.to)
+    own = {name: getattr(config, name) for name in ("quantize", "hub_name", "hub_public", "force")}
+    result = load(config.checkpoint, **config.opening).convert(config.out, to=config.to, **own)
+    if json:
+        console.print_json({"out": str(result.folder), **result.to_json(), **console.push_record(result.pushed)})
+        return
+    files = [f"Pushed to {result.pushed}"] if result.pushed else []
+    commands = [("What it is", command_line("show", result.path))] if result.readable else []
+    show_result(result, files=files, commands=commands)
+
+
+@options_from(EvaluateConfig, verbose=True)
+def evaluate(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
+    """Score translations, how well the model predicts a text, or how near it is to the intact one.
+
+    Processes of torchrun share the text.
+
+    Perplexity is exp(Σ -log p / tokens), accuracy the share of tokens that the model finds likeliest: over every token
+    of the references and the one that closes each (teacher-forced); for decoders alone over every token that follows
+    another; for encoders alone over every token, hidden. Of classifiers both, and macro-F1, are over the --labels. The
+    cosine and the relative l2 distance compare final states, pooled (the mean over a sentence) or token by token, with
+    those of the intact model, --against.
+    """
+    from headscope.distributed import process_group
+    from headscope.evaluation.run import run_each_head, run_evaluation
+
+    config = read(EvaluateConfig, values)
+    with process_group() as processes:
+        run = run_each_head if config.each_head else run_evaluation
+        result: EachHead | Evaluation = run(config, progress=console.progress, processes=processes)
+    if not processes.main:
+        return
+    out = config.out if config.each_head else config.per_sentence
+    if json:
+        console.print_json(result.to_json())
+    else:
+        show_result(result, verbose=verbose, files=[f"Results: {out}"] if out and result.complete else [])
+    if not result.complete:
+        console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
+        raise typer.Exit(130)
+
+
+@options_from(TranslateConfig, json=False)
+def translate(values: Mapping[str, Any]) -> None:
+    """Translate: headscope translate CKPT < text > text. Empty lines stay empty.
+
+    Processes of torchrun share the lines.
+    """
+    from headscope.api.commands import load
+    from headscope.config.commands import TranslateOptions
+    from headscope.data.encoded import UnknownSubwords
+    from headscope.data.lines import lines_of
+    from headscope.distributed import process_group
+    from headscope.evaluation.translation import decoded_lines, shared_lines, translate_lines
+    from headscope.model.mixing.experts import one_expert
+    from headscope.progress import no_progress
+
+    config = read(TranslateConfig, values)
+    options = TranslateOptions.of(config)
+    cut, unknown_counts = list[int](), UnknownSubwords()
+    with process_group() as processes:
+        window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
+        model = load(config.checkpoint, **config.opening)
+        checkpoint, progress = model.checkpoint, console.progress if processes.main else no_progress
+        with (
+            model.masked(config.mask or ()),
+            one_expert(checkpoint.model, config.expert, seed=config.seed),
+            progress("translating", None, unit="lines") as step,
+        ):
+            lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin")) if processes.main else ()
+            translations = translate_lines(
+                checkpoint,
+                shared_lines(lines, processes, window=window),
+                options=options,
+                tokens=config.batch_tokens,
+                window=window,
+                cut=cut.append,
+                unknown=unknown_counts,
+                progress=step,
+                processes=processes,
+            )
+            if not processes.main:
+                for _ in translations:
+                    pass
+                return
+            number, complete = write_translations(translations, options, window)
+    for warning in unknown_counts.remarks(checkpoint)[1:]:  # the share itself is no news where little is unknown
+        console.say(warning)
+    if not number and complete:
+        console.say("there is nothing on stdin to translate: headscope translate CKPT < text > translation")
+    if not complete:
+        console.say(f"interrupted: {number} lines are translated")
+        raise typer.Exit(130)
+    if cut:
+        cut_lines = ", ".join(map(str, sorted(cut)[:8])) + (" …" if len(cut) > 8 else "")
+        limit = checkpoint.reads(options.longest)
+        console.say(f"cut off at {limit} subwords (--max-length): {len(cut)} lines ({cut_lines})")
+
+
+def write_translations(
+    translations: Iterator[list[Translation]], options: TranslateOptions, window: int
+) -> tuple[int, bool]:
+    """Write translations as they are computed; returns the number of lines, and False if Ctrl-C ended it."""
+    number, stdout = 0, sys.stdout.buffer
+    try:
+        for nbest in translations:
+            for translation in nbest:
+                prefix = f"{number}\t" if options.best > 1 else ""
+                score = f"{translation.score:.4f}\t" if options.scores else ""
+                stdout.write(f"{prefix}{score}{translation.text}\n".encode())
+            number += 1
+            if number % window == 0:
+                stdout.flush()
+    except KeyboardInterrupt:
+        if not number:
+            raise
+        return number, False
+    finally:
+        stdout.flush()
+    return number, True
+
+
+@options_from(DemoConfig, config=False, json=False)
+def demo(values: Mapping[str, Any]) -> None:
+    """See what headscope does, on a pretrained BERT and a small translation model; needs no network.
+
+    Finds what the heads of the BERT do, takes half of them out without training, explains translations by relevance and
+    prunes by it, and writes a page about all of it. The BERT comes with `pip install "headscope[demo]"`; without it the
+    translation model, which ships with headscope, is shown alone.
+    """
+    from headscope.cli.answers import answer_lines
+    from headscope.demo import run_demonstration
+    from headscope.results.answer import Answer, AnswerTable
+
+    config = read(DemoConfig, values)
+    result = run_demonstration(config.out, force=config.force, progress=console.progress)
+    if result.missing:
+        console.say(f"parts 1 and 2 are left out: {result.missing}")
+    parts: list[tuple[str, Result]] = []
+    if "bert" in result.parts:
+        titles = "What the heads of a pretrained BERT do, on parsed sentences", "Half of its heads go without training"
+        parts += zip(titles, result.parts["bert"], strict=True)
+    study, removal = result.parts["translation"]
+    parts.append(("What the heads of a translation model do", study))
+    for number, (title, output) in enumerate(parts, start=4 - len(parts)):
+        console.show(["", f"── {number}  {title} ".ljust(WIDTH, "─")])
+        show_result(output)
+    sizes = [removal.record[when]["attention_heads"] for when in ("before", "after")]
+    title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
+    rows = []
+    for old, new in zip(*(evaluation.scores for evaluation in result.scores), strict=True):
+        ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
+        rows.append((old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1]))
+    table = AnswerTable(("", "before", "95 %", "after", "95 %"), tuple(rows))
+    console.show(["", *answer_lines([Answer(title, "", table)], verbose=True, width=WIDTH)])
+    smaller = [f"smaller checkpoint: {smaller.path}" for _, smaller in result.parts.values()]
+    console.show(["", *smaller, f"everything in one page, for a browser: {result.page}"])
