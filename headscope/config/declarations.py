@@ -239,7 +239,7 @@ def import_target(target: Callable[..., Any] | str) -> Callable[..., Any]:
             return target
         target = f"{target.__module__.removesuffix(READ)}:{target.__qualname__}"
     module, _, name = target.partition(":")
-    return attrgetter(name)(importlib.import_module(module))  # type: ignore[no-any-return]
+    return attrgetter(name)(importlib.import_module(module))
 
 
 def analysis_options() -> dict[str, DeclaredOption]:
@@ -363,7 +363,8 @@ def read_module(name: str, sources: Mapping[str, Path], kind: str) -> dict[str, 
 
     setattr(heavy, kind, register)
     module.__builtins__ = {**vars(builtins), "__import__": import_light}
-    exec(SourceFileLoader(name, str(sources[name])).get_code(name), vars(module))
+    code: Any = SourceFileLoader(name, str(sources[name])).get_code(name)
+    exec(code, vars(module))
     return vars(module)
 
 
