@@ -41,7 +41,7 @@ from headscope.model.taps import masked
 Hiding = Literal["each", "random"]
 WINDOW = 128  # sentences in memory at a time; hiding each token makes many rows of a sentence
 SHARE = 0.15  # of the tokens is hidden at random
-POSITIONS, CELLS = 512, 2**25  # whose logits, and how many of them, are copied at a time
+POSITIONS, CELLS = 512, 2**22  # whose logits, and how many of them, are copied at a time: 16 MiB
 LOGITS = 2**25  # of a batch whose size nobody gave: 128 MiB in single precision
 
 

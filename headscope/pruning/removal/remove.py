@@ -7,9 +7,12 @@ only read.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +186,7 @@ def remove_planned(
     The whole model that a copy is compared with has the removed heads masked, or the merged groups' means in the place
     of each group. ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
+    return_freed_memory()
     compensation, whole = None, checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
     if bench is not None:
         if not (removal.merged or bench.recent):  # what cannot be removed is refused before it is refitted
@@ -286,6 +290,7 @@ def push_removal(removal: Removal, target: HubTarget | None) -> Removal:
 
 def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logits: Tensor) -> float:
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
+    return_freed_memory()
     shrunk = result.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
     reopened_checkpoint = open_checkpoint(
@@ -298,6 +303,13 @@ def _reload_difference(result: Shrunk, files_written: SavedFiles, expected_logit
     far = max_abs_difference(logits, expected_logits)
     require(far, 10 * result.verification.tolerance, "what was saved", merges=bool(result.removal.merged))
     return far
+
+
+def return_freed_memory() -> None:
+    """Hand what was freed back to the system: glibc keeps a quarter of it between tensors that are in use."""
+    gc.collect()
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _signature(
