@@ -30,31 +30,24 @@ MIN_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is no
 class TrainingLoss(nn.Module):
     """A batch to its label-smoothed cross-entropy and -log p, both sums over target tokens."""
 
-    def __init__(self, model: Transformer, *, smoothing: float, in_chunks: bool = True) -> None:
+    def __init__(self, model: Transformer, *, smoothing: float) -> None:
         super().__init__()
-        self.model, self.smoothing, self.chunked = model, smoothing, in_chunks
+        self.model, self.smoothing = model, smoothing
         self.extra: Any = None
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The criterion, with the extra loss in training, and Σ -log p in nats."""
         assert batch.labels is not None
         states, has_label = final_states(self.model, batch), batch.labels != IGNORED
-        states, labels = states[has_label], batch.labels[has_label]  # [n d], [n]
-        loss, nll = self.sums(states, labels)
+        loss, nll = self.sums(states[has_label], batch.labels[has_label])
         extra = self.extra(batch) if self.training and self.extra is not None else None
         return loss if extra is None else loss + extra.to(loss.dtype), nll
 
     def sums(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sums of states [n d] and labels [n]; in half precision with scaled gradients without chunks."""
-        output = self.model.output
-        if self.chunked:
-            states = states if self.model.before_output is None else self.model.before_output(states)
-            smoothing = self.smoothing if self.training else 0.0
-            return smoothed_cross_entropy(states, output.weight, output.bias, labels, smoothing=smoothing)
-        logits = self.model.logits(states).float()
-        nll = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        smooth = nn.functional.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="sum")
-        return smooth, nll.detach()
+        """Both sums of states [n d] and labels [n]."""
+        output, smoothing = self.model.output, self.smoothing if self.training else 0.0
+        states = states if self.model.before_output is None else self.model.before_output(states)
+        return smoothed_cross_entropy(states, output.weight, output.bias, labels, smoothing=smoothing)
 
 
 @dataclass

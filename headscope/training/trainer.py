@@ -204,7 +204,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
 
 def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     config = run.config
-    criterion = TrainingLoss(run.model, smoothing=config.label_smoothing, in_chunks=config.precision != "fp16")
+    criterion = TrainingLoss(run.model, smoothing=config.label_smoothing)
     criterion.extra = lambda batch: variant.extra_loss(run, batch)
     if config.compile:
         criterion.sums = torch.compiler.disable(criterion.sums)  # type: ignore[method-assign]
