@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,11 @@ def zip_damage(path: Path) -> str | None:
                 if info.file_size > RATIO * max(info.compress_size, 2**16):
                     return f"its member {info.filename[:80]} is said to be far larger than what is stored"
                 archive.open(info).close()  # the names of a member are the same in both places
-            if (member := archive.testzip() if has_checksums(members) else None) is not None:
+            if (member := archive.testzip() if any(info.CRC for info in members) else None) is not None:
                 return f"the checksum of its member {member[:80]} is another one"
     except BROKEN_ZIP as error:
         return " ".join(str(error).split())[:120] or type(error).__name__
     return None
-
-
-def has_checksums(members: Iterable[zipfile.ZipInfo]) -> bool:
-    """Whether the members of a zip have checksums."""
-    return any(info.CRC for info in members)
 
 
 BROKEN = (*BROKEN_ZIP, MemoryError, RecursionError, SyntaxError, TypeError, tokenize.TokenError)
@@ -69,56 +63,23 @@ BFLOAT16 = np.dtype("V2")
 
 
 class Arrays:
-    """The arrays of an .npz, read one at a time; CheckpointError in one line for whatever is broken.
+    """The arrays of floats of an .npz, read one at a time; CheckpointError in one line for whatever is broken.
 
-    `kind` is that of their numbers, as numpy writes it: "f" floats, "u" integers without a sign. Bytes are in the order
-    of this machine, whatever their order in the file; bfloat16 is widened to float32.
+    Bytes are in the order of this machine, whatever their order in the file; bfloat16 is widened to float32.
     """
 
-    def __init__(self, path: Path, *, kind: str = "f") -> None:
-        self.path, self.kind = path, kind
+    def __init__(self, path: Path) -> None:
+        self.path = path
         with self._reading("the archive"), zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                archive.open(info).close()  # its name must be the same in both places: a bit flip hides no array
-            names = archive.namelist()
-        self.names = frozenset(name.removesuffix(".npy") for name in names if name.endswith(".npy"))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of one array, from its header."""
-        with self._reading(name), zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
-            return _header(member)[0]
+            self.names = frozenset(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        with self._reading(name), zipfile.ZipFile(self.path) as archive:
-            return self._array(archive, name)
-
-    def read(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name, sorted; the archive, which may have thousands, is opened once."""
-        arrays = {}
-        with self._reading("the archive"), zipfile.ZipFile(self.path) as archive:
-            for name in sorted(self.names):
-                with self._reading(name):
-                    arrays[name] = self._array(archive, name)
-        return arrays
-
-    def _array(self, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-        info = archive.getinfo(f"{name}.npy")
-        with archive.open(info) as member:
-            shape, fortran, dtype = _header(member)
-            size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-            if size != info.file_size - member.tell() and not dtype.hasobject:
-                raise ValueError("its header does not fit its content")
-        if (dtype.kind != self.kind and not (self.kind == "f" and dtype == BFLOAT16)) or dtype.itemsize > 8:
-            raise CheckpointError(
-                f"{self.path}: array {name[:80]} is of the type {one_line(dtype.str)[:40]}; save it as "
-                f"{'float32' if self.kind == 'f' else 'unsigned integers'}"
-            )
-        if info.file_size > RATIO * max(info.compress_size, 2**16):
-            raise ValueError("it is said to be far larger than what is stored")
-        content = io.BytesIO(archive.read(info))  # to its end, so that the checksum is compared
-        _header(content)
-        flat = np.frombuffer(content.getvalue(), dtype=dtype, offset=content.tell())
-        return native_numbers(flat).reshape(shape, order="F" if fortran else "C")
+        with self._reading(name), np.load(self.path, allow_pickle=False) as archive:
+            array = np.asarray(archive[name])
+        if (array.dtype.kind != "f" and array.dtype != BFLOAT16) or array.dtype.itemsize > 8:
+            kind = one_line(array.dtype.str)[:40]
+            raise CheckpointError(f"{self.path}: array {name[:80]} is of the type {kind}; save it as float32")
+        return native_numbers(array)
 
     @contextmanager
     def _reading(self, content: str) -> Iterator[None]:
@@ -139,14 +100,3 @@ def native_numbers(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype == BFLOAT16:
         return (np.frombuffer(array.tobytes(), "<u2").astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise ValueError(f"npy version {version} is unknown")
-    return tuple(shape), bool(fortran), dtype

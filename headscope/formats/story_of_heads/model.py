@@ -196,7 +196,7 @@ def _stack(
 
 
 def _size(arrays: Arrays, name: str, axis: int) -> int:
-    shape = arrays.shape(name) if name in arrays.names else ()
+    shape = arrays[name].shape if name in arrays.names else ()
     if len(shape) <= axis or not 1 <= shape[axis] < 2**31:
         why = f"has the shape {list(shape)}, which does not fit" if shape else "is missing"
         raise CheckpointError(f"{arrays.path}: array {name!r} {why}")
