@@ -62,20 +62,17 @@ class GroupSums:
         self.used = 0
         self.total = torch.empty(0)
         self.count = torch.empty(0)
-        self.lost: Tensor | None = None
         self.whole_numbers = False
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
 
-        The sums are where the ratio's totals and its counts are, and the host does not wait for them; those that take
-        more than the budget are on the CPU. Where a device has no float64, `lost` has what rounding in float32 took
-        from `total`.
+        The sums are where the ratio's totals and its counts are, and the host does not wait for them; on the CPU are
+        those that take more than the budget, and those of a device without float64.
         """
         if self.used == 0:
             self._begin(ratio)
-        device, device_of_counts = self.total.device, self.count.device
-        total, count = ratio.total.to(device), upload(ratio.count, device_of_counts)
+        total, count = ratio.total.to(self.total.device), upload(ratio.count, self.count.device)
         if ratio.centred:
             self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
@@ -85,16 +82,11 @@ class GroupSums:
             self.halve()
         self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
         slots = indices % self.groups
-        if self.lost is not None:
-            self._add_compensated(upload(slots, device), total)
-        elif len(slots) == 1:  # no copy in float64: a moment matrix is large
-            self.total[int(slots)].add_(total[0])
-        else:
-            self.total.index_add_(0, upload(slots, device), total.to(self.total.dtype))
-        if len(slots) == 1:
-            self.count[int(slots)].add_(count[0])
-        elif count.numel():
-            self.count.index_add_(0, upload(slots, device_of_counts), count.to(self.count.dtype))
+        for sums, values in ((self.total, total), (self.count, count)):
+            if len(slots) == 1:  # no copy in float64: a moment matrix is large
+                sums[int(slots)].add_(values[0])
+            elif values.numel():
+                sums.index_add_(0, upload(slots, sums.device), values.to(sums.dtype))
 
     def _begin(self, ratio: Ratio) -> None:
         """Sums of nothing, of as many groups as the budget allows."""
@@ -104,33 +96,15 @@ class GroupSums:
             self.groups //= 2
         fits = self.groups * cells * torch.float64.itemsize <= self.budget
         for name, part in (("total", ratio.total), ("count", ratio.count)):
-            device = part.device if fits else torch.device("cpu")
-            setattr(self, name, torch.zeros(self.groups, *part.shape[1:], dtype=widest(device), device=device))
-        self.lost = None if self.total.dtype is torch.float64 else torch.zeros_like(self.total)
-
-    def _add_compensated(self, slots: Tensor, values: Tensor) -> None:
-        """Add in float32, and keep what rounding loses (Knuth's two-sum)."""
-        assert self.lost is not None
-        part = torch.zeros_like(self.total).index_add_(0, slots, values.float())
-        total = self.total + part
-        rounded_part = total - self.total
-        self.lost += (self.total - (total - rounded_part)) + (part - rounded_part)
-        self.total = total
-
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.total = change(self.total)
-        self.lost = None if self.lost is None else change(self.lost)
+            device = part.device if fits and widest(part.device) is torch.float64 else torch.device("cpu")
+            setattr(self, name, torch.zeros(self.groups, *part.shape[1:], dtype=torch.float64, device=device))
 
     def _widen(self, width: int) -> None:
-        self._change(lambda sums: pad_centred(sums, width))
-        self.count = _pad_counts(self.count, width)
+        self.total, self.count = pad_centred(self.total, width), _pad_counts(self.count, width)
 
     def settle(self) -> None:
-        """Bring the sums to the CPU, in float64, when the corpus has been read."""
-        total, count = self.total.cpu().double(), self.count.cpu().double()
-        if self.lost is not None:
-            total, self.lost = total + self.lost.cpu().double(), None
-        self.total, self.count = total, count
+        """Bring the sums to the CPU when the corpus has been read."""
+        self.total, self.count = self.total.cpu(), self.count.cpu()
 
     def merge(self, other: GroupSums) -> None:
         """Add the sums over other sentences of the same corpus, such as those of another process."""
@@ -161,7 +135,7 @@ class GroupSums:
     def halve(self) -> None:
         """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
         self.groups //= 2
-        self._change(lambda sums: sums[: self.groups] + sums[self.groups :])
+        self.total = self.total[: self.groups] + self.total[self.groups :]
         self.count = self.count[: self.groups] + self.count[self.groups :]
         self.used = min(self.used, self.groups)
 

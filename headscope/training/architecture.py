@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError, flag, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.native.layers import shapes_only
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig, default_of
@@ -129,7 +127,6 @@ def build_model(
     """The model of a variant, with the weights of `init` where there is one; dropout is always the options'."""
     if init is None:
         shape = variant.shape(fresh_config(config, source, target))
-        check_memory(shape)
         model = Transformer(shape)
         INITIAL[config.initial](model)
     else:
@@ -147,19 +144,3 @@ def build_model(
         model.load_state_dict({**expected, **weights})
     variant.adapt(model, fresh=init is None)
     return model
-
-
-def check_memory(shape: TransformerConfig) -> None:
-    """ConfigError for a model whose weights, gradients and Adam's two moments are more than this machine's memory."""
-    with shapes_only():
-        count = sum(parameter.numel() for parameter in Transformer(shape).parameters())
-    try:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return
-    n_bytes = 4 * 4 * count
-    if n_bytes > available:
-        raise ConfigError(
-            f"a model of {count:,} parameters takes {n_bytes / 1e9:,.0f} GB to train, and this machine has "
-            f"{available / 1e9:,.0f}; take a smaller {flag.d_model}, {flag.d_ffn} or {flag.vocab_size}, or fewer layers"
-        )
