@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
@@ -73,25 +72,6 @@ def reason_of(error: BaseException, *, max_length: int = 160) -> str:
 def shortlist(names: Sequence[str], *, max_names: int = 3) -> str:
     """The first names of a list, and how many more there are: `a, b, c and 5 more`."""
     return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
-
-
-def contrast_of(first: str, second: str, *, max_length: int = 60) -> str:
-    """Two texts that differ, side by side; by their code points where they look alike."""
-    if not _look_alike(first, second):
-        return f"{first[:max_length]!r} against {second[:max_length]!r}"
-    start = max(next((n for n, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1), 0) - 9, 0)
-    code_points = (ascii(text[start : start + max_length]) for text in (first, second))
-    return f"{' against '.join(code_points)}, the same letters in other code points; bring both to one form (NFC)"
-
-
-def lookalike(name: str, names: Iterable[str]) -> str:
-    """A remark where one of `names` looks like a name that is not among them; "" where none does."""
-    other = next((other for other in names if _look_alike(name, other)), None)
-    return "" if other is None else f" ({other!a} is there, and this is {name!a}: other code points)"
-
-
-def _look_alike(first: str, second: str) -> bool:
-    return first != second and unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
 
 
 def printable(text: str) -> str:

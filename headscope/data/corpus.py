@@ -14,7 +14,9 @@ from typing import NamedTuple
 from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
-from headscope.errors import ConfigError, DataError, contrast_of, flag
+from headscope.errors import ConfigError, DataError, flag
+
+SHOWN = 60  # characters of a text in an error
 
 
 class Labels(NamedTuple):
@@ -156,11 +158,6 @@ class Corpus:
         return replace(self, count=max(self.count - count, 0), read=lambda: islice(self.read(), count, None))
 
 
-def line_digests(*texts: Corpus) -> list[str]:
-    """Eight digits of the SHA-1 of every source line of some texts, sorted: whether another text has the same lines."""
-    return sorted({hashlib.sha1(line.source.encode()).hexdigest()[:8] for text in texts for line in text})
-
-
 def check_predictions(count: float, text: str) -> None:
     """DataError where a model predicts nothing of a text, as a decoder does of single tokens; `text` is its name."""
     if not count:
@@ -267,7 +264,7 @@ def _add_labels(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, 
         if label.words and "".join(label.words) != "".join(sentence.source.split()):
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of sentence {sentence.number + 1} of {other}: "
-                f"{contrast_of(sentence.source, ' '.join(label.words))}"
+                f"{sentence.source[:SHOWN]!r} against {' '.join(label.words)[:SHOWN]!r}"
             )
         yield sentence._replace(labels=label)
 
@@ -281,7 +278,7 @@ def _add_parses(
         if text.split() != parse.text.split():
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of parse {sentence.number + 1}: "
-                f"{contrast_of(text, parse.text)}; parses must follow the lines"
+                f"{text[:SHOWN]!r} against {parse.text[:SHOWN]!r}; parses must follow the lines"
             )
         if of_target:
             yield sentence._replace(target=parse.text, target_parse=parse)

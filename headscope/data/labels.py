@@ -11,7 +11,7 @@ from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
 from headscope.data.parses import read_columns
-from headscope.errors import ConfigError, DataError, flag, lookalike, shortlist
+from headscope.errors import ConfigError, DataError, flag, shortlist
 
 SHOWN = 5  # labels of the model in an error
 
@@ -66,7 +66,7 @@ def label_number(text: str, names: Sequence[str], kind: str = "class", location:
     if text in {str(number) for number in range(len(names))}:
         return int(text)
     choices = shortlist([f"{number} ({name})" for number, name in enumerate(names)], max_names=SHOWN)
-    raise DataError(f"{location}the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {choices}")
+    raise DataError(f"{location}the model has no {kind} {text[:40]!r}; it has {choices}")
 
 
 def label_row(labels: Labels, encoding: Encoded, text: str, spans: Sequence[Span | None] | None) -> list[int]:

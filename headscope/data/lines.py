@@ -15,13 +15,6 @@ from headscope.errors import DataError
 from headscope.files.reading import no_path
 
 MAX_LINE = 1 << 20  # bytes
-COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` has decompressed
-    "gzip": rb"\x1f\x8b",
-    "bzip2": rb"BZh[1-9]1AY&SY",
-    "xz": rb"\xfd7zXZ\x00",
-    "zstd": rb"\x28\xb5\x2f\xfd",
-    "zip": rb"PK\x03\x04",
-}
 A = TypeVar("A")
 B = TypeVar("B")
 Lines = str | Path | Sequence[str]
@@ -29,11 +22,9 @@ Lines = str | Path | Sequence[str]
 
 
 def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
-    """The lines of an open file; DataError for one of more than `MAX_LINE` bytes, and for compressed files."""
+    """The lines of an open file; DataError for one of more than `MAX_LINE` bytes."""
     for number in itertools.count(1):
         line = handle.readline(MAX_LINE + 1)
-        if number == 1 and (kind := next((kind for kind, mark in COMPRESSED.items() if re.match(mark, line)), None)):
-            raise DataError(f"{name} is compressed by {kind}; decompress it first")
         if len(line) > MAX_LINE:
             raise DataError(f"{name}:{number}: the line has more than {MAX_LINE:,} bytes; a line is one sentence")
         if not line:

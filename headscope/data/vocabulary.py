@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple, get_args
 
-from headscope.errors import ConfigError, DataError, lookalike
+from headscope.errors import ConfigError, DataError
 
 Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -295,8 +295,7 @@ class Vocabulary:
     def _id(self, subword: str) -> int:
         number = self._ids.get(subword, self.unknown)
         if number is None:
-            similar = lookalike(subword, self._ids)
-            raise DataError(f"the vocabulary has no subword {subword!r}{similar} and no id for unknown subwords")
+            raise DataError(f"the vocabulary has no subword {subword!r} and no id for unknown subwords")
         return number
 
     @cached_property

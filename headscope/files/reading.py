@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import ConfigError, DataError, HeadscopeError, lookalike, reason_of
+from headscope.errors import ConfigError, DataError, HeadscopeError, reason_of
 
 MAX_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
 
@@ -31,8 +31,7 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
         with path.open("rb") as handle:
             content = handle.read(limit + 1)
     except (OSError, ValueError) as exception:
-        reason = f"{getattr(exception, 'strerror', None) or exception}{similar_file(path)}"
-        raise error(f"{name or path} cannot be read: {reason}") from None
+        raise error(f"{name or path} cannot be read: {getattr(exception, 'strerror', None) or exception}") from None
     if len(content) > limit:
         raise error(f"{name or path} has more than {limit:,} bytes; it is another kind of file")
     if content.startswith(LFS_POINTER):
@@ -40,23 +39,15 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
     return content
 
 
-def similar_file(path: Path) -> str:
-    """A remark where a file that is not there has a neighbour whose name looks alike; "" where it has none."""
-    try:
-        return lookalike(path.name, (other.name for other in path.parent.iterdir()))
-    except OSError:
-        return ""
-
-
 def no_path(path: str | os.PathLike[str], what: str = "file") -> str:
-    """`there is no file text.en`, with the name beside it that looks alike or is nearly the same, if any."""
+    """`there is no file text.en`, with the name beside it that is nearly the same, if any."""
     path = Path(path)
     try:
         near = get_close_matches(path.name, os.listdir(path.parent), n=1, cutoff=0.75)
     except (OSError, ValueError):
         near = []
     hint = "".join(f" (did you mean {path.parent / name}?)" for name in near)
-    return f"there is no {what} {path}{similar_file(path) or hint}"
+    return f"there is no {what} {path}{hint}"
 
 
 def is_lfs_pointer(path: Path) -> bool:

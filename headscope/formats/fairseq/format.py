@@ -22,7 +22,7 @@ from headscope.config import Companions
 from headscope.data.encoded import SideName
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, DataError, flag, restate, shortlist
-from headscope.files.reading import file_digest, read_bytes, read_text, similar_file
+from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Probe
@@ -79,8 +79,7 @@ def find_dictionaries(settings: Settings, config: TransformerConfig, companions:
             why_unknown = (
                 f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
             )
-            similar = "" if name is None else similar_file(folders[0] / name)
-            absent = f"there is no {side} dictionary {name} in {folders[0]}{similar}; give its folder with {flag.dicts}"
+            absent = f"there is no {side} dictionary {name} in {folders[0]}; give its folder with {flag.dicts}"
             missing[side] = why_unknown if name is None else absent
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
