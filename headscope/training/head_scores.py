@@ -156,21 +156,13 @@ def local(swap_scores: SwapScores) -> list[Swap]:
 
 def fork_soft(swap_scores: SwapScores) -> list[Swap]:
     """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
-    layers = swap_scores.depth
-    if swap_scores.max_switches > layers - swap_scores.max_switches:
-        raise ConfigError(
-            f"{swap_scores.max_switches} switches of {layers} layers; the fork's soft swaps take at most half of them"
-        )
+    _check_k(2 * swap_scores.max_switches, swap_scores.depth, "the fork's soft way", "layers")
     return _swap_mirrored(swap_scores, range(swap_scores.max_switches), FORK_HEADS)
 
 
 def fork_local(swap_scores: SwapScores) -> list[Swap]:
     """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
-    heads = len(swap_scores.scores[0])
-    if swap_scores.max_switches > heads - swap_scores.max_switches:
-        raise ConfigError(
-            f"{swap_scores.max_switches} switches of {heads} heads; the fork's local swaps take at most half of them"
-        )
+    _check_k(2 * swap_scores.max_switches, len(swap_scores.scores[0]), "the fork's local way")
     return _swap_mirrored(swap_scores, range(FORK_LAYERS), swap_scores.max_switches)
 
 
@@ -192,10 +184,10 @@ def _ends(heads_by_score: list[HeadId], k: int, location: str) -> list[Swap]:
     ]
 
 
-def _check_k(n_needed: int, heads: int, location: str) -> None:
-    if n_needed > heads:
+def _check_k(n_needed: int, count: int, location: str, unit: str = "heads") -> None:
+    if n_needed > count:
         raise ConfigError(
-            f"swaps of {location} need {n_needed} heads, and there are {heads}; lower {flag.dynamic_max_switches}"
+            f"swaps of {location} need {n_needed} {unit}, and there are {count}; lower {flag.dynamic_max_switches}"
         )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.encoded import IGNORED, Batch, Side, SideName, UnknownSubwords, groups
+from headscope.data.encoded import IGNORED, Batch, Encoded, Side, SideName, UnknownSubwords, groups, pad_rows, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import Processes
 from headscope.errors import DataError, flag
@@ -106,8 +106,8 @@ def collate(pairs: TrainingPairs, numbers: Numbers) -> Batch:
     if pairs.source is not None and read is not None:
         source_ids = [np.concatenate([read.prefix, pairs.source[int(n)], read.closing]) for n in numbers]
         source, target = _side(source_ids, read), text
-    padded_labels = torch.from_numpy(_padded(labels, IGNORED)[0])
-    return Batch(torch.from_numpy(pairs.numbers[numbers]), 0, source, target, labels=padded_labels)
+    label_rows = pad_rows([row.tolist() for row in labels], IGNORED)
+    return Batch(torch.from_numpy(pairs.numbers[numbers]), 0, source, target, labels=label_rows)
 
 
 def without_labels(batch: Batch) -> Batch:
@@ -117,18 +117,9 @@ def without_labels(batch: Batch) -> Batch:
 
 
 def _side(rows: Sequence[npt.NDArray[Any]], vocabulary: Vocabulary) -> Side:
-    ids, real = _padded(rows, vocabulary.padding)
-    special = np.isin(ids, [*vocabulary.special_ids]) & real
-    return Side(*map(torch.from_numpy, (ids, real, special)))
-
-
-def _padded(rows: Sequence[npt.NDArray[Any]], filler: int) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Rows as one table, padded on the right, and which of its cells are real."""
-    lengths = np.array([len(row) for row in rows])
-    table = np.full((len(rows), int(lengths.max())), filler, dtype=np.int64)
-    real = np.arange(table.shape[1]) < lengths[:, None]
-    table[real] = np.concatenate(rows)
-    return table, real
+    special = [*vocabulary.special_ids]
+    encodings = [Encoded(row.tolist(), np.isin(row, special).tolist()) for row in rows]
+    return pad_side(encodings, pad=vocabulary.padding)
 
 
 FOLDER = "data"

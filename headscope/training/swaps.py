@@ -28,9 +28,9 @@ from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from headscope.config.option import WHOLE
-from headscope.errors import ConfigError, flag
+from headscope.errors import ConfigError, flag, restate
 from headscope.files.reading import read_json
-from headscope.heads import HeadId, Layout, Site, describe_heads
+from headscope.heads import HeadId, Layout, Site, refuse_absent
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 
@@ -54,18 +54,13 @@ class ParameterSlice(NamedTuple):
     dim: int
 
 
-def check_swap(swap: Swap, layout: Layout) -> str | None:
-    """What is wrong with a swap in a model with these heads. Returns None if nothing is."""
-    for head in (swap.first, swap.second):
-        if (head.site, head.layer) not in layout:
-            return f"{head} is in a layer that is not there; the model has {describe_heads(layout)}"
-        if head.head >= layout[head.site, head.layer]:
-            return f"{head} is a head that is not there; the model has {describe_heads(layout)}"
+def check_swap(swap: Swap, layout: Layout) -> None:
+    """ConfigError for a swap that makes no sense in a model with these heads."""
+    refuse_absent((swap.first, swap.second), layout)
     if swap.first.site is not swap.second.site:
-        return f"{swap} are heads of two sites; heads change places within one site only"
+        raise ConfigError(f"{swap} are heads of two sites; heads change places within one site only")
     if swap.first == swap.second:
-        return f"{swap} are the same head"
-    return None
+        raise ConfigError(f"{swap} are the same head")
 
 
 def swap_heads(
@@ -78,8 +73,7 @@ def swap_heads(
     layout = model.declared_attention().layout
     swap_list = list(swaps)
     for swap in swap_list:
-        if problem := check_swap(swap, layout):
-            raise ConfigError(problem)
+        check_swap(swap, layout)
     modules = {(site, layer): module for site, layer, _, module in model.attention_modules()}
     for swap in swap_list:
         sides = [modules[head.site, head.layer] for head in (swap.first, swap.second)]
@@ -222,11 +216,11 @@ class ForkEntry(BaseModel, extra="forbid"):
     d_layer_module: Literal["self_attn", "encoder_attn"]
     d_transformer_module: Literal["encoder", "decoder"]
 
-    def swap(self, location: str) -> Swap:
+    def swap(self) -> Swap:
         """The same as a swap."""
         names = (self.s_transformer_module, self.s_layer_module), (self.d_transformer_module, self.d_layer_module)
         if ("encoder", "encoder_attn") in names:
-            raise ConfigError(f"{location}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn")
+            raise ConfigError("an encoder has no encoder_attn; cross attention is decoder, encoder_attn")
         ends = zip(names, (self.s_layer, self.d_layer), (self.s_head, self.d_head), strict=True)
         return Swap(*(HeadId(SITE[name], layer, head) for name, layer, head in ends))
 
@@ -247,10 +241,10 @@ def read_schedule(path: Path, layout: Layout | None) -> Schedule:
     schedule: dict[int, list[Swap]] = {}
     for epoch, entries in epochs.items():
         for number, entry in enumerate(entries, start=1):
-            location = f"{path}: epoch {epoch}, swap {number}"
-            swap = entry.swap(location)
-            if layout is not None and (problem := check_swap(swap, layout)):
-                raise ConfigError(f"{location}: {problem}")
+            with restate(ConfigError, f"{path}: epoch {epoch}, swap {number}: {{why}}"):
+                swap = entry.swap()
+                if layout is not None:
+                    check_swap(swap, layout)
             schedule.setdefault(epoch, []).append(swap)
     if not schedule:
         raise ConfigError(f"{path} names no swap")

@@ -140,7 +140,7 @@ def entry(**fields: Any) -> dict[str, Any]:
         ({"three": []}, "three.*integer"),
         ({"0": [entry()]}, "0.*greater than or equal to 1"),
         ({"3": {}}, "3.*list"),
-        ({"3": [entry(), entry(s_layer="7")]}, "epoch 3, swap 2: cross.7.1"),
+        ({"3": [entry(), entry(s_layer="7")]}, "epoch 3, swap 2: this model has no head cross.7.1;"),
         ({"3": [entry(d_head=None)]}, r"3.1.d_head: Field required"),
         ({"3": [entry(head=1)]}, "3.1.head: Extra inputs"),
         ({"3": [entry(s_layer=None, s_layre="0")]}, r"3.1.s_layer: Field required"),

@@ -254,10 +254,10 @@ class Mae(Variant):
 
 def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:
     """‖w − w₀‖ / ‖w₀‖ of all of them together."""
-    squared_distance = sum(
-        float((weight.detach() - before).double().square().sum()) for weight, before in zip(weights, start, strict=True)
-    )
-    return math.sqrt(squared_distance / sum(float(before.double().square().sum()) for before in start))
+    from torch.nn.utils import parameters_to_vector
+
+    now, before = (parameters_to_vector(parts).detach().double() for parts in (weights, start))
+    return float((now - before).norm() / before.norm())
 
 
 def _mean(values: Sequence[float]) -> float:

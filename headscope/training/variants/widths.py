@@ -78,7 +78,7 @@ class NarrowOptions(WideOptions):
 
 
 @variant
-class Narrow(Variant):
+class Narrow(Wide):
     """The input is cut into h slices, a head reads its own: 3·d²/h + d² weights and d biases of the output.
 
     With `shared_qkv` all heads have the same small matrices: 3·(d/h)² + d² weights, d biases of the output.
@@ -87,7 +87,3 @@ class Narrow(Variant):
     name = "narrow"
     summary = "Heads that read a slice of the input each."
     Options = NarrowOptions
-    decides = Wide.decides
-
-    def shape(self, config: TransformerConfig) -> TransformerConfig:
-        return config.with_stacks(partial(reshape_stack, options=self.options))
