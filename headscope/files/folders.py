@@ -5,7 +5,9 @@ A process that is killed leaves the old directory or the new one; the next comma
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -13,13 +15,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headscope.errors import OutputError, flag
 from headscope.files.output_checks import RECORDS, Contents, Input, OutputKind, check_folder, check_inputs, contents
-from headscope.files.reading import read_record
-from headscope.files.writing import TEMPORARY, hold_signals, write_errors, write_json
+from headscope.files.writing import TEMPORARY, hold_signals, write_atomically, write_errors, write_json
 
 NOWHERE = Path(os.devnull)
 """The output, this very object, of a command whose result stays in memory."""
@@ -308,12 +310,14 @@ def seal(folder: Path, kind: OutputKind, record: dict[str, Any], out: Path) -> N
 
 def relocate(folder: Path, out: Path) -> None:
     """Replace paths below `folder` by those below `out` in all records."""
-    names = {str(folder): str(out), str(folder.resolve()): str(out.resolve())}
+    places = {folder: out, folder.resolve(): out.resolve()}
+    names = {json.dumps(str(old))[1:-1]: json.dumps(str(new))[1:-1] for old, new in places.items()}
+    old_names = re.compile(rf"""(?<=")({"|".join(map(re.escape, names))})(?=["/\\])""")
     for path in [path for path in folder.rglob("*.json") if path.name in RECORDS]:
-        before = read_record(path)
-        after = _rename_values(before, names)
+        before = path.read_text(encoding="utf-8")
+        after = old_names.sub(lambda match: names[match[0]], before)
         if after != before:
-            write_json(path, after)
+            write_atomically(path, partial(Path.write_text, data=after, encoding="utf-8"))
 
 
 def _old_path(out: Path) -> Path:
@@ -328,15 +332,3 @@ def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:
                 (out / name).parent.mkdir(parents=True, exist_ok=True)
                 (old / name).rename(out / name)
         discard(old, kind)
-
-
-def _rename_values(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _rename_values(entry, names) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_rename_values(entry, names) for entry in value]
-    if isinstance(value, str):
-        for old, new in names.items():
-            if value == old or value.startswith(old + os.sep):
-                return new + value[len(old) :]
-    return value

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,6 @@ from headscope.errors import DataError, HeadscopeError, reason_of
 from headscope.files.reading import no_path
 from headscope.files.writing import write_atomically
 
-MAX_BYTES = 1 << 30
 SIMILARITY, EXAMPLES = "similarity.npz", "examples.npz"
 
 MISSING = ["", "nan", "NaN", "NA", "N/A"]
@@ -76,7 +75,7 @@ def is_cut_off(path: Path) -> bool:
 
 
 def read_csv(
-    file: Path | TextIO,
+    path: Path,
     *,
     columns: Iterable[str] = (),
     texts: Iterable[str] = (),
@@ -84,42 +83,33 @@ def read_csv(
     name: str = "",
     advice: str = "",
 ) -> pd.DataFrame:
-    """A table with at least `columns`: text in those among `texts` (empty for empty cells), numbers in the others.
+    """A table with at least `columns`: text in those among `texts`, also "nan", numbers in the others.
 
-    `error` for another file, for infinite numbers, and where `columns` are named for columns of numbers among which
-    something else stands; its message calls the file `name` and ends with `advice`. Further columns may hold texts.
+    `error` for another file, and where `columns` are named for columns of numbers among which something else stands;
+    its message calls the file `name` and ends with `advice`. Further columns may hold texts.
     """
-    file_name, hint = name or str(file), f"; {advice}" if advice else ""
-    column_names, words = list(columns), list(texts)
-    if isinstance(file, Path) and not file.exists():
-        raise error(no_path(file_name))
-    if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MAX_BYTES):
-        raise error(f"{file_name} is no file of at most {MAX_BYTES:,} bytes{hint}")
+    file_name, hint = name or str(path), f"; {advice}" if advice else ""
+    if not path.is_file():
+        raise error(f"{file_name} is no file{hint}" if path.exists() else no_path(file_name))
+    words = dict.fromkeys(texts, str)
     reading: dict[str, Any] = {"encoding": "utf-8", "keep_default_na": False}
     try:
-        header = pd.read_csv(file, nrows=0, **reading)
-        if not isinstance(file, Path):
-            file.seek(0)
-        missing = {column: MISSING for column in header if column not in words}  # texts are words, also "nan"
-        table: pd.DataFrame = pd.read_csv(
-            file, dtype=dict.fromkeys(words, str), low_memory=False, na_values=missing, **reading
-        )
+        header = pd.read_csv(path, nrows=0, **reading)
+        missing = {column: MISSING for column in header if column not in words}
+        table: pd.DataFrame = pd.read_csv(path, dtype=words, low_memory=False, na_values=missing, **reading)
     except OSError as exception:
         raise error(f"{file_name} cannot be read: {exception.strerror or exception}") from None
     except (ValueError, OverflowError, MemoryError) as exception:  # pandas' own errors are ValueErrors
         raise error(f"{file_name} is malformed ({' '.join(str(exception).split())[:160]}){hint}") from None
-    if lacking := [column for column in column_names if column not in table.columns]:
+    if lacking := [column for column in columns if column not in table]:
         raise error(f"{file_name} is malformed: it has no column {', '.join(lacking)}{hint}")
-    wrong = [
-        column for column in column_names if column not in words and not pd.api.types.is_numeric_dtype(table[column])
-    ]
+    numbers = [column for column in columns if column not in words]
+    wrong = [column for column in numbers if not pd.api.types.is_numeric_dtype(table[column])]
     if wrong and len(table):
         raise error(f"{file_name} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
-    if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
-        raise error(f"{file_name} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
     for column in table.select_dtypes(exclude="number"):
         table[column] = table[column].map(lambda cell: SHIELDED.sub("", cell) if isinstance(cell, str) else cell)
-    return table.fillna({column: "" for column in words if column in table.columns})
+    return table.fillna({column: "" for column in words if column in table})
 
 
 Bytes = NDArray[np.uint8]
