@@ -43,9 +43,8 @@ def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _read_stdin(names: list[str]) -> Iterator[tuple[str, ...]]:
     from headscope.data.lines import is_empty, lines_of
-    from headscope.evaluation.translation import decoded_lines
 
-    for number, line in enumerate(decoded_lines(lines_of(sys.stdin.buffer, name="stdin")), start=1):
+    for number, line in enumerate(lines_of(sys.stdin.buffer, name="stdin"), start=1):
         parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
         if len(parts) != len(names):
             raise DataError(f"stdin:{number}: for --source - --target - give a sentence, a tab and its translation")

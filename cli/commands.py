@@ -129,7 +129,7 @@ def translate(values: Mapping[str, Any]) -> None:
     from headscope.data.encoded import UnknownSubwords
     from headscope.data.lines import lines_of
     from headscope.distributed import process_group
-    from headscope.evaluation.translation import decoded_lines, shared_lines, translate_lines
+    from headscope.evaluation.translation import shared_lines, translate_lines
     from headscope.model.mixing.experts import one_expert
     from headscope.progress import no_progress
 
@@ -145,7 +145,7 @@ def translate(values: Mapping[str, Any]) -> None:
             one_expert(checkpoint.model, config.expert, seed=config.seed),
             progress("translating", None, unit="lines") as step,
         ):
-            lines = decoded_lines(lines_of(sys.stdin.buffer, name="stdin")) if processes.main else ()
+            lines = lines_of(sys.stdin.buffer, name="stdin") if processes.main else ()
             translations = translate_lines(
                 checkpoint,
                 shared_lines(lines, processes, window=window),

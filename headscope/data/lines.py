@@ -21,15 +21,24 @@ Lines = str | Path | Sequence[str]
 """A text: the path of a file with one sentence a line (`.gz` too), or the sentences themselves."""
 
 
-def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
-    """The lines of an open file; DataError for one of more than `MAX_LINE` bytes."""
+def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[str]:
+    """The lines of an open file without their ends, split at line feeds only.
+
+    DataError, with the line, for one of more than `MAX_LINE` bytes, and for bytes that are not UTF-8.
+    """
     for number in itertools.count(1):
-        line = handle.readline(MAX_LINE + 1)
-        if len(line) > MAX_LINE:
+        raw = handle.readline(MAX_LINE + 1)
+        if len(raw) > MAX_LINE:
             raise DataError(f"{name}:{number}: the line has more than {MAX_LINE:,} bytes; a line is one sentence")
-        if not line:
+        if not raw:
             return
-        yield line
+        try:
+            line = str(raw, "utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
+            ) from None
+        yield line.rstrip("\r\n")
 
 
 def text_name(text: Lines | None) -> str:
@@ -51,28 +60,29 @@ def is_empty(line: str) -> bool:
 
 def read_lines(text: Lines) -> Iterator[str]:
     """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for an unusable text."""
-    place = ""
-    for place, line in _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text):
+    number, is_file = 0, isinstance(text, (str, Path))
+    for number, line in enumerate(lines_of_text(text), start=1):
         if is_empty(line):
+            place = f"{text}:{number}" if is_file else f"sentence {number} of the list"
             raise DataError(f"{place}: the line is empty; every line must hold one sentence")
         yield line
-    if not place:
+    if not number:
         raise DataError(f"{text_name(text)} is empty; it must hold one sentence a line")
 
 
-def _file_lines(path: Path) -> Iterator[tuple[str, str]]:
-    for number, raw in enumerate(raw_lines(path), start=1):
-        yield f"{path}:{number}", line_text(raw, path, number)
+def lines_of_text(text: Lines) -> Iterator[str]:
+    """The lines of a file, or of a list of sentences; some may be empty."""
+    return file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
 
 
-def _list_lines(sentences: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
     for number, sentence in enumerate(sentences, start=1):
         place = f"sentence {number} of the list"
         if not isinstance(sentence, str):
             raise DataError(f"{place} is of type {type(sentence).__name__}; it must be a string")
         if half := re.search("[\ud800-\udfff]", sentence):
             raise DataError(f"{place}: character {half.start() + 1} is half a surrogate pair, which is no text")
-        yield place, sentence.rstrip("\r\n")
+        yield sentence.rstrip("\r\n")
 
 
 def in_step(
@@ -92,18 +102,8 @@ def in_step(
         yield one, other  # type: ignore[misc]
 
 
-def line_text(raw: bytes, name: str | Path, number: int) -> str:
-    """A line of a file as text, without its end; DataError, with the line, for bytes that are not UTF-8."""
-    try:
-        return str(raw, "utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
-        ) from None
-
-
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
+def file_lines(path: Path) -> Iterator[str]:
+    """`lines_of` a file (`.gz` too); DataError where it cannot be read."""
     try:
         with path.open("rb") as file:
             is_gzip = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"

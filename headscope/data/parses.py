@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from headscope.data.lines import line_text, raw_lines
+from headscope.data.lines import file_lines
 from headscope.data.offsets import Span, fold_characters
 from headscope.errors import DataError
 
@@ -132,9 +132,8 @@ def read_conllu(path: Path) -> Iterator[Parse]:
     relations within a token are ignored.
     """
     number, has_sentence, rows, text = 1, False, list[tuple[int, list[str]]](), None
-    lines = (line_text(raw, path, number) for number, raw in enumerate(raw_lines(Path(path)), start=1))
     try:
-        for number, line in enumerate(chain(lines, [""]), start=1):
+        for number, line in enumerate(chain(file_lines(Path(path)), [""]), start=1):
             if line.startswith("#"):
                 text_comment = re.match(r"#\s*text\s*=\s*(.*?)\s*$", line)
                 text = text_comment[1] if text_comment and text is None else text
@@ -252,8 +251,7 @@ def read_columns(path: Path) -> Iterator[TaggedWords]:
     words: list[str] = []
     tags: list[str] = []
     number, has_rows = 0, False
-    for number, raw in enumerate(raw_lines(path), start=1):
-        line = line_text(raw, path, number).strip()
+    for number, line in enumerate(map(str.strip, file_lines(path)), start=1):
         columns = [column.strip() for column in line.split("\t" if "\t" in line else None)]
         if columns and columns[0] != DOCUMENT:
             if len(columns) < 2 or not columns[0] or not columns[-1]:

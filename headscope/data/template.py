@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headscope.data.corpus import Corpus, Pair, Sentence
 from headscope.data.encoded import IGNORED
-from headscope.data.lines import line_text, raw_lines
+from headscope.data.lines import file_lines
 from headscope.data.offsets import Span
 from headscope.data.word_alignment import Ints, words_of, words_of_subwords
 from headscope.errors import ConfigError, DataError, flag, flags
@@ -29,7 +29,7 @@ def read_template(template: str) -> tuple[str, str, str]:
         path = Path(template)
         if not path.is_file():
             raise ConfigError(f"{flag.template} {template[:60]!r} is no file and lacks {SOURCE} and {TARGET}; {ADVICE}")
-        text = "\n".join(line_text(raw, path, number) for number, raw in enumerate(raw_lines(path), start=1))
+        text = "\n".join(file_lines(path))
     if re.findall(r"\{source\}|\{target\}", text) != [SOURCE, TARGET]:
         raise ConfigError(f"{flag.template} {template[:60]!r} must have {SOURCE}, then {TARGET}, once each; {ADVICE}")
     before, middle, after = re.split(r"\{source\}|\{target\}", text)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.special import digamma
 
 from headscope.data.encoded import groups
-from headscope.data.lines import raw_lines
+from headscope.data.lines import file_lines
 from headscope.data.offsets import Span
 from headscope.errors import DataError, flag
 
@@ -56,8 +56,8 @@ def has_other_spaces(line: str) -> bool:
 
 def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
     """Links of every line: `0-0 1-2`, `1?2` for a possible one, words from `first` on; DataError names a bad line."""
-    for number, raw in enumerate(raw_lines(path), start=1):
-        fields = raw.decode("utf-8", errors="replace").lstrip("\ufeff").split()
+    for number, line in enumerate(file_lines(path), start=1):
+        fields = line.split()
         matches = [LINK.fullmatch(field) for field in fields]
         for field, match in zip(fields, matches, strict=True):
             if match is None or min(int(match[1]), int(match[3])) < first:

@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 from headscope.config.commands import TranslateOptions, Translation
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
 from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords, groups
-from headscope.data.lines import Lines, is_empty, line_text, raw_lines
+from headscope.data.lines import is_empty
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError, flag, reason_of
 from headscope.formats.base import Checkpoint
@@ -108,17 +107,6 @@ def text_remarks(references: Sequence[str], mode: TextMode) -> list[str]:
 WINDOW = 512
 LOGITS = 1 << 30  # bytes of the vocabulary's scores of all hypotheses in one step of a search
 NOTHING = [Translation("", 0.0)]
-
-
-def decoded_lines(lines: Iterable[bytes], *, name: str = "stdin") -> Iterator[str]:
-    """Lines of UTF-8 text, split at line feeds only; DataError names the first that is something else."""
-    for number, raw in enumerate(lines, start=1):
-        yield line_text(raw, name, number)
-
-
-def lines_of_text(text: Lines) -> Iterator[str]:
-    """The lines of a file, or of a list of sentences."""
-    return decoded_lines(raw_lines(Path(text)), name=str(text)) if isinstance(text, (str, Path)) else iter(text)
 
 
 def shared_lines(lines: Iterable[str], processes: Processes, *, window: int) -> Iterator[str]:
