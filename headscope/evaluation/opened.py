@@ -169,7 +169,9 @@ def open_all(
 ) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config.
 
-    A `checkpoint` that is open already is used as it is; `against` and `has_gates`: see `prepare_evaluation`.
+    A `checkpoint` that is open already is used as it is. `against` finds the intact model that states are compared
+    with. Metrics of states are left out, with a remark, where there is none and nothing is masked nor, with
+    `has_gates`, gated. ConfigError where something does not fit.
     """
     for name in config.metrics:
         METRICS.get(name)
@@ -178,25 +180,8 @@ def open_all(
     corpus = with_labels(checkpoint, corpus, config.labels)
     if against is None or config.against is not None:
         against = Against(partial(find_intact, config), is_explicit=config.against is not None)
-    return prepare_evaluation(checkpoint, corpus, config, against=against, has_gates=has_gates)
-
-
-def prepare_evaluation(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    config: EvaluateOptions,
-    *,
-    against: Against | None = None,
-    has_gates: bool = False,
-) -> OpenedEvaluation:
-    """A checkpoint and a corpus, checked against each other and the config; ConfigError where they do not fit.
-
-    `against` finds the intact model that states are compared with. Metrics of states are left out, with a remark, where
-    there is none and nothing is masked nor, with `has_gates`, gated.
-    """
     check_sides(checkpoint, corpus, target="the references")
     checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
-    against = against or Against()
     metrics = choose_metrics(config, checkpoint, against=against.is_explicit)
     why = {metric.name: metric.applies(checkpoint, **corpus.comes_with) for metric in metrics_in_order()}
     if unfit := [name for name in metrics if why[METRICS.get(name).name]]:
